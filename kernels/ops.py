@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import plain_sampling, recurrent_steps, reference
+from . import plain_sampling, recurrent_prompts, recurrent_steps, reference
 from .recurrent_steps import DeltaWeights, Mamba2Weights, States
+from .state_plan import Prompts
 
 _versions: dict[str, Any] = {}
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -270,6 +271,40 @@ def gated_delta_step(
         x, b, a, weights, states, slots
     )
     return result
+
+
+def conv_prompts(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> None:
+    _version_of(recurrent_prompts.conv_prompts, x)(x, weight, bias, out, states, prompts)
+
+
+def mamba2_prompts(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    weights: Mamba2Weights,
+    out: torch.Tensor,
+    states: States,
+    prompts: Prompts,
+) -> None:
+    _version_of(recurrent_prompts.mamba2_prompts, x)(x, dt, weights, out, states, prompts)
+
+
+def gated_delta_prompts(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    weights: DeltaWeights,
+    out: torch.Tensor,
+    states: States,
+    prompts: Prompts,
+) -> None:
+    _version_of(recurrent_prompts.gated_delta_prompts, x)(x, b, a, weights, out, states, prompts)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:

@@ -1,32 +1,19 @@
-"""Layers with a recurrent state: the steps of decodes by `ops`, prompts in chunks by products of
-matrices, in one call.
+"""Layers with a recurrent state: decodes and prompts of a step, each by their own op of `ops`.
 
 Shapes: T tokens of the step, H heads of P numbers, N numbers of a state for each, G groups of
-heads, K columns of a convolution over C channels; prompts are computed in n chunks of Q tokens.
+heads, K columns of a convolution over C channels.
 Rows of a step's tensors that its `StatePlan` leaves out pad it, and become zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from . import ops
-from .recurrent_steps import (
-    DeltaWeights,
-    Mamba2Weights,
-    States,
-    delta_inputs,
-    mamba2_inputs,
-    put,
-)
-from .state_plan import CHUNK, Prompts, StatePlan
-
-Computed = Callable[..., torch.Tensor]
-
-_ON_CPU = 2
-"""Chunks that are computed together there."""
+from .recurrent_steps import DeltaWeights, Mamba2Weights, States
+from .state_plan import StatePlan
 
 
 def causal_conv(
@@ -41,13 +28,9 @@ def causal_conv(
     [C] float32, into out [T, C]. states [slots, K - 1, C]: the tokens before, in the dtype of x.
     """
 
-    _compute(
-        plan,
-        (x,),
-        out,
-        lambda x: ops.conv_step(x, weight, bias, states, plan.slots),
-        lambda x, prompts: _conv_prompts(x, weight, bias, states, prompts),
-    )
+    _decodes(plan, (x,), out, lambda x: ops.conv_step(x, weight, bias, states, plan.slots))
+    if plan.prompts is not None:
+        ops.conv_prompts(x, weight, bias, out, states, plan.prompts)
 
 
 def mamba2(
@@ -68,16 +51,9 @@ def mamba2(
     states: [slots, K - 1, C] of the convolution and [slots, H, P, N].
     """
 
-    def of_prompts(x: torch.Tensor, dt: torch.Tensor, prompts: Prompts) -> torch.Tensor:
-        conv = _conv_prompts(x, weights.conv, weights.conv_bias, states.conv, prompts)
-        x, b, c, dt = mamba2_inputs(conv, dt, weights, states)
-        y = _ssd_chunks(x, dt, weights.a, b, c, states.recurrent, prompts)
-        return torch.addcmul(y, x, weights.d[:, None]).flatten(1)
-
-    def step(x: torch.Tensor, dt: torch.Tensor) -> torch.Tensor:
-        return ops.mamba2_step(x, dt, weights, states, plan.slots)
-
-    _compute(plan, (x, dt), out, step, of_prompts)
+    _decodes(plan, (x, dt), out, lambda x, dt: ops.mamba2_step(x, dt, weights, states, plan.slots))
+    if plan.prompts is not None:
+        ops.mamba2_prompts(x, dt, weights, out, states, plan.prompts)
 
 
 def gated_delta_net(
@@ -99,161 +75,26 @@ def gated_delta_net(
     states: [slots, K - 1, C] of the convolution and [slots, H, N, P].
     """
 
-    def of_prompts(
-        x: torch.Tensor, b: torch.Tensor, a: torch.Tensor, prompts: Prompts
-    ) -> torch.Tensor:
-        conv = _conv_prompts(x, weights.conv, None, states.conv, prompts)
-        inputs = delta_inputs(conv, b, a, weights, states)
-        return _delta_chunks(*inputs, states.recurrent, prompts).flatten(1)
-
-    def step(x: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        return ops.gated_delta_step(x, b, a, weights, states, plan.slots)
-
-    _compute(plan, (x, b, a), out, step, of_prompts)
+    _decodes(
+        plan,
+        (x, b, a),
+        out,
+        lambda x, b, a: ops.gated_delta_step(x, b, a, weights, states, plan.slots),
+    )
+    if plan.prompts is not None:
+        ops.gated_delta_prompts(x, b, a, weights, out, states, plan.prompts)
 
 
-def _compute(
+def _decodes(
     plan: StatePlan,
     inputs: tuple[torch.Tensor, ...],
     out: torch.Tensor,
-    step: Computed,
-    of_prompts: Computed,
+    step: Callable[..., torch.Tensor],
 ) -> None:
-    """The decodes' rows of the inputs by `step` and the prompts' by `of_prompts`, into those of
-    `out`.
-    """
+    """The decodes' rows of the inputs by `step` into those of `out`, zeros into padding's."""
     out[plan.num_tokens :] = 0.0
     if plan.rows is None:
         out[: plan.num_tokens] = step(*(each[: plan.num_tokens] for each in inputs))
     elif len(plan.rows):
         result = step(*(each.index_select(0, plan.rows) for each in inputs))
         out.index_copy_(0, plan.rows, result.to(out.dtype))
-    if (prompts := plan.prompts) is not None:
-        result = of_prompts(*(each.index_select(0, prompts.rows) for each in inputs), prompts)
-        out.index_copy_(0, prompts.rows, result.to(out.dtype))
-
-
-def _conv_prompts(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    states: torch.Tensor,
-    prompts: Prompts,
-) -> torch.Tensor:
-    """`causal_conv` of the prompts' tokens: [tokens, C] float32."""
-    taps = prompts.taps(weight.shape[1])
-    old = states.index_select(0, prompts.slots)
-    rows, columns = torch.cat((old.flatten(0, 1), x)), weight.t()
-    wide = rows.float()
-    if len(prompts.lens) == 1:
-        read = [wide[place : place + len(x)] for place in range(len(columns))]
-    else:
-        read = [wide.index_select(0, each) for each in taps.read]
-    result = read[0] * columns[0]
-    for each, column in zip(read[1:], columns[1:], strict=True):
-        result.addcmul_(each, column)
-    put(states, prompts.slots, rows.index_select(0, taps.kept).view(old.shape))
-    return result if bias is None else result + bias
-
-
-def _ssd_chunks(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    states: torch.Tensor,
-    prompts: Prompts,
-) -> torch.Tensor:
-    """The states and products of Mamba 2: x [tokens, H, P], dt [tokens, H], b and c [tokens, G, N]
-    to [tokens, H, P]. Within a chunk tokens see one another as in attention, with products of
-    decays in the place of a softmax (section 6 of the paper).
-    """
-    groups, numbers = b.shape[1:]
-    kept, found = states.index_select(0, prompts.slots), []
-    for tokens, valid, owners in _parts(prompts):
-        n = len(owners)
-        steps = dt[tokens] * valid[..., None]
-        decay = (steps * a).transpose(1, 2).cumsum(-1)
-        # [n, H, Q, P]; [n, G, Q, N]
-        values = (x[tokens] * steps[..., None]).transpose(1, 2)
-        keys, queries = b[tokens].transpose(1, 2), c[tokens].transpose(1, 2)
-        scores = (queries @ keys.mT).repeat_interleave(x.shape[1] // groups, 1) * _pairwise(decay)
-        y = (scores @ values).transpose(1, 2)
-        # Heads of a group are rows of one product, for they share b and c.
-        left = values * (decay[..., -1:] - decay).exp()[..., None]
-        added = (left.mT.reshape(n, groups, -1, CHUNK) @ keys).view(n, *states.shape[1:])
-        lasting = decay[..., -1].exp()[..., None, None]
-        before = torch.empty_like(added)
-        for chunk, owner in enumerate(owners):
-            before[chunk] = kept[owner]
-            torch.addcmul(added[chunk], lasting[chunk], before[chunk], out=kept[owner])
-        seen = queries @ before.view(n, groups, -1, numbers).mT
-        seen = seen.transpose(1, 2).reshape(y.shape)
-        found.append(torch.addcmul(y, seen, decay.exp().transpose(1, 2)[..., None]))
-    put(states, prompts.slots, kept)
-    return torch.cat(found).flatten(0, 1).index_select(0, prompts.places)
-
-
-def _delta_chunks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
-    states: torch.Tensor,
-    prompts: Prompts,
-) -> torch.Tensor:
-    """The states and products of the gated delta rule: q and k [tokens, G, N], v [tokens, H, P],
-    decay and beta [tokens, H] to [tokens, H, P]. What the tokens of a chunk write depends on what
-    those before them wrote: a triangular system a chunk (section 3 of the paper).
-    """
-    times, size = v.shape[1] // q.shape[1], v.shape[2]
-    kept, found = states.index_select(0, prompts.slots), []
-    for tokens, valid, owners in _parts(prompts):
-        sums = (decay[tokens] * valid[..., None]).transpose(1, 2).cumsum(-1)
-        rates = (beta[tokens] * valid[..., None]).transpose(1, 2)[..., None]
-        queries, keys = (each[tokens].transpose(1, 2) for each in (q, k))
-        pairwise = _pairwise(sums)
-        # [n, H, Q, Q]
-        attends = (queries @ keys.mT).repeat_interleave(times, 1) * pairwise
-        system = (keys @ keys.mT).repeat_interleave(times, 1) * pairwise.mul_(rates)
-        # [n, H, Q, N] and [n, H, Q, P]
-        queries, keys = (each.repeat_interleave(times, 1) for each in (queries, keys))
-        grown = sums.exp()[..., None]
-        wanted = torch.cat((v[tokens].transpose(1, 2), keys * grown), dim=-1).mul_(rates)
-        solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-        written, read = solved.tensor_split([size], dim=-1)
-        queries = queries * grown
-        left = (keys * (sums[..., -1:] - sums).exp()[..., None]).mT
-        lasting = sums[..., -1].exp()[..., None, None]
-        y = torch.empty_like(written)
-        for chunk, owner in enumerate(owners):
-            state = kept[owner]
-            new = written[chunk] - read[chunk] @ state
-            y[chunk] = torch.baddbmm(queries[chunk] @ state, attends[chunk], new)
-            torch.baddbmm(lasting[chunk] * state, left[chunk], new, out=state)
-        found.append(y.transpose(1, 2))
-    put(states, prompts.slots, kept)
-    return torch.cat(found).flatten(0, 1).index_select(0, prompts.places)
-
-
-def _parts(prompts: Prompts) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
-    """Tokens, `valid` and owners of the chunks that are computed together: on a CPU few, whose
-    numbers its caches hold.
-    """
-    count = len(prompts.owners)
-    together = _ON_CPU if prompts.tokens.device.type == "cpu" else count
-    for begin in range(0, count, together):
-        part = slice(begin, begin + together)
-        yield prompts.tokens[part], prompts.valid[part], prompts.owners[part]
-
-
-def _pairwise(decay: torch.Tensor) -> torch.Tensor:
-    """Of running sums of decays [n, H, Q], what is left of token j at token i: [n, H, Q, Q], 0
-    where j comes later.
-    """
-    later = torch.ones(decay.shape[-1], decay.shape[-1], dtype=torch.bool, device=decay.device)
-    gaps = decay[..., :, None] - decay[..., None, :]
-    # Before the exponential, which would overflow.
-    return gaps.masked_fill_(later.triu_(1), float("-inf")).exp_()

@@ -31,7 +31,8 @@ class Taps(NamedTuple):
 @dataclass(slots=True)
 class Prompts:
     """Requests with several new tokens: `rows` of the step are theirs, and their states lie at
-    `slots`. `owners`: of each chunk, whose it is of them.
+    `slots`. `spans` [2, requests] int64, on the host: their first rows and their lengths.
+    `owners`: of each chunk, whose it is of them.
 
     Chunks [n, CHUNK] hold tokens, counted from the first prompt's first: `tokens`; `valid` is 0
     where a prompt has ended, so that what stands there (a token of its own) changes no state;
@@ -39,6 +40,7 @@ class Prompts:
     """
 
     lens: list[int]
+    spans: np.ndarray[Any, Any]
     rows: torch.Tensor
     slots: torch.Tensor
     owners: list[int]
@@ -93,6 +95,7 @@ def plan_states(query_lens: Sequence[int], slots: torch.Tensor) -> StatePlan:
     rows, decodes, prompt_rows, requests, *chunks = to_device(arrays, slots.device)
     prompts = Prompts(
         lens=lens[~single].tolist(),
+        spans=np.stack((starts[~single], lens[~single])).astype(np.int64),
         rows=prompt_rows,
         slots=slots.index_select(0, requests),
         owners=owners,

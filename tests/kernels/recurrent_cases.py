@@ -1,4 +1,4 @@
-"""Steps of layers with a recurrent state by a platform's kernels, beside those of plain torch."""
+"""Layers with a recurrent state by a platform's kernels, beside plain torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from piecework.kernels import recurrent_steps
+from piecework.kernels import recurrent_prompts, recurrent_steps
 from piecework.kernels.recurrent_steps import DeltaWeights, Mamba2Weights, States
+from piecework.kernels.state_plan import plan_states
 
 SLOTS = 4
 SHAPES: dict[str, st.SearchStrategy[Any]] = {
@@ -86,3 +87,74 @@ def assert_same_steps(
         for own, other in zip(held, plain, strict=True):
             assert (own[0] == 0).all(), name
             assert torch.allclose(own[1:].float(), other[1:].float(), atol=1e-4, rtol=1e-4), name
+
+
+def assert_same_prompts(
+    kernels: Any,
+    dtype: torch.dtype,
+    lens: list[int],
+    heads: tuple[int, int],
+    sizes: tuple[int, int],
+    columns: int,
+    apart: int,
+    slots: list[int],
+    seed: int,
+) -> None:
+    """`kernels`: a module with the functions of `recurrent_prompts`; `lens` of three requests, of
+    which those of one token are no prompts; what padding's gives is anything.
+    """
+    (count, groups), (size, numbers) = heads, sizes
+    channels, tokens = count * size + 2 * groups * numbers, sum(lens)
+    noise = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=noise)
+
+    rows = random(tokens, channels + 2 * apart * count + 5).to(dtype)
+    x, first, second = (
+        rows[:, :channels],
+        rows[:, channels : channels + apart * count : apart],
+        rows[:, channels + apart * count : channels + 2 * apart * count : apart],
+    )
+    conv, bias = random(channels, columns), random(channels)
+    a, d, dt_bias = -random(count).exp(), random(count), random(count)
+    of_mamba = Mamba2Weights(conv, bias, a, d, dt_bias, (0.01, 1.5))
+    of_delta = DeltaWeights(conv, a, dt_bias)
+    prompts = plan_states(lens, torch.tensor(slots)).prompts
+    assert prompts is not None
+    is_compared = torch.tensor(slots).repeat_interleave(torch.tensor(lens)) != 0
+    kept = random(SLOTS, columns - 1, channels).to(dtype)
+    cases = (
+        (
+            "conv_prompts",
+            (channels, 1, 1),
+            lambda module, out, held: module.conv_prompts(x, conv, bias, out, held.conv, prompts),
+        ),
+        (
+            "mamba2_prompts",
+            (count * size, size, numbers),
+            lambda module, out, held: module.mamba2_prompts(x, first, of_mamba, out, held, prompts),
+        ),
+        (
+            "gated_delta_prompts",
+            (count * size, numbers, size),
+            lambda module, out, held: module.gated_delta_prompts(
+                x, first, second, of_delta, out, held, prompts
+            ),
+        ),
+    )
+    for name, (width, *of_head), run in cases:
+        held = States(kept.clone(), random(SLOTS, count, *of_head))
+        for each in held:
+            each[0] = 0.0
+        plain = States(*(each.clone() for each in held))
+        found, expected = (torch.full((tokens, width), 7.0, dtype=dtype) for _ in range(2))
+        run(kernels, found, held)
+        run(recurrent_prompts, expected, plain)
+        found, expected = found[is_compared], expected[is_compared]
+        most = max(1.0, expected.abs().max().item())
+        allowed = (1e-4 if dtype == torch.float32 else 2**-7) * most
+        torch.testing.assert_close(found, expected, atol=allowed, rtol=0.0, msg=name)
+        for own, other in zip(held, plain, strict=True):
+            most = 1e-4 * max(1.0, other.abs().max().item())
+            torch.testing.assert_close(own, other, atol=most, rtol=0.0, msg=name)

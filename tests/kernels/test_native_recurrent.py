@@ -1,4 +1,4 @@
-"""Steps of layers with a recurrent state by the C++ kernels: those of plain torch."""
+"""Layers with a recurrent state by the C++ kernels: what plain torch gives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from recurrent_cases import SHAPES, assert_same_steps
+from hypothesis import strategies as st
+from recurrent_cases import SHAPES, assert_same_prompts, assert_same_steps
 
 from piecework.kernels.cpu.native import build, recurrent
 from tests.native_variants import native_variants
@@ -24,3 +25,23 @@ def test_a_step_is_that_of_plain_torch(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurrent, "load_kernels", lambda: library)
         assert_same_steps(recurrent, dtype, **shape)
+
+
+LENGTHS = (1, 2, 13, 63, 64, 65, 150, 300)
+"""On both sides of a chunk, and past the part of a prompt that is computed at once."""
+
+
+@pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@settings(deadline=None, max_examples=4)
+@given(
+    lens=st.lists(st.sampled_from(LENGTHS), min_size=3, max_size=3).filter(lambda n: max(n) > 1),
+    **SHAPES,
+)
+def test_prompts_are_those_of_plain_torch(
+    variant: build.Variant, dtype: torch.dtype, lens: list[int], **shape: Any
+) -> None:
+    library = build.load_variant(variant)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrent, "load_kernels", lambda: library)
+        assert_same_prompts(recurrent, dtype, lens, **shape)

@@ -1,4 +1,5 @@
-"""Every op of `kernels.reference`, `recurrent_steps` and `plain_sampling` that C++ kernels have."""
+"""Every op of `kernels.reference`, `recurrent_steps`, `recurrent_prompts` and
+`plain_sampling` that C++ kernels have."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from .quantize import (
     silu_and_mul_quantize_dynamic,
     silu_and_mul_quantize_static,
 )
-from .recurrent import conv_step, gated_delta_step, mamba2_step
+from .recurrent import (
+    conv_prompts,
+    conv_step,
+    gated_delta_prompts,
+    gated_delta_step,
+    mamba2_prompts,
+    mamba2_step,
+)
 from .sampling import argmax, mask_logits, sample_filtered, sample_plain, softmax
 
 DTYPES = (torch.bfloat16,)
@@ -26,8 +34,11 @@ __all__ = [
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
     "argmax",
+    "conv_prompts",
     "conv_step",
+    "gated_delta_prompts",
     "gated_delta_step",
+    "mamba2_prompts",
     "mamba2_step",
     "mask_logits",
     "norm_rotary_embedding",

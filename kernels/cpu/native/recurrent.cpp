@@ -1,11 +1,7 @@
 // One token each of several requests through layers with a recurrent state: the steps of kernels/recurrent_steps.py. States are read and
 // written once, or twice while they lie in a core's cache; those of slot 0, which is padding's, are read and not written.
-#include <omp.h>
-
-#include <cmath>
-#include <vector>
-
-#include "common.h"
+#include "recurrent.h"
+#include "threads.h"
 
 namespace piecework {
 namespace {
@@ -13,33 +9,12 @@ namespace {
 constexpr int64_t kAlone = 1 << 13;  // numbers that take no longer than waking another thread
 constexpr int kBlock = 256;          // channels of a convolution that a thread takes at once
 
-struct Conv {
-  const void* x;        // [tokens], `stride` apart, of `channels` each
-  void* states;         // [slots][columns - 1][channels], of the type of x
-  const float* weight;  // [channels][columns]
-  const float* bias;    // [channels] or null
-  const int64_t* slots;  // [tokens]
-  float* out;            // [tokens][channels]
-  int64_t stride;
-  int32_t tokens, channels, columns, silu;
-};
-
-struct Heads {
-  float* states;                     // [slots][heads][..][..]
-  const void *first, *second;        // [tokens], `stride` apart, of a number a head: dt; b and a
-  const float *a, *d, *dt_bias;      // [heads]
-  float* out;                        // [tokens][heads][size]
-  int64_t first_stride, second_stride;
-  int32_t heads, groups, size, numbers;
-  float least_dt, most_dt;
-};
-
 template <class T>
 void convolve(const Conv& call, int64_t token, int begin, int end) {
   const int64_t slot = call.slots[token], kept = call.columns - 1, channels = call.channels;
   T* tail = static_cast<T*>(call.states) + slot * kept * channels;
   const T* x = static_cast<const T*>(call.x) + token * call.stride;
-  float* out = call.out + token * channels;
+  float* out = static_cast<float*>(call.out) + token * channels;
   for (int c = begin; c < end; ++c) out[c] = call.bias ? call.bias[c] : 0.0f;
   for (int k = 0; k < kept; ++k) {
     const T* row = tail + k * channels;
@@ -66,25 +41,17 @@ void convolve_all(const Conv& call) {
     for (int block = 0; block < blocks; ++block) convolve<T>(call, t, block * kBlock, std::min((block + 1) * kBlock, call.channels));
 }
 
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
-template <class T>
-float number(const void* rows, int64_t stride, int64_t token, int head) {
-  return to_float(static_cast<const T*>(rows)[token * stride + head]);
-}
-
 // state [size][numbers] = decay * state + (dt * x) b^T, and its product with c.
 template <class T>
 void ssd(const Conv& conv, const Heads& call, int64_t token, int head) {
   const int64_t inner = static_cast<int64_t>(call.heads) * call.size, slot = conv.slots[token];
   const int n = call.numbers, group = head / (call.heads / call.groups);
-  const float* rows = conv.out + token * conv.channels;
+  const float* rows = static_cast<const float*>(conv.out) + token * conv.channels;
   const float *x = rows + static_cast<int64_t>(head) * call.size, *b = rows + inner + static_cast<int64_t>(group) * n;
   const float* c = b + static_cast<int64_t>(call.groups) * n;
-  const float raw = softplus(number<T>(call.first, call.first_stride, token, head) + call.dt_bias[head]);
-  const float dt = std::min(std::max(raw, call.least_dt), call.most_dt), decay = std::exp(dt * call.a[head]);
+  const float dt = step_length<T>(call, token, head), decay = std::exp(dt * call.a[head]);
   float* state = call.states + (slot * call.heads + head) * call.size * n;
-  float* out = call.out + token * inner + static_cast<int64_t>(head) * call.size;
+  float* out = static_cast<float*>(call.out) + token * inner + static_cast<int64_t>(head) * call.size;
   for (int p = 0; p < call.size; ++p, state += n) {
     const float written = dt * x[p];
     float sum = 0.0f;
@@ -102,28 +69,19 @@ void ssd(const Conv& conv, const Heads& call, int64_t token, int head) {
   }
 }
 
-float length(const float* x, int size) {
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int i = 0; i < size; ++i) sum += x[i] * x[i];
-  return std::sqrt(sum + 1e-6f);
-}
-
 // state [numbers][size] = decay * state, + k (beta * (v - k^T state))^T, and q^T of it. `sums` [2 * size].
 template <class T>
 void delta(const Conv& conv, const Heads& call, int64_t token, int head, float* sums) {
   const int64_t slot = conv.slots[token], keys = static_cast<int64_t>(call.groups) * call.numbers;
   const int size = call.size, group = head / (call.heads / call.groups);
-  const float* rows = conv.out + token * conv.channels;
+  const float* rows = static_cast<const float*>(conv.out) + token * conv.channels;
   const float *q = rows + static_cast<int64_t>(group) * call.numbers, *k = q + keys;
   const float* v = rows + 2 * keys + static_cast<int64_t>(head) * size;
   const float to_q = 1.0f / (length(q, call.numbers) * std::sqrt(static_cast<float>(call.numbers)));
   const float to_k = 1.0f / length(k, call.numbers);
-  const float beta = 1.0f / (1.0f + std::exp(-number<T>(call.first, call.first_stride, token, head)));
-  const float gate = softplus(number<T>(call.second, call.second_stride, token, head) + call.dt_bias[head]);
-  const float decay = std::exp(call.a[head] * gate);
+  const float beta = written_share<T>(call, token, head), decay = std::exp(log_decay<T>(call, token, head));
   float* state = call.states + (slot * call.heads + head) * call.numbers * size;
-  float* out = call.out + (token * call.heads + head) * size;
+  float* out = static_cast<float*>(call.out) + (token * call.heads + head) * size;
   float *change = sums, *read = sums + size;
   for (int p = 0; p < size; ++p) change[p] = read[p] = 0.0f;
   for (int i = 0; i < call.numbers; ++i) {

@@ -1,5 +1,6 @@
-"""Steps of layers with a recurrent state by the C++ kernels (recurrent.cpp), for activations of
-bfloat16 and float32; others go to `kernels.recurrent_steps`, which says what they compute.
+"""Layers with a recurrent state by the C++ kernels (recurrent.cpp, recurrent_prompts.cpp), for
+activations of bfloat16 and float32; others go to `kernels.recurrent_steps` and
+`kernels.recurrent_prompts`, which say what they compute.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ import ctypes
 
 import torch
 
-from ... import recurrent_steps
+from ... import recurrent_prompts, recurrent_steps
 from ...recurrent_steps import DeltaWeights, Mamba2Weights, States, rows_of_numbers
+from ...state_plan import Prompts
 from .build import load_kernels
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _DTYPES = (torch.bfloat16, torch.float32)
+_PART = 512
+"""Tokens whose convolutions' results are kept at a time: twice those of one prompt's part."""
 
 
 class _Conv(ctypes.Structure):
@@ -30,6 +34,13 @@ class _Heads(ctypes.Structure):
         *((name, _LONG) for name in ("first_stride", "second_stride")),
         *((name, _INT) for name in ("heads", "groups", "size", "numbers")),
         *((name, _FLOAT) for name in ("least_dt", "most_dt")),
+    ]
+
+
+class _Prompts(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("begins", "lens", "room")),
+        *((name, _INT) for name in ("count", "capacity")),
     ]
 
 
@@ -60,15 +71,10 @@ def mamba2_step(
     library = load_kernels()
     if library is None or not _takes(x, states.conv) or dt.dtype != x.dtype:
         return recurrent_steps.mamba2_step(x, dt, weights, states, slots)
-    dt = rows_of_numbers(dt)
     conv, _kept = _conv(x, weights.conv, weights.conv_bias, states.conv, slots, silu=True)
-    _, heads, size, numbers = states.recurrent.shape
+    _, heads, size, _ = states.recurrent.shape
     out = torch.empty(len(x), heads * size, dtype=torch.float32)
-    groups = (x.shape[1] - heads * size) // (2 * numbers)
-    call = _Heads(
-        *map(_at, (states.recurrent, dt, None, weights.a, weights.d, weights.dt_bias, out)),
-        *(dt.stride(0), 0, heads, groups, size, numbers, *weights.dt_limits),
-    )
+    call, _numbers = _mamba2_heads(x, dt, weights, states.recurrent, out)
     library.piecework_mamba2_step(ctypes.byref(conv), ctypes.byref(call), *_how(x))
     return out
 
@@ -85,21 +91,73 @@ def gated_delta_step(
     library = load_kernels()
     if library is None or not _takes(x, states.conv) or not b.dtype == a.dtype == x.dtype:
         return recurrent_steps.gated_delta_step(x, b, a, weights, states, slots)
-    b, a = rows_of_numbers(b), rows_of_numbers(a)
     conv, _kept = _conv(x, weights.conv, None, states.conv, slots, silu=True)
-    _, heads, numbers, size = states.recurrent.shape
+    _, heads, _, size = states.recurrent.shape
     out = torch.empty(len(x), heads * size, dtype=torch.float32)
-    groups = (x.shape[1] - heads * size) // (2 * numbers)
-    call = _Heads(
-        *map(_at, (states.recurrent, b, a, weights.a, None, weights.dt_bias, out)),
-        *(b.stride(0), a.stride(0), heads, groups, size, numbers, 0.0, 0.0),
-    )
+    call, _numbers = _delta_heads(x, b, a, weights, states.recurrent, out)
     library.piecework_gated_delta_step(ctypes.byref(conv), ctypes.byref(call), *_how(x))
     return out
 
 
-def _takes(x: torch.Tensor, states: torch.Tensor) -> bool:
-    return x.dtype in _DTYPES and x.dtype == states.dtype
+def conv_prompts(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> None:
+    """As `recurrent_prompts.conv_prompts`."""
+    library = load_kernels()
+    if library is None or not _takes(x, states) or not _takes(x, out):
+        return recurrent_prompts.conv_prompts(x, weight, bias, out, states, prompts)
+    conv, _ = _conv(x, weight, bias, states, prompts.slots, silu=False, out=out)
+    call, _room = _prompts(x, prompts, has_heads=False)
+    library.piecework_conv_prompts(ctypes.byref(conv), ctypes.byref(call), *_how(x))
+
+
+def mamba2_prompts(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    weights: Mamba2Weights,
+    out: torch.Tensor,
+    states: States,
+    prompts: Prompts,
+) -> None:
+    """As `recurrent_prompts.mamba2_prompts`."""
+    library = load_kernels()
+    if library is None or not all(_takes(x, each) for each in (states.conv, dt, out)):
+        return recurrent_prompts.mamba2_prompts(x, dt, weights, out, states, prompts)
+    bias = weights.conv_bias
+    conv, _ = _conv(x, weights.conv, bias, states.conv, prompts.slots, silu=True, out=out)
+    call, _numbers = _mamba2_heads(x, dt, weights, states.recurrent, out)
+    of_prompts, _room = _prompts(x, prompts)
+    where = (ctypes.byref(conv), ctypes.byref(call), ctypes.byref(of_prompts))
+    library.piecework_mamba2_prompts(*where, *_how(x))
+
+
+def gated_delta_prompts(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    weights: DeltaWeights,
+    out: torch.Tensor,
+    states: States,
+    prompts: Prompts,
+) -> None:
+    """As `recurrent_prompts.gated_delta_prompts`."""
+    library = load_kernels()
+    if library is None or not all(_takes(x, each) for each in (states.conv, b, a, out)):
+        return recurrent_prompts.gated_delta_prompts(x, b, a, weights, out, states, prompts)
+    conv, _ = _conv(x, weights.conv, None, states.conv, prompts.slots, silu=True, out=out)
+    call, _numbers = _delta_heads(x, b, a, weights, states.recurrent, out)
+    of_prompts, _room = _prompts(x, prompts)
+    where = (ctypes.byref(conv), ctypes.byref(call), ctypes.byref(of_prompts))
+    library.piecework_gated_delta_prompts(*where, *_how(x))
+
+
+def _takes(x: torch.Tensor, other: torch.Tensor) -> bool:
+    return x.dtype in _DTYPES and x.dtype == other.dtype
 
 
 def _conv(
@@ -110,14 +168,63 @@ def _conv(
     slots: torch.Tensor,
     *,
     silu: bool,
+    out: torch.Tensor | None = None,
 ) -> tuple[_Conv, torch.Tensor]:
-    """The call and what it writes."""
+    """The call and what it writes: a new tensor where none is given."""
     assert x.stride(1) == 1 and states.is_contiguous() and weight.is_contiguous()
     assert weight.dtype == torch.float32 and slots.dtype == torch.int64
     (tokens, channels), columns = x.shape, weight.shape[1]
-    out = torch.empty(tokens, channels, dtype=torch.float32)
+    if out is None:
+        out = torch.empty(tokens, channels, dtype=torch.float32)
+    assert out.is_contiguous()
     pointers = map(_at, (x, states, weight, bias, slots, out))
     return _Conv(*pointers, x.stride(0), tokens, channels, columns, silu), out
+
+
+def _mamba2_heads(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    weights: Mamba2Weights,
+    states: torch.Tensor,
+    out: torch.Tensor,
+) -> tuple[_Heads, torch.Tensor]:
+    """The call, and what it reads that nobody else holds."""
+    assert out.is_contiguous() and states.is_contiguous()
+    dt = rows_of_numbers(dt)
+    _, heads, size, numbers = states.shape
+    groups = (x.shape[1] - heads * size) // (2 * numbers)
+    pointers = map(_at, (states, dt, None, weights.a, weights.d, weights.dt_bias, out))
+    sizes = (heads, groups, size, numbers)
+    return _Heads(*pointers, dt.stride(0), 0, *sizes, *weights.dt_limits), dt
+
+
+def _delta_heads(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    weights: DeltaWeights,
+    states: torch.Tensor,
+    out: torch.Tensor,
+) -> tuple[_Heads, tuple[torch.Tensor, ...]]:
+    """The same of a gated delta rule."""
+    assert out.is_contiguous() and states.is_contiguous()
+    b, a = rows_of_numbers(b), rows_of_numbers(a)
+    _, heads, numbers, size = states.shape
+    groups = (x.shape[1] - heads * size) // (2 * numbers)
+    pointers = map(_at, (states, b, a, weights.a, None, weights.dt_bias, out))
+    sizes = (heads, groups, size, numbers)
+    return _Heads(*pointers, b.stride(0), a.stride(0), *sizes, 0.0, 0.0), (b, a)
+
+
+def _prompts(
+    x: torch.Tensor, prompts: Prompts, *, has_heads: bool = True
+) -> tuple[_Prompts, torch.Tensor]:
+    """The call, and where its convolutions' results go, from which heads read them."""
+    begins, lens = prompts.spans
+    capacity = min(_PART, sum(prompts.lens))
+    room = torch.empty(capacity if has_heads else 0, x.shape[1], dtype=torch.float32)
+    where = (begins.ctypes.data, lens.ctypes.data, room.data_ptr())
+    return _Prompts(*where, len(lens), capacity), room
 
 
 def _at(tensor: torch.Tensor | None) -> int | None:

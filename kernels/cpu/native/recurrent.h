@@ -1,0 +1,63 @@
+// What layers with a recurrent state take and keep, decodes (recurrent.cpp) and prompts (recurrent_prompts.cpp) alike.
+#pragma once
+#include <cmath>
+#include <vector>
+
+#include "common.h"
+
+namespace piecework {
+
+struct Conv {
+  const void* x;        // [tokens], `stride` apart, of `channels` each
+  void* states;         // [slots][columns - 1][channels], of the type of x
+  const float* weight;  // [channels][columns]
+  const float* bias;    // [channels] or null
+  const int64_t* slots;  // of decodes [tokens], of prompts one each
+  void* out;             // of decodes float32 [tokens][channels], of prompts' convolutions alone that of x
+  int64_t stride;
+  int32_t tokens, channels, columns, silu;
+};
+
+struct Heads {
+  float* states;                     // [slots][heads][..][..]
+  const void *first, *second;        // [tokens], `stride` apart, of a number a head: dt; b and a
+  const float *a, *d, *dt_bias;      // [heads]
+  void* out;                         // [tokens][heads][size]: of decodes float32, of prompts of the type of x
+  int64_t first_stride, second_stride;
+  int32_t heads, groups, size, numbers;
+  float least_dt, most_dt;
+};
+
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+template <class T>
+float number(const void* rows, int64_t stride, int64_t token, int head) {
+  return to_float(static_cast<const T*>(rows)[token * stride + head]);
+}
+
+// dt of a head of Mamba 2.
+template <class T>
+float step_length(const Heads& call, int64_t token, int head) {
+  const float raw = softplus(number<T>(call.first, call.first_stride, token, head) + call.dt_bias[head]);
+  return std::min(std::max(raw, call.least_dt), call.most_dt);
+}
+
+// How much a token of the gated delta rule writes, and the logarithm of what it leaves.
+template <class T>
+float written_share(const Heads& call, int64_t token, int head) {
+  return 1.0f / (1.0f + std::exp(-number<T>(call.first, call.first_stride, token, head)));
+}
+
+template <class T>
+float log_decay(const Heads& call, int64_t token, int head) {
+  return call.a[head] * softplus(number<T>(call.second, call.second_stride, token, head) + call.dt_bias[head]);
+}
+
+inline float length(const float* x, int size) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int i = 0; i < size; ++i) sum += x[i] * x[i];
+  return std::sqrt(sum + 1e-6f);
+}
+
+}  // namespace piecework

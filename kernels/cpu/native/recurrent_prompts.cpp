@@ -1,0 +1,453 @@
+// Prompts through layers with a recurrent state: what kernels/recurrent_prompts.py computes. Tokens go in parts of which the convolution's
+// results stay in the cache; of a part each thread takes heads, whose states it keeps beside it, from one chunk of tokens to the next.
+//
+// Both kinds of heads write k new^T into a state [numbers][size], of which tokens read q^T: Mamba 2's b and c are k and q, and dt * x is new;
+// of the gated delta rule, new follows from what the state and the tokens before in the chunk have at k: a triangular system.
+#include "attention_tiles.h"
+#include "recurrent.h"
+#include "threads.h"
+
+namespace piecework {
+namespace {
+
+using tiles::power_of_two;
+using tiles::round_up;
+using tiles::splat;
+
+constexpr int kChunk = 64;           // tokens
+constexpr int kWide = 2 * kLanes;    // numbers of a state's rows that are computed together
+constexpr int kTogether = 4;         // heads of one group that share what is made of its keys
+constexpr int kPart = 256;           // tokens of a prompt in a part: a multiple of kChunk
+constexpr int kChannels = 256;       // of a convolution that are computed together
+constexpr int kTokens = 64;          // the same
+constexpr int64_t kAlone = 1 << 13;  // numbers that take no longer than waking another thread
+constexpr float kLog2E = 1.44269504f;
+static_assert(kPart % kChunk == 0 && kChunk % kWide == 0);
+
+// Prompts of a step: their first token, how many they have, and room for the convolution's results: [capacity][channels].
+struct Prompts {
+  const int64_t *begins, *lens;
+  float* room;
+  int32_t count, capacity;
+};
+
+// Tokens of a prompt, from its own token `first` on, whose results lie in the room from row `at` on.
+struct Stretch {
+  int prompt, first, count, at;
+};
+
+// Stretches that are computed together, no two of one prompt. Where prompts are cut depends on nothing but their own tokens.
+std::vector<std::vector<Stretch>> parts_of(const Prompts& prompts) {
+  std::vector<std::vector<Stretch>> parts;
+  int filled = prompts.capacity;
+  for (int prompt = 0; prompt < prompts.count; ++prompt) {
+    const int len = static_cast<int>(prompts.lens[prompt]);
+    for (int first = 0; first < len; first += kPart) {
+      const int count = std::min(kPart, len - first);
+      if (first > 0 || filled + count > prompts.capacity) parts.emplace_back(), filled = 0;
+      parts.back().push_back({prompt, first, count, filled});
+      filled += count;
+    }
+  }
+  return parts;
+}
+
+// Some channels of some tokens of a stretch, [count][to_stride] at `to`.
+template <class T, class Out>
+void convolve(const Conv& call, const Prompts& prompts, const Stretch& part, int begin, int end, int channel, int width, Out* to, int64_t to_stride) {
+  const int columns = call.columns;
+  const T* tail = static_cast<const T*>(call.states) + call.slots[part.prompt] * (columns - 1) * call.channels + channel;
+  const T* x = static_cast<const T*>(call.x) + prompts.begins[part.prompt] * call.stride + channel;
+  alignas(64) float sums[kChannels];
+  std::vector<float> weights(static_cast<size_t>(columns) * kChannels);
+  for (int k = 0; k < columns; ++k)
+    for (int c = 0; c < width; ++c) weights[k * kChannels + c] = call.weight[static_cast<int64_t>(channel + c) * columns + k];
+  for (int t = begin; t < end; ++t) {
+    for (int c = 0; c < width; ++c) sums[c] = call.bias ? call.bias[channel + c] : 0.0f;
+    for (int first = 0; first < columns; first += 4) {
+      with_constant<4>(std::min(4, columns - first), [&](auto taps) {
+        const T* rows[taps];
+        for (int k = 0; k < taps; ++k) {
+          const int64_t place = part.first + t - (columns - 1) + first + k;
+          rows[k] = place < 0 ? tail + (columns - 1 + place) * call.channels : x + place * call.stride;
+        }
+        const float* weight = &weights[first * kChannels];
+#pragma omp simd
+        for (int c = 0; c < width; ++c) {
+          float sum = sums[c];
+          for (int k = 0; k < taps; ++k) sum += to_float(rows[k][c]) * weight[k * kChannels + c];
+          sums[c] = sum;
+        }
+      });
+    }
+    Out* row = to + (t - begin) * to_stride;
+    if (call.silu) {
+#pragma omp simd
+      for (int c = 0; c < width; ++c) row[c] = from_float<Out>(sums[c] / (1.0f + exponential(-sums[c])));
+    } else {
+#pragma omp simd
+      for (int c = 0; c < width; ++c) row[c] = from_float<Out>(sums[c]);
+    }
+  }
+}
+
+// All channels of stretches; `place(stretch)`: where the results of its first token go. To be called by every thread of a team.
+template <class T, class Out, class Place>
+void convolve_all(const Conv& call, const Prompts& prompts, const std::vector<Stretch>& part, Place place, int64_t to_stride) {
+  const int blocks = (call.channels + kChannels - 1) / kChannels, turns = kPart / kTokens;
+#pragma omp for collapse(3) schedule(dynamic)
+  for (size_t s = 0; s < part.size(); ++s)
+    for (int turn = 0; turn < turns; ++turn)
+      for (int block = 0; block < blocks; ++block) {
+        const int begin = turn * kTokens, end = std::min(begin + kTokens, part[s].count), channel = block * kChannels;
+        if (begin >= end) continue;
+        Out* to = place(part[s]) + begin * to_stride + channel;
+        convolve<T>(call, prompts, part[s], begin, end, channel, std::min(kChannels, call.channels - channel), to, to_stride);
+      }
+}
+
+// The last tokens of each prompt. To be called by every thread of a team, once all of them have convolved.
+template <class T>
+void keep_tails(const Conv& call, const Prompts& prompts) {
+  const int kept = call.columns - 1;
+#pragma omp for schedule(static)
+  for (int prompt = 0; prompt < prompts.count; ++prompt) {
+    const int64_t slot = call.slots[prompt], len = prompts.lens[prompt];
+    if (slot == 0) continue;
+    T* tail = static_cast<T*>(call.states) + slot * kept * call.channels;
+    const T* x = static_cast<const T*>(call.x) + prompts.begins[prompt] * call.stride;
+    for (int64_t k = 0; k < kept; ++k) {
+      const int64_t place = len - kept + k;
+      // Rows of the old tail move down, the first one first.
+      const T* from = place < 0 ? tail + (kept + place) * call.channels : x + place * call.stride;
+      std::memcpy(tail + k * call.channels, from, call.channels * sizeof(T));
+    }
+  }
+}
+
+// out [Rows][kWide] = keep * out + a b, where a [Rows][count] lies column after column, `step` apart, and b [count][kWide] `b_stride` apart.
+template <int Rows>
+void multiply_rows(const float* a, int64_t step, const float* b, int64_t b_stride, int count, float keep, float* out, int64_t stride) {
+  floats sums[Rows][2];
+  unrolled<Rows>([&](auto r) {
+    if (keep == 0.0f) {
+      sums[r][0] = sums[r][1] = floats{};
+    } else {
+      sums[r][0] = load<floats>(out + r * stride) * keep;
+      sums[r][1] = load<floats>(out + r * stride + kLanes) * keep;
+    }
+  });
+  for (int k = 0; k < count; ++k, a += step, b += b_stride) {
+    const floats first = load<floats>(b), second = load<floats>(b + kLanes);
+    unrolled<Rows>([&](auto r) {
+      const floats x = splat(a[r]);
+      sums[r][0] += x * first;
+      sums[r][1] += x * second;
+    });
+  }
+  unrolled<Rows>([&](auto r) {
+    store(out + r * stride, sums[r][0]);
+    store(out + r * stride + kLanes, sums[r][1]);
+  });
+}
+
+void multiply(int rows, const float* a, int64_t step, const float* b, int64_t b_stride, int count, float keep, float* out, int64_t stride) {
+  with_constant<kBlockRows>(rows, [&](auto number) { multiply_rows<number>(a, step, b, b_stride, count, keep, out, stride); });
+}
+
+// One thread's working memory.
+struct Memory {
+  Memory(int numbers, int size, bool is_delta)
+      : panels((size + kWide - 1) / kWide),
+        of_state(static_cast<int64_t>(panels) * numbers * kWide),
+        states(kTogether * of_state),
+        keys(kChunk * numbers),
+        key_columns(kChunk * numbers),
+        query_columns(kChunk * numbers),
+        attends(kChunk * kChunk),
+        among_keys(is_delta ? kChunk * kChunk : 0),
+        weights(kChunk * kChunk),
+        system(is_delta ? kChunk * kChunk : 0),
+        written(kChunk * kWide),
+        read(kChunk * kWide),
+        sums(kChunk),
+        rates(kChunk),
+        grown(kChunk),
+        left(kChunk) {}
+
+  int panels;
+  int64_t of_state;
+  Aligned<float> states;                      // [kTogether][panels][numbers][kWide]
+  Aligned<float> keys;                        // [kChunk][numbers]
+  Aligned<float> key_columns, query_columns;  // [numbers][kChunk]
+  Aligned<float> attends, among_keys;         // [kChunk][kChunk]: of each key, the products with queries, and keys
+  Aligned<float> weights, system;             // the same with decays, of one head
+  Aligned<float> written, read;               // [kChunk][kWide]
+  Aligned<float> sums, rates, grown, left;    // [kChunk]: logarithms (base 2) of what is left of the chunk's first; beta or dt
+};
+
+// Heads [head, head + count) of one group over a stretch.
+template <class T, bool kIsDelta>
+class Run {
+ public:
+  Run(const Conv& conv, const Heads& call, const Prompts& prompts, const Stretch& part, int head, int count, Memory& memory)
+      : conv_(conv), call_(call), memory_(memory), part_(part), head_(head), count_(count), size_(call.size), numbers_(call.numbers) {
+    const int64_t inner = static_cast<int64_t>(call.heads) * size_, all_keys = static_cast<int64_t>(call.groups) * numbers_;
+    const int64_t group = static_cast<int64_t>(head / (call.heads / call.groups)) * numbers_;
+    const float* rows = prompts.room + static_cast<int64_t>(part.at) * conv.channels;
+    values_ = rows + (kIsDelta ? 2 * all_keys : 0) + static_cast<int64_t>(head) * size_;
+    keys_ = rows + (kIsDelta ? all_keys : inner) + group;
+    queries_ = rows + (kIsDelta ? 0 : inner + all_keys) + group;
+    token_ = prompts.begins[part.prompt] + part.first;
+    slot_ = conv.slots[part.prompt];
+  }
+
+  void run() {
+    for (int i = 0; i < count_; ++i) fetch(i);
+    for (int begin = 0; begin < part_.count; begin += kChunk) {
+      const int tokens = std::min(kChunk, part_.count - begin);
+      load_keys(begin, tokens);
+      for (int i = 0; i < count_; ++i) {
+        weigh(i, begin, tokens);
+        for (int panel = 0; panel < memory_.panels; ++panel) advance(i, panel, begin, tokens);
+      }
+    }
+    if (slot_ != 0)
+      for (int i = 0; i < count_; ++i) put_back(i);
+  }
+
+ private:
+  float* panel_of(int i, int panel) { return memory_.states.data() + i * memory_.of_state + static_cast<int64_t>(panel) * numbers_ * kWide; }
+  float* kept_state(int i) { return call_.states + (slot_ * call_.heads + head_ + i) * size_ * numbers_; }
+
+  void fetch(int i) {
+    const float* from = kept_state(i);
+    for (int panel = 0; panel < memory_.panels; ++panel) {
+      float* to = panel_of(i, panel);
+      const int first = panel * kWide, width = std::min(kWide, size_ - first);
+      if constexpr (kIsDelta) {
+        for (int n = 0; n < numbers_; ++n) {
+          std::memcpy(to + n * kWide, from + static_cast<int64_t>(n) * size_ + first, width * sizeof(float));
+          for (int p = width; p < kWide; ++p) to[n * kWide + p] = 0.0f;
+        }
+      } else {
+        for (int at = 0; at < kWide; at += kLanes) {
+          const float* rows[kLanes];
+          const int count = std::max(0, std::min(kLanes, width - at));
+          for (int p = 0; p < count; ++p) rows[p] = from + static_cast<int64_t>(first + at + p) * numbers_;
+          tiles::widen_transposed(rows, count, numbers_, splat(1.0f), to + at, kWide);
+        }
+      }
+    }
+  }
+
+  void put_back(int i) {
+    float* to = kept_state(i);
+    for (int panel = 0; panel < memory_.panels; ++panel) {
+      const float* from = panel_of(i, panel);
+      const int first = panel * kWide, width = std::min(kWide, size_ - first);
+      for (int n = 0; n < numbers_; ++n) {
+        if constexpr (kIsDelta) {
+          std::memcpy(to + static_cast<int64_t>(n) * size_ + first, from + n * kWide, width * sizeof(float));
+        } else {
+          for (int p = 0; p < width; ++p) to[static_cast<int64_t>(first + p) * numbers_ + n] = from[n * kWide + p];
+        }
+      }
+    }
+  }
+
+  // Keys and queries of a chunk, those of a delta rule of length 1, and their products.
+  void load_keys(int begin, int tokens) {
+    const float *keys = keys_ + static_cast<int64_t>(begin) * conv_.channels, *queries = queries_ + static_cast<int64_t>(begin) * conv_.channels;
+    alignas(64) float of_keys[kChunk], of_queries[kChunk];
+    for (int i = 0; i < kChunk; ++i) {
+      of_keys[i] = of_queries[i] = 1.0f;
+      if (kIsDelta && i < tokens) {
+        of_keys[i] = 1.0f / length(keys + static_cast<int64_t>(i) * conv_.channels, numbers_);
+        of_queries[i] = 1.0f / (length(queries + static_cast<int64_t>(i) * conv_.channels, numbers_) * std::sqrt(static_cast<float>(numbers_)));
+      }
+    }
+    for (int i = 0; i < tokens; ++i) {
+      const float* from = keys + static_cast<int64_t>(i) * conv_.channels;
+      float* to = &memory_.keys[i * numbers_];
+#pragma omp simd
+      for (int n = 0; n < numbers_; ++n) to[n] = from[n] * of_keys[i];
+    }
+    for (int at = 0; at < kChunk; at += kLanes) {
+      const int count = std::max(0, std::min(kLanes, tokens - at));
+      const float *rows[kLanes], *others[kLanes];
+      for (int i = 0; i < count; ++i) {
+        rows[i] = keys + static_cast<int64_t>(at + i) * conv_.channels;
+        others[i] = queries + static_cast<int64_t>(at + i) * conv_.channels;
+      }
+      tiles::widen_transposed(rows, count, numbers_, load<floats>(of_keys + at), &memory_.key_columns[at], kChunk);
+      tiles::widen_transposed(others, count, numbers_, load<floats>(of_queries + at), &memory_.query_columns[at], kChunk);
+    }
+    for (int j = 0; j < tokens; j += kBlockRows) {
+      const int rows = std::min(kBlockRows, tokens - j);
+      for (int at = j / kWide * kWide; at < tokens; at += kWide) {
+        const float* columns = &memory_.key_columns[j];
+        multiply(rows, columns, kChunk, &memory_.query_columns[at], kChunk, numbers_, 0.0f, &memory_.attends[j * kChunk + at], kChunk);
+        if constexpr (kIsDelta)
+          multiply(rows, columns, kChunk, &memory_.key_columns[at], kChunk, numbers_, 0.0f, &memory_.among_keys[j * kChunk + at], kChunk);
+      }
+    }
+  }
+
+  // What a head makes of them: the weights of each key's row for later queries, and its own for its own.
+  void weigh(int i, int begin, int tokens) {
+    Memory& m = memory_;
+    float sum = 0.0f;
+    for (int t = 0; t < kChunk; ++t) {
+      const int64_t token = token_ + begin + t;
+      m.rates[t] = 0.0f;
+      if (t < tokens) {
+        if constexpr (kIsDelta) {
+          m.rates[t] = written_share<T>(call_, token, head_ + i);
+          sum += log_decay<T>(call_, token, head_ + i) * kLog2E;
+        } else {
+          m.rates[t] = step_length<T>(call_, token, head_ + i);
+          sum += m.rates[t] * call_.a[head_ + i] * kLog2E;
+        }
+      }
+      m.sums[t] = sum;
+    }
+    for (int t = 0; t < kChunk; t += kLanes) {
+      const floats sums = load<floats>(&m.sums[t]);
+      store(&m.grown[t], power_of_two(sums));
+      store(&m.left[t], power_of_two(sum - sums));
+    }
+    const int end = round_up(tokens, kLanes);
+    for (int j = 0; j < tokens; ++j) {
+      for (int at = 0; at < j / kLanes * kLanes; at += kLanes) store(&m.weights[j * kChunk + at], floats{});
+      for (int at = j / kLanes * kLanes; at < end; at += kLanes) {
+        const ints is_before = tiles::lane_numbers() + at < j;
+        const floats decay = tiles::choose(is_before, floats{}, power_of_two(load<floats>(&m.sums[at]) - m.sums[j]));
+        // Rows of tokens that come before may hold anything.
+        store(&m.weights[j * kChunk + at], tiles::choose(is_before, floats{}, load<floats>(&m.attends[j * kChunk + at]) * decay));
+        if constexpr (kIsDelta)
+          store(&m.system[j * kChunk + at], load<floats>(&m.among_keys[j * kChunk + at]) * decay * -load<floats>(&m.rates[at]));
+      }
+    }
+  }
+
+  // kWide columns of a state over a chunk.
+  void advance(int i, int panel, int begin, int tokens) {
+    Memory& m = memory_;
+    float* state = panel_of(i, panel);
+    const int first = panel * kWide, width = std::min(kWide, size_ - first);
+    const float* values = values_ + static_cast<int64_t>(begin) * conv_.channels + static_cast<int64_t>(i) * size_ + first;
+    T* out = static_cast<T*>(call_.out) + ((token_ + begin) * call_.heads + head_ + i) * size_ + first;
+    for (int t = 0; t < tokens; t += kBlockRows) {
+      const int rows = std::min(kBlockRows, tokens - t);
+      if constexpr (kIsDelta) multiply(rows, &m.key_columns[t], kChunk, state, kWide, numbers_, 0.0f, &m.written[t * kWide], kWide);
+      multiply(rows, &m.query_columns[t], kChunk, state, kWide, numbers_, 0.0f, &m.read[t * kWide], kWide);
+      for (int r = t; r < t + rows; ++r) {
+        alignas(64) float value[kWide] = {};
+        std::memcpy(value, values + static_cast<int64_t>(r) * conv_.channels, width * sizeof(float));
+        for (int half = 0; half < kWide; half += kLanes) {
+          float *written = &m.written[r * kWide + half], *read = &m.read[r * kWide + half];
+          floats wanted = load<floats>(value + half);
+          if constexpr (kIsDelta) wanted -= load<floats>(written) * m.grown[r];
+          store(written, wanted * m.rates[r]);
+          store(read, load<floats>(read) * m.grown[r]);
+        }
+      }
+      if constexpr (kIsDelta) solve(t, rows);
+      multiply(rows, &m.weights[t], kChunk, m.written.data(), kWide, t + rows, 1.0f, &m.read[t * kWide], kWide);
+    }
+    for (int t = 0; t < tokens; ++t) {
+      const float* value = values + static_cast<int64_t>(t) * conv_.channels;
+      T* row = out + static_cast<int64_t>(t) * call_.heads * size_;
+      const float through = kIsDelta ? 0.0f : call_.d[head_ + i];
+#pragma omp simd
+      for (int p = 0; p < width; ++p) row[p] = from_float<T>(m.read[t * kWide + p] + (kIsDelta ? 0.0f : through * value[p]));
+      for (int half = 0; half < kWide; half += kLanes) {
+        float* written = &m.written[t * kWide + half];
+        store(written, load<floats>(written) * m.left[t]);
+      }
+    }
+    const float lasting = m.grown[kChunk - 1];
+    for (int n = 0; n < numbers_; n += kBlockRows)
+      multiply(std::min(kBlockRows, numbers_ - n), &m.keys[n], numbers_, m.written.data(), kWide, tokens, lasting, state + n * kWide, kWide);
+  }
+
+  // Takes from the rows [t, t + rows) of what is written what those before them wrote at their keys.
+  void solve(int t, int rows) {
+    Memory& m = memory_;
+    if (t > 0) multiply(rows, &m.system[t], kChunk, m.written.data(), kWide, t, 1.0f, &m.written[t * kWide], kWide);
+    for (int r = t + 1; r < t + rows; ++r) {
+      floats first = load<floats>(&m.written[r * kWide]), second = load<floats>(&m.written[r * kWide + kLanes]);
+      for (int j = t; j < r; ++j) {
+        const float factor = m.system[j * kChunk + r];
+        first += load<floats>(&m.written[j * kWide]) * factor;
+        second += load<floats>(&m.written[j * kWide + kLanes]) * factor;
+      }
+      store(&m.written[r * kWide], first);
+      store(&m.written[r * kWide + kLanes], second);
+    }
+  }
+
+  const Conv& conv_;
+  const Heads& call_;
+  Memory& memory_;
+  const Stretch part_;
+  const int head_, count_, size_, numbers_;
+  const float *values_, *keys_, *queries_;
+  int64_t token_, slot_;
+};
+
+template <class T, bool kIsDelta>
+void run_prompts(const Conv& conv, const Heads& call, const Prompts& prompts, int threads) {
+  const std::vector<std::vector<Stretch>> parts = parts_of(prompts);
+  const int times = call.heads / call.groups, runs = (times + kTogether - 1) / kTogether;
+#pragma omp parallel num_threads(static_cast<int64_t>(conv.tokens) * conv.channels < kAlone ? 1 : threads)
+  {
+    Memory memory(call.numbers, call.size, kIsDelta);
+    for (const std::vector<Stretch>& part : parts) {
+      convolve_all<T, float>(
+          conv, prompts, part, [&](const Stretch& each) { return prompts.room + static_cast<int64_t>(each.at) * conv.channels; }, conv.channels);
+#pragma omp for collapse(3) schedule(dynamic)
+      for (size_t s = 0; s < part.size(); ++s)
+        for (int group = 0; group < call.groups; ++group)
+          for (int run = 0; run < runs; ++run) {
+            const int head = group * times + run * kTogether, count = std::min(kTogether, times - run * kTogether);
+            Run<T, kIsDelta>(conv, call, prompts, part[s], head, count, memory).run();
+          }
+    }
+    keep_tails<T>(conv, prompts);
+  }
+}
+
+template <class T>
+void convolve_prompts(const Conv& conv, const Prompts& prompts, int threads) {
+  T* out = static_cast<T*>(conv.out);
+  std::vector<Stretch> all;
+  for (const std::vector<Stretch>& part : parts_of(prompts)) all.insert(all.end(), part.begin(), part.end());
+#pragma omp parallel num_threads(static_cast<int64_t>(conv.tokens) * conv.channels < kAlone ? 1 : threads)
+  {
+    convolve_all<T, T>(
+        conv, prompts, all, [&](const Stretch& each) { return out + (prompts.begins[each.prompt] + each.first) * conv.channels; }, conv.channels);
+    keep_tails<T>(conv, prompts);
+  }
+}
+
+}  // namespace
+}  // namespace piecework
+
+extern "C" void piecework_conv_prompts(const void* conv, const void* prompts, int is_bf16, int threads) {
+  using namespace piecework;
+  (is_bf16 ? convolve_prompts<bf16> : convolve_prompts<float>)(*static_cast<const Conv*>(conv), *static_cast<const Prompts*>(prompts), threads);
+}
+
+extern "C" void piecework_mamba2_prompts(const void* conv, const void* heads, const void* prompts, int is_bf16, int threads) {
+  using namespace piecework;
+  const auto run = is_bf16 ? run_prompts<bf16, false> : run_prompts<float, false>;
+  run(*static_cast<const Conv*>(conv), *static_cast<const Heads*>(heads), *static_cast<const Prompts*>(prompts), threads);
+}
+
+extern "C" void piecework_gated_delta_prompts(const void* conv, const void* heads, const void* prompts, int is_bf16, int threads) {
+  using namespace piecework;
+  const auto run = is_bf16 ? run_prompts<bf16, true> : run_prompts<float, true>;
+  run(*static_cast<const Conv*>(conv), *static_cast<const Heads*>(heads), *static_cast<const Prompts*>(prompts), threads);
+}

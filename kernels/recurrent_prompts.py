@@ -1,0 +1,199 @@
+"""Prompts through layers with a recurrent state, in chunks by products of matrices, in plain torch:
+what `ops` computes where no platform has a kernel.
+
+Shapes: T tokens of the step, of which those of `prompts` are read and written, H heads of P
+numbers, N numbers of a state for each, G groups of heads, K columns of a convolution over C
+channels; n chunks of Q tokens. The states of prompts lie at their slots and are changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .recurrent_steps import (
+    DeltaWeights,
+    Mamba2Weights,
+    States,
+    delta_inputs,
+    mamba2_inputs,
+    put,
+)
+from .state_plan import CHUNK, Prompts
+
+_ON_CPU = 2
+"""Chunks that are computed together there."""
+
+
+def conv_prompts(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> None:
+    """`recurrent.causal_conv` of x [T, C] into out [T, C]."""
+    result = _convolved(x.index_select(0, prompts.rows), weight, bias, states, prompts)
+    out.index_copy_(0, prompts.rows, result.to(out.dtype))
+
+
+def mamba2_prompts(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    weights: Mamba2Weights,
+    out: torch.Tensor,
+    states: States,
+    prompts: Prompts,
+) -> None:
+    """`recurrent.mamba2` of x [T, C] and dt [T, H] into out [T, H * P]."""
+    x, dt = (each.index_select(0, prompts.rows) for each in (x, dt))
+    conv = _convolved(x, weights.conv, weights.conv_bias, states.conv, prompts)
+    x, b, c, dt = mamba2_inputs(conv, dt, weights, states)
+    y = _ssd_chunks(x, dt, weights.a, b, c, states.recurrent, prompts)
+    y = torch.addcmul(y, x, weights.d[:, None]).flatten(1)
+    out.index_copy_(0, prompts.rows, y.to(out.dtype))
+
+
+def gated_delta_prompts(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    weights: DeltaWeights,
+    out: torch.Tensor,
+    states: States,
+    prompts: Prompts,
+) -> None:
+    """`recurrent.gated_delta_net` of x [T, C], b and a [T, H] into out [T, H * P]."""
+    x, b, a = (each.index_select(0, prompts.rows) for each in (x, b, a))
+    conv = _convolved(x, weights.conv, None, states.conv, prompts)
+    inputs = delta_inputs(conv, b, a, weights, states)
+    y = _delta_chunks(*inputs, states.recurrent, prompts).flatten(1)
+    out.index_copy_(0, prompts.rows, y.to(out.dtype))
+
+
+def _convolved(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> torch.Tensor:
+    """The prompts' tokens x [tokens, C] behind the convolution: [tokens, C] float32."""
+    taps = prompts.taps(weight.shape[1])
+    old = states.index_select(0, prompts.slots)
+    rows, columns = torch.cat((old.flatten(0, 1), x)), weight.t()
+    wide = rows.float()
+    if len(prompts.lens) == 1:
+        read = [wide[place : place + len(x)] for place in range(len(columns))]
+    else:
+        read = [wide.index_select(0, each) for each in taps.read]
+    result = read[0] * columns[0]
+    for each, column in zip(read[1:], columns[1:], strict=True):
+        result.addcmul_(each, column)
+    put(states, prompts.slots, rows.index_select(0, taps.kept).view(old.shape))
+    return result if bias is None else result + bias
+
+
+def _ssd_chunks(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> torch.Tensor:
+    """The states and products of Mamba 2: x [tokens, H, P], dt [tokens, H], b and c [tokens, G, N]
+    to [tokens, H, P]. Within a chunk tokens see one another as in attention, with products of
+    decays in the place of a softmax (section 6 of the paper).
+    """
+    groups, numbers = b.shape[1:]
+    kept, found = states.index_select(0, prompts.slots), []
+    for tokens, valid, owners in _parts(prompts):
+        n = len(owners)
+        steps = dt[tokens] * valid[..., None]
+        decay = (steps * a).transpose(1, 2).cumsum(-1)
+        # [n, H, Q, P]; [n, G, Q, N]
+        values = (x[tokens] * steps[..., None]).transpose(1, 2)
+        keys, queries = b[tokens].transpose(1, 2), c[tokens].transpose(1, 2)
+        scores = (queries @ keys.mT).repeat_interleave(x.shape[1] // groups, 1) * _pairwise(decay)
+        y = (scores @ values).transpose(1, 2)
+        # Heads of a group are rows of one product, for they share b and c.
+        left = values * (decay[..., -1:] - decay).exp()[..., None]
+        added = (left.mT.reshape(n, groups, -1, CHUNK) @ keys).view(n, *states.shape[1:])
+        lasting = decay[..., -1].exp()[..., None, None]
+        before = torch.empty_like(added)
+        for chunk, owner in enumerate(owners):
+            before[chunk] = kept[owner]
+            torch.addcmul(added[chunk], lasting[chunk], before[chunk], out=kept[owner])
+        seen = queries @ before.view(n, groups, -1, numbers).mT
+        seen = seen.transpose(1, 2).reshape(y.shape)
+        found.append(torch.addcmul(y, seen, decay.exp().transpose(1, 2)[..., None]))
+    put(states, prompts.slots, kept)
+    return torch.cat(found).flatten(0, 1).index_select(0, prompts.places)
+
+
+def _delta_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> torch.Tensor:
+    """The states and products of the gated delta rule: q and k [tokens, G, N], v [tokens, H, P],
+    decay and beta [tokens, H] to [tokens, H, P]. What the tokens of a chunk write depends on what
+    those before them wrote: a triangular system a chunk (section 3 of the paper).
+    """
+    times, size = v.shape[1] // q.shape[1], v.shape[2]
+    kept, found = states.index_select(0, prompts.slots), []
+    for tokens, valid, owners in _parts(prompts):
+        sums = (decay[tokens] * valid[..., None]).transpose(1, 2).cumsum(-1)
+        rates = (beta[tokens] * valid[..., None]).transpose(1, 2)[..., None]
+        queries, keys = (each[tokens].transpose(1, 2) for each in (q, k))
+        pairwise = _pairwise(sums)
+        # [n, H, Q, Q]
+        attends = (queries @ keys.mT).repeat_interleave(times, 1) * pairwise
+        system = (keys @ keys.mT).repeat_interleave(times, 1) * pairwise.mul_(rates)
+        # [n, H, Q, N] and [n, H, Q, P]
+        queries, keys = (each.repeat_interleave(times, 1) for each in (queries, keys))
+        grown = sums.exp()[..., None]
+        wanted = torch.cat((v[tokens].transpose(1, 2), keys * grown), dim=-1).mul_(rates)
+        solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        written, read = solved.tensor_split([size], dim=-1)
+        queries = queries * grown
+        left = (keys * (sums[..., -1:] - sums).exp()[..., None]).mT
+        lasting = sums[..., -1].exp()[..., None, None]
+        y = torch.empty_like(written)
+        for chunk, owner in enumerate(owners):
+            state = kept[owner]
+            new = written[chunk] - read[chunk] @ state
+            y[chunk] = torch.baddbmm(queries[chunk] @ state, attends[chunk], new)
+            torch.baddbmm(lasting[chunk] * state, left[chunk], new, out=state)
+        found.append(y.transpose(1, 2))
+    put(states, prompts.slots, kept)
+    return torch.cat(found).flatten(0, 1).index_select(0, prompts.places)
+
+
+def _parts(prompts: Prompts) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
+    """Tokens, `valid` and owners of the chunks that are computed together: on a CPU few, whose
+    numbers its caches hold.
+    """
+    count = len(prompts.owners)
+    together = _ON_CPU if prompts.tokens.device.type == "cpu" else count
+    for begin in range(0, count, together):
+        part = slice(begin, begin + together)
+        yield prompts.tokens[part], prompts.valid[part], prompts.owners[part]
+
+
+def _pairwise(decay: torch.Tensor) -> torch.Tensor:
+    """Of running sums of decays [n, H, Q], what is left of token j at token i: [n, H, Q, Q], 0
+    where j comes later.
+    """
+    later = torch.ones(decay.shape[-1], decay.shape[-1], dtype=torch.bool, device=decay.device)
+    gaps = decay[..., :, None] - decay[..., None, :]
+    # Before the exponential, which would overflow.
+    return gaps.masked_fill_(later.triu_(1), float("-inf")).exp_()
