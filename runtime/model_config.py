@@ -220,6 +220,8 @@ def _configured(
     model = model_class(architecture)
     kind: type[ModelConfig] = model.config_class
     own = _own_defaults(kind)
+    given = model.config_names.items()
+    content = {**content, **{here: content[name] for name, here in given if name in content}}
     config = SimpleNamespace(**{**own, **model.config_defaults, **content})
     for name, wanted, said in (
         *((name, int, "a whole number") for name in _WHOLE),

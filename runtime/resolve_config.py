@@ -40,8 +40,10 @@ class WindowPages(NamedTuple):
 _TYPICAL_TOKENS = 2048
 LEAST_PAGES, _MOST_PAGES = 2, 2**26
 """Of a KV cache; pages of models whose layers all have windows take no memory of their own."""
+_MOST_TOKENS_OF_STATES = 2**22
+"""Of a cache without pages, if the context is no longer: the prefix tree keeps their ids."""
 _STATES_SHARE = 0.5
-"""Most of the cache's memory that recurrent states may take."""
+"""Most of the cache's memory that recurrent states may take, where there are pages beside them."""
 
 
 def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) -> ResolvedConfig:
@@ -91,8 +93,9 @@ def resolve_cache(
     of their own beside those. Raises `ValueError` with a remedy where the memory does not suffice.
     """
     page_size, fraction = steps.page_size, steps.mem_fraction_static
+    has_pages = page_bytes > 0 or window is not None
     if slot_bytes:
-        steps = with_states(steps, free_bytes, slot_bytes)
+        steps = with_states(steps, free_bytes, slot_bytes, has_pages=has_pages)
     states = steps.state_slots * slot_bytes
 
     def bytes_of(pages: int) -> int:
@@ -117,9 +120,11 @@ def resolve_cache(
             )
     else:
         # More than every running request at full length would never be used.
+        each = -(-steps.context_length // page_size)
+        most = _MOST_PAGES if has_pages else max(each, _MOST_TOKENS_OF_STATES // page_size)
         pages = most_pages(
             int(free_bytes * (fraction or 1.0)) - states,
-            min(_MOST_PAGES, steps.max_running_requests * -(-steps.context_length // page_size)),
+            min(most, steps.max_running_requests * each),
         )
         if pages < LEAST_PAGES:
             remedy = (
@@ -142,12 +147,14 @@ def resolve_cache(
     )
 
 
-def with_states(steps: ResolvedConfig, free_bytes: int, slot_bytes: int) -> ResolvedConfig:
+def with_states(
+    steps: ResolvedConfig, free_bytes: int, slot_bytes: int, *, has_pages: bool
+) -> ResolvedConfig:
     """With as many running requests as there is memory for the states of, and up to as many slots
     more, in which prefixes keep snapshots. Raises `ValueError` where there is none for one.
     """
     fraction = steps.mem_fraction_static
-    budget = int(free_bytes * (fraction or 1.0) * _STATES_SHARE)
+    budget = int(free_bytes * (fraction or 1.0) * (_STATES_SHARE if has_pages else 1.0))
     slots = budget // slot_bytes - 1
     if slots < 1:
         remedy = "" if fraction is None else f"raise --mem-fraction-static ({fraction}), or "

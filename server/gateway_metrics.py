@@ -24,7 +24,7 @@ def gateway_metrics(engine: TextEngine, model_name: str) -> Iterator[Metric]:
         (
             "kv_cache_usage_perc",
             "Share of the KV cache that running sequences hold; 1 is all of it.",
-            stats.kv_tokens_used / (stats.kv_tokens_total or 1),
+            stats.cache_share,
         ),
     )
     for name, documentation, value in figures:

@@ -74,8 +74,8 @@ _OF_REPLICAS: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
     ("replica_queue_reqs", "Sequences that wait there.", lambda each: each.stats.queued_requests),
     (
         "replica_token_usage",
-        "Share of its KV cache that running sequences hold.",
-        lambda each: each.stats.kv_tokens_used / (each.stats.kv_tokens_total or 1),
+        "Share of its KV cache, or recurrent states, that running sequences hold.",
+        lambda each: each.stats.cache_share,
     ),
     (
         "replica_cache_hit_rate",
@@ -325,13 +325,17 @@ class Metrics(MetricRegistry):
         graphs = GraphInfo() if info is None else info.graphs
         used, size = stats.kv_tokens_used, stats.kv_tokens_total
         hit = stats.cached_tokens_total / (stats.prompt_tokens_total or 1)
-        cached, share = stats.kv_tokens_cached, used / (size or 1)
+        cached = stats.kv_tokens_cached
         return [
             *super().gauges(),
             ("num_used_tokens", "Tokens of the KV cache that running sequences hold.", used),
             ("num_cached_tokens", "Tokens of the KV cache that hold prefixes for reuse.", cached),
             ("max_total_num_tokens", "Size of the KV cache in tokens.", size),
-            ("token_usage", "Share of the KV cache that running sequences hold.", share),
+            (
+                "token_usage",
+                "Share of the KV cache, or recurrent states, that running sequences hold.",
+                stats.cache_share,
+            ),
             (
                 "cache_hit_rate",
                 "Share of all prompt tokens that was found in the prefix cache.",

@@ -111,6 +111,16 @@ class KVCache:
         """Tokens of pages that requests hold, alone or shared."""
         return self.total_tokens - self.allocator.free_pages * self.page_size - self.cached_tokens
 
+    @property
+    def total_states(self) -> int:
+        """Slots of recurrent states."""
+        return 0 if self.states is None else self.states.size
+
+    @property
+    def used_states(self) -> int:
+        """Those that requests hold, and prefixes do not."""
+        return 0 if self.states is None else self.states.size - self.states.available
+
     def attach(self, request: Request) -> None:
         """Give a request that holds nothing the cached prefix of its tokens, short of the last one:
         its logits are wanted.

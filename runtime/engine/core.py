@@ -218,6 +218,8 @@ class EngineCore:
             kv_tokens_used=self._cache.used_tokens,
             kv_tokens_cached=self._cache.cached_tokens,
             kv_tokens_total=self._cache.total_tokens,
+            states_used=self._cache.used_states,
+            states_total=self._cache.total_states,
             prompt_tokens_total=scheduler.prompt_tokens,
             cached_tokens_total=scheduler.cached_tokens,
             generation_tokens_total=self._generated_tokens,

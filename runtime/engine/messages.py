@@ -119,13 +119,17 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Gauges at one moment and totals since the engine process began."""
+    """Gauges at one moment and totals since the engine process began. `states`: slots of recurrent
+    states.
+    """
 
     running_requests: int = 0
     queued_requests: int = 0
     kv_tokens_used: int = 0
     kv_tokens_cached: int = 0
     kv_tokens_total: int = 0
+    states_used: int = 0
+    states_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generation_tokens_total: int = 0
@@ -137,6 +141,16 @@ class EngineStats:
     graph_replays_total: int = 0
     padded_tokens_total: int = 0
     graph_fallbacks_total: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def cache_share(self) -> float:
+        """Of the KV cache, or of recurrent states where more of those are held, the share that
+        running requests hold.
+        """
+        return max(
+            self.kv_tokens_used / (self.kv_tokens_total or 1),
+            self.states_used / (self.states_total or 1),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -315,7 +315,10 @@ class ModelRunner:
         slot = slot_bytes(self._state_layouts)
         if config.max_total_tokens is None and steps.mem_fraction_static is None:
             # Of no more requests than whose states fit.
-            tried = with_states(steps, self.platform.memory().free, slot) if slot else steps
+            tried = steps
+            if slot:
+                now = self.platform.memory().free
+                tried = with_states(steps, now, slot, has_pages=bool(self._layouts))
             pool = self._make_pool(LEAST_PAGES, steps.page_size, LEAST_PAGES)
             attention = PagedAttention(backend=backend, pool=pool, states=self._make_states(1))
             free = profile_memory(

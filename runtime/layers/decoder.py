@@ -58,6 +58,24 @@ class DecoderLayer(nn.Module):
         )
 
 
+class MixerLayer(nn.Module):
+    """One mixer of x [T, hidden] and rotations on the normalised sum of everything before, and no
+    feed-forward (Mamba).
+    """
+
+    def __init__(self, config: ModelConfig, mixer: nn.Module) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mixer = mixer
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `DecoderLayer`."""
+        x, residual = (self.norm(x), x) if residual is None else self.norm.add(x, residual)
+        return self.mixer(x, rotations), residual
+
+
 class Decoder(nn.Module):
     """Token ids to hidden states. `rotaries`: the tables that layers turn by, a
     `Rotary` each or another function of positions, by their index.

@@ -79,6 +79,8 @@ class CausalLM(nn.Module):
     leaves out. None: it may not, but where null means something. Members that are neither here nor
     in `config_class` mean nothing, whatever they are.
     """
+    config_names: ClassVar[dict[str, str]] = {}
+    """Members of config.json that this model calls otherwise, and what they are here."""
     takes_partial_rotary: ClassVar[bool] = False
     gguf_names: ClassVar[dict[str, str]] = gguf_names(GGUF_BLOCK)
     """The modules' names in GGUF files."""

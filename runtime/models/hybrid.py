@@ -43,10 +43,6 @@ def kinds_of_layers(
             raise ValueError(
                 f"layer_types must be {' or '.join(kinds)}, got {kind!r:.60}; fetch the model again"
             )
-    if "full_attention" not in found:
-        raise ValueError(
-            "none of its layers has attention, and such models are not supported; choose another"
-        )
     return {"layer_types": found}
 
 

@@ -116,6 +116,8 @@ class Replica(EngineClient):
             kv_tokens_used=0,
             kv_tokens_cached=0,
             kv_tokens_total=0 if self.state is EngineState.FAILED else self.stats.kv_tokens_total,
+            states_used=0,
+            states_total=0 if self.state is EngineState.FAILED else self.stats.states_total,
         )
 
 

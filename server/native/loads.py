@@ -65,7 +65,7 @@ def _loads(serving: Serving) -> list[dict[str, Any]]:
             "num_waiting_reqs": each.stats.queued_requests,
             "num_used_tokens": each.stats.kv_tokens_used,
             "max_total_num_tokens": 0 if each.info is None else each.info.kv_tokens,
-            "token_usage": each.stats.kv_tokens_used / (each.stats.kv_tokens_total or 1),
+            "token_usage": each.stats.cache_share,
             "cache_hit_rate": each.stats.cached_tokens_total
             / (each.stats.prompt_tokens_total or 1),
             "max_running_requests": most // len(engines),

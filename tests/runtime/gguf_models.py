@@ -121,7 +121,7 @@ def metadata_of(config: Any) -> dict[str, Any]:
         "attention__key_length": getattr(config, "head_dim", None)
         or config.hidden_size // config.num_attention_heads,
         **_epsilon_of(config),
-        "rope__freq_base": (config.rope_parameters or {}).get("rope_theta"),
+        "rope__freq_base": (getattr(config, "rope_parameters", None) or {}).get("rope_theta"),
         "expert_count": getattr(config, "num_local_experts", getattr(config, "num_experts", None)),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
@@ -134,8 +134,9 @@ def metadata_of(config: Any) -> dict[str, Any]:
 def _epsilon_of(config: Any) -> dict[str, float]:
     if hasattr(config, "layer_norm_eps"):
         return {"attention__layer_norm_epsilon": config.layer_norm_eps}
-    # As LFM2 calls it.
-    epsilon = getattr(config, "norm_eps", None) or config.rms_norm_eps
+    # As LFM2 and Mamba 2 call it.
+    names = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+    epsilon = next(getattr(config, name) for name in names if getattr(config, name, None))
     return {"attention__layer_norm_rms_epsilon": epsilon}
 
 

@@ -101,6 +101,14 @@ def test_pages_that_take_no_memory_are_counted_too() -> None:
     assert config.max_total_tokens == 2**26 * steps.page_size
 
 
+def test_states_alone_may_take_all_memory_and_tokens_are_bounded() -> None:
+    config = resolved(free=100 * MIB, page=0, slot=MIB, max_running_requests=200)
+    assert (config.max_running_requests, config.state_slots) == (99, 100)
+    assert config.max_total_tokens == 99 * 4096
+    config = resolved(page=0, slot=1, max_running_requests=10**6)
+    assert config.max_total_tokens == 2**22
+
+
 def test_the_context_is_cut_to_what_the_cache_holds() -> None:
     config = resolved(max_total_tokens=1000)
     assert (config.max_total_tokens, config.context_length) == (992, 992)

@@ -315,7 +315,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**LFM2, "layer_types": ["conv", "mamba"]},
         "layer_types must be conv or full_attention, got 'mamba'",
     ),
-    "no attention": ({**LFM2, "layer_types": ["conv", "conv"]}, "none of its layers has attention"),
     "a convolution of one token": ({**LFM2, "conv_L_cache": 1}, "conv_L_cache must be 2 to 256"),
     "heads of no size": ({"num_attention_heads": 5, "head_dim": None}, "5 heads cannot share"),
     "architectures": ({"architectures": "LlamaForCausalLM"}, 'no "architectures"'),

@@ -57,7 +57,10 @@ def test_more_requests_than_slots_wait_for_one(slots: int) -> None:
     while core.has_work:
         core.step()
         core.check()
-        most = max(most, core.stats().running_requests)
+        stats = core.stats()
+        assert (stats.states_used, stats.states_total) == (stats.running_requests, slots - 1)
+        assert stats.cache_share == stats.states_used / stats.states_total
+        most = max(most, stats.running_requests)
     assert most == slots - 1
     assert_idle(core)
 

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "a vocabulary that does not go round": ("llama", 2, {"vocab_size": 500, "eos_token_id": None}),
     "short convolutions": ("lfm2", 2, SHORT_CONV),
     "attention beside Mamba 2": ("falcon_h1", 2, FALCON),
+    "Mamba 2 alone": ("mamba2", 2, {"num_heads": 4, "head_dim": 32, "n_groups": 2}),
     "gates beside queries": ("qwen3_5_text", 2, DELTA),
     "keys beside their values": ("qwen3_next", 2, {**DELTA, "num_experts": 2, **SMALL_EXPERTS}),
     "a group of Mamba 2 that ranks share": (

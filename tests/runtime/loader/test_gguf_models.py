@@ -166,6 +166,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "rope.scaling.finetuned": False,
         },
     ),
+    "mamba2": (
+        "mamba2",
+        {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 24},
+        {**SSM, "attention.head_count": 0, "feed_forward_length": 0},
+    ),
     "qwen3_5_text": ("qwen35", {**DELTA, **TIED}, SSM_OF_DELTA),
     "qwen3_5_moe_text": (
         "qwen35moe",
@@ -260,7 +265,7 @@ def converted(
         return [(f"{owner}.dt_proj.bias", tensor)]
     if name.endswith(".expert_bias"):
         return [(f"{name}.bias", tensor)]
-    if name.endswith("mamba.norm.weight"):
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         return [(name, tensor.view(MAMBA["mamba_n_groups"], -1))]
     if name.endswith(("conv.conv.weight", "conv1d.weight")):
         return [(name, tensor.squeeze(1))]

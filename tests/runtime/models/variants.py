@@ -310,6 +310,17 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "ssm_multipliers": [0.5, 1.1, 0.8, 1.2, 0.7],
         },
     ),
+    "mamba2": (
+        "mamba2",
+        {
+            "hidden_size": 64,
+            "num_heads": 4,
+            "head_dim": 32,
+            "n_groups": 2,
+            "state_size": 24,
+            "use_bias": True,
+        },
+    ),
     "bamba": (
         "bamba",
         {

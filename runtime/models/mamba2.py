@@ -1,0 +1,122 @@
+"""Mamba 2 (arXiv:2405.21060), such as Codestral Mamba: nothing but mixers with a recurrent state,
+so a request takes the same memory whatever its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from ..layers.decoder import Decoder, MixerLayer
+from ..layers.linear import StoredTensor
+from ..layers.mamba2 import Mamba2Mixer
+from ..layers.norm import GatedRMSNorm, RMSNorm
+from ..loader.checkpoint import from_llama_cpp, renamed
+from ..model_config import ModelConfig
+from .causal_lm import CausalLM, gguf_names
+from .hybrid import GGUF_MAMBA, GGUF_MAMBA_KEYS, Mamba2Config, mamba_fields
+
+ARCHITECTURE = "Mamba2ForCausalLM"
+MODEL_TYPE = "mamba2"
+GGUF_ARCHITECTURE = "mamba2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PureMamba2Config(Mamba2Config):
+    mamba_n_groups: int = 8
+    mamba_d_state: int = 128
+    mamba_d_head: int | str = 64
+
+
+class Mamba2ForCausalLM(CausalLM):
+    config_class: ClassVar[type[ModelConfig]] = PureMamba2Config
+    config_defaults: ClassVar = {
+        **CausalLM.config_defaults,
+        "vocab_size": 32768,
+        "hidden_size": 4096,
+        "num_hidden_layers": 64,
+        # It has no attention and no feed-forward.
+        "num_attention_heads": 0,
+        "intermediate_size": 0,
+        # Nothing limits it: what llama.cpp's converter writes.
+        "max_position_embeddings": 2**20,
+        "rms_norm_eps": 1e-5,
+    }
+    config_names: ClassVar[dict[str, str]] = {
+        "num_heads": "mamba_n_heads",
+        "head_dim": "mamba_d_head",
+        "n_groups": "mamba_n_groups",
+        "state_size": "mamba_d_state",
+        "conv_kernel": "mamba_d_conv",
+        "expand": "mamba_expand",
+        "use_conv_bias": "mamba_conv_bias",
+        "use_bias": "mamba_proj_bias",
+        "layer_norm_epsilon": "rms_norm_eps",
+    }
+
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(
+        {
+            "attn_norm": "norm",
+            **{key: name.replace("mamba.", "mixer.") for key, name in GGUF_MAMBA.items()},
+        }
+    )
+    gguf_keys: ClassVar[dict[str, str]] = GGUF_MAMBA_KEYS
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        inner = get("ssm.inner_size")
+        return {
+            "mamba_expand": inner // max(get("embedding_length"), 1),
+            "mamba_d_head": inner // max(get("ssm.time_step_rank"), 1),
+            "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in tensors,
+            "mamba_proj_bias": "blk.0.ssm_in.bias" in tensors,
+        }
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return from_llama_cpp(tensors, "mixer")
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        if config.hidden_act not in ("silu", "swish"):
+            raise ValueError(
+                f"the activation {config.hidden_act!r:.60} is not supported here; supported: silu"
+            )
+        inner = config.mamba_expand * config.hidden_size
+        return {
+            **mamba_fields(config, inner),
+            "num_heads": config.mamba_n_heads,
+            "num_kv_heads": config.mamba_n_heads,
+            "intermediate_size": inner,
+        }
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        names = {
+            r"^backbone\.embeddings?\.": "model.embed_tokens.",
+            r"^backbone\.norm_f\.": "model.norm.",
+            r"^backbone\.": "model.",
+        }
+        return renamed(tensors, names)
+
+    def make_decoder(self) -> Decoder:
+        config = self.config
+        norm = RMSNorm(config.hidden_size, config.norm_eps)
+        return Decoder(config, map(self.make_layer, range(config.num_layers)), norm, [])
+
+    def make_layer(self, layer: int) -> nn.Module:
+        config, sizes = self.config, self.config.mamba
+        norm = GatedRMSNorm(sizes.inner, config.norm_eps, groups=sizes.groups)
+        mixer = Mamba2Mixer(
+            layer,
+            config.hidden_size,
+            sizes,
+            norm,
+            conv_bias=config.mamba_conv_bias,
+            in_bias=config.mamba_proj_bias,
+            out_bias=config.mamba_proj_bias,
+        )
+        return MixerLayer(config, mixer)
