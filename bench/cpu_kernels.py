@@ -4,6 +4,7 @@ products  linear layers of SmolLM2's sizes: bfloat16's time divided by that of I
 integers  weights in GGUF's blocks: the time with activations of 16 bits divided by that of 8
 quantise  activations, alone and behind norms and gates: plain torch, `torch.compile`, the kernel
 invariant linear layers in bfloat16 with `--batch-invariant`: their time divided by that without
+ways      the same by FMAs of float32: their time divided by that by dot products of bfloat16
 cache     a decode's attention over a KV cache in 8 bits: bfloat16's time divided by theirs
 shared    decodes that begin with the same pages: the time when each reads them for itself divided
           by that when they are read once for all
@@ -40,6 +41,8 @@ TOKENS = (1, 8, 64, 256, 1024)
 _KINDS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 _BYTES = 3
 """`piecework_multiply_adds` knows products of bytes by it."""
+_FASTEST, _FLOATS, _DOTS = -1, 0, 1
+"""As `piecework_choose_way` knows them."""
 _MOST_NUMBERS = 60_000_000
 """Of the weights of one shape, one after another, so that they come from memory."""
 _LAYERS, _PAGE_SIZE, _HEADS, _KV_HEADS, _HEAD_SIZE = 30, 16, 9, 3, 64
@@ -97,6 +100,26 @@ def _product_times(rows: int, columns: int, tokens: int, rounds: int) -> dict[st
 
 def invariant(rounds: int) -> list[str]:
     """A row a shape: how many times as long each number of tokens takes."""
+    library = load_kernels()
+    assert library is not None
+    return _in_turn(library.piecework_set_batch_invariant, (1, 0), rounds)
+
+
+def ways(rounds: int) -> list[str]:
+    """A row a shape: how many times as fast dot products are, by tokens."""
+    library = load_kernels()
+    assert library is not None
+    if not library.piecework_choose_way(_DOTS):
+        return ["this CPU has no dot products of bfloat16"]
+    lines = _in_turn(library.piecework_choose_way, (_FLOATS, _DOTS), rounds)
+    library.piecework_choose_way(_FASTEST)
+    return lines
+
+
+def _in_turn(choose: Callable[[int], Any], values: tuple[int, int], rounds: int) -> list[str]:
+    """A row a shape of bfloat16: the time after `choose` of the first value divided by that after
+    the second, which stays.
+    """
     kernels, library = native_linear(), load_kernels()
     assert kernels is not None and library is not None
     layout = kernels.layout("bfloat16", SHAPES[0][1])
@@ -109,15 +132,15 @@ def invariant(rounds: int) -> list[str]:
         for tokens in TOKENS:
 
             def call(value: int, x: torch.Tensor, weights: Any = weights, rows: int = rows) -> None:
-                library.piecework_set_batch_invariant(value)
+                choose(value)
                 for weight in weights:
                     multiply(library, x, None, weight, None, rows, layout)
 
             x = _random(tokens, columns)
-            best = least({str(value): partial(call, value, x) for value in (0, 1)}, rounds)
-            cells.append(f"{best['1'] / best['0']:.2f}")
+            best = least({str(value): partial(call, value, x) for value in values}, rounds)
+            first, second = best.values()
+            cells.append(f"{first / second:.2f}")
         lines.append(_row(f"{rows:,} x {columns:,}", *cells))
-    library.piecework_set_batch_invariant(0)
     return lines
 
 
@@ -308,6 +331,7 @@ def _row(*cells: str) -> str:
 PARTS = {
     "products": products,
     "invariant": invariant,
+    "ways": ways,
     "integers": integers,
     "quantise": quantising,
     "cache": cache,

@@ -21,6 +21,7 @@ void dot_products(const uint32_t* panel, const bf16* x, int pairs, float* c, boo
       });
     const uint32_t* weights = panel;
     for (int i = 0; i < pairs; ++i, weights += kPanel) {
+      prefetch(reinterpret_cast<const uint8_t*>(weights), 4 * kWide);
       const words a = load<words>(weights), b = load<words>(weights + kLanes);
       unrolled<R>([&](auto r) __attribute__((always_inline)) {
         const bf16* from = x + r * kStrideOf<bf16> + 2 * i;
@@ -65,7 +66,7 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
     });
   }
   int begin = span.begin;
-  if (amx::kHasTiles && span.tokens >= amx::kLeastRows && amx::are_usable()) {
+  if (amx::kHasTiles && span.tokens >= amx::kLeastRows && !is_batch_invariant() && amx::are_usable()) {
     constexpr int kColumns = amx::kTileBytes / sizeof(bf16);
     const int steps = span.columns / kColumns;
     const auto* rows = reinterpret_cast<const uint8_t*>(x.columns(span.first, begin));

@@ -53,6 +53,18 @@ Way fastest_way() {
   return fastest;
 }
 
+// Whether weights of bfloat16 go by dot products whatever the number of rows: AMD's CPUs make twice as many products by them as by FMAs
+// (Intel's half as many). That is known, not measured, so that an engine that starts again computes as it did.
+bool takes_dots() {
+  if (choice != kMeasured) return choice == kDots;
+#if defined(__AVX512BF16__)
+  static const bool is_amd = (__builtin_cpu_init(), __builtin_cpu_is("amd"));
+  return is_amd;
+#else
+  return false;
+#endif
+}
+
 // Rows for which it pays to make the weights bfloat16 or float16 first.
 int least_rows(Way way, int32_t format) {
   if (way == kDots) return amx::are_usable() ? amx::kLeastRows : 24;
@@ -66,6 +78,7 @@ bool is_batch_invariant() { return invariant; }
 Way way_of(const Linear& linear, int tokens) {
   if (linear.format == kInt8) return kBytes;
   if (linear.format < kInt8 && linear.input.group == GroupedColumns::kGroup) return kIntegers;
+  if (linear.format == kBf16 && takes_dots()) return kDots;
   if (invariant) return kFloats;
   // The fastest is not asked for, and so not looked for, before there are as many rows.
   if (tokens < least_rows(kHalves, linear.format)) return kFloats;

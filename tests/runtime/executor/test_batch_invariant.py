@@ -28,6 +28,9 @@ CASES: list[dict[str, Any]] = [
     {"architecture": "llama", "quantization": "none", "kv_cache_dtype": "int8"},
 ]
 
+FLOATS, DOTS = 0, 1
+"""Ways of `piecework_choose_way`."""
+
 pytestmark = pytest.mark.skipif(
     not build.runnable_variants()[0].needs, reason="decodes run op by op on this CPU"
 )
@@ -92,8 +95,10 @@ def test_what_cannot_hold_is_refused(tmp_path: Path) -> None:
         LLM(str(path), dtype="float32", **small)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "Q8_0", "Q4_0"])
-def test_a_row_gets_the_same_bits_beside_any_others(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "way"), [("bfloat16", FLOATS), ("bfloat16", DOTS), ("Q8_0", FLOATS), ("Q4_0", FLOATS)]
+)
+def test_a_row_gets_the_same_bits_beside_any_others(kind: str, way: int) -> None:
     kernels, library = native_linear(activations="bf16"), build.load_kernels()
     assert kernels is not None and library is not None
     generator = torch.Generator().manual_seed(0)
@@ -113,10 +118,14 @@ def test_a_row_gets_the_same_bits_beside_any_others(kind: str) -> None:
         rows = multiply(library, x[:tokens], None, packed, None, 256, layout)
         return torch.equal(rows[:1], multiply(library, x[:1], None, packed, None, 256, layout))
 
+    if not library.piecework_choose_way(way):
+        pytest.skip("this CPU has no dot products of bfloat16")
     library.piecework_set_batch_invariant(1)
     try:
         assert all(map(is_same, (2, 3, 13, 40, 100)))
+        library.piecework_set_batch_invariant(0)
+        # By dot products each sum is one chain in any case. Else this would show nothing.
+        assert way == DOTS or not is_same(13)
     finally:
         library.piecework_set_batch_invariant(0)
-    # Else this would show nothing.
-    assert not is_same(13)
+        library.piecework_choose_way(-1)
