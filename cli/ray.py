@@ -61,6 +61,12 @@ class Placement:
     target_ongoing_requests: float = option(
         32.0, "sequences that a replica is to run and queue, for scaling", group=_GROUP
     )
+    upscale_delay: float = option(
+        30.0, "seconds of more load before a replica is added", group=_GROUP
+    )
+    downscale_delay: float = option(
+        600.0, "seconds of less load before a replica is taken away", group=_GROUP
+    )
     replica_cpus: float = option(1.0, "cores of a replica, and threads of its engine", group=_GROUP)
     replica_gpus: float = option(0.0, "GPUs of a replica: tp-size of them", group=_GROUP)
     routing: str = option(
@@ -75,6 +81,8 @@ class Placement:
             raise ValueError(
                 f"max-replicas {self.max_replicas} is less than min-replicas {self.min_replicas}"
             )
+        if min(self.upscale_delay, self.downscale_delay) < 0:
+            raise ValueError("upscale-delay and downscale-delay are 0 or more seconds")
 
     def options(self, config: AnyServerConfig) -> dict[str, Any]:
         """What Ray calls the options of the replicas' deployment."""
@@ -99,6 +107,8 @@ class Placement:
                 "min_replicas": self.min_replicas,
                 "max_replicas": self.max_replicas,
                 "target_ongoing_requests": self.target_ongoing_requests,
+                "upscale_delay_s": self.upscale_delay,
+                "downscale_delay_s": self.downscale_delay,
                 "policy": {"policy_function": queue_length},
             }
         }

@@ -14,7 +14,7 @@ from .config import ServerConfig
 from .engine.client import EngineClient
 from .engine.interface import TextEngine
 from .engine.replicas import Replicas
-from .engine.supervisor import SupervisorSettings
+from .engine.supervisor import settings_of
 from .images.config import ImageServerConfig
 from .openai.responses.service import check_store
 from .pooling.config import PoolingServerConfig
@@ -65,12 +65,7 @@ def _text_service(
     chat_rows: dict[str, str],
     process: subprocess.Popen[bytes] | None,
 ) -> Service:
-    settings = SupervisorSettings(
-        max_queued_requests=config.max_queued_requests,
-        log_level=config.log_level,
-        watchdog_timeout=config.watchdog_timeout,
-        process=process,
-    )
+    settings = settings_of(config, process)
     engine: TextEngine = (
         EngineClient(config.engine, tokenizer, **settings)
         if config.dp_size == 1

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import subprocess
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import zmq
 
@@ -23,6 +23,9 @@ from .state import EngineState, EngineUnavailable, QueueFull
 from .unfinished import R, UnfinishedRequests
 from .watchdog import Watchdog
 
+if TYPE_CHECKING:
+    from ..config import CommonServerConfig
+
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT = 5.0
@@ -35,6 +38,18 @@ class SupervisorSettings(TypedDict, total=False):
     log_level: str
     watchdog_timeout: float
     process: subprocess.Popen[bytes] | None
+
+
+def settings_of(
+    config: CommonServerConfig, process: subprocess.Popen[bytes] | None
+) -> SupervisorSettings:
+    """What a server's settings say of the supervision of its engine."""
+    return SupervisorSettings(
+        max_queued_requests=config.max_queued_requests,
+        log_level=config.log_level,
+        watchdog_timeout=config.watchdog_timeout,
+        process=process,
+    )
 
 
 class EngineSupervisor(UnfinishedRequests[R]):

@@ -19,11 +19,10 @@ from ..config import ServerConfig
 from ..errors import NotFound
 from ..http.body import JsonRoute
 from ..images.config import ImageServerConfig
-from ..images.generations import FILE_TYPES, get_file
+from ..images.generations import FILE_ROUTE, get_file
 from ..images.state import ImageServing
 from ..native.answers import AbortCount
 from ..native.protocol import AbortBody
-from ..open_paths import OPEN_FOLDER
 from ..openai.answers import ModelCard
 from ..page import status as page_status
 from ..page.status import ServerStatus
@@ -145,11 +144,7 @@ async def status(fleet: FleetDep, serving: AnyServingDep, model: str | None = No
     return await page_status.status(member.service.app.state.serving)
 
 
-@router.get(
-    OPEN_FOLDER + "{name}",
-    response_class=Response,
-    responses=answers(media=FILE_TYPES, errors=(404,)),
-)
+@router.get(**FILE_ROUTE)
 async def get_image(name: str, fleet: FleetDep) -> Response:
     """An image that was asked for as a URL, until it expires, whether or not its model is still
     loaded.

@@ -61,11 +61,14 @@ async def create_images(
     return json_response(answer)
 
 
-@file_router.get(
-    OPEN_FOLDER + "{name}",
-    response_class=Response,
-    responses=answers(media=FILE_TYPES, errors=(404,)),
-)
+FILE_ROUTE: dict[str, Any] = {
+    "path": OPEN_FOLDER + "{name}",
+    "response_class": Response,
+    "responses": answers(media=FILE_TYPES, errors=(404,)),
+}
+
+
+@file_router.get(**FILE_ROUTE)
 async def get_file(name: str, serving: ImageServingDep) -> Response:
     """An image that was asked for as a URL, until it expires. Needs no key: the name cannot be
     guessed.

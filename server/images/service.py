@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from ...runtime.engine.messages import DiffusionInfo
 from ..app import COMMON_ROUTERS, Service, build_app
+from ..engine.supervisor import settings_of
 from ..summary import base_url, curl, table
 from . import generations
 from .client import ImageClient
@@ -27,13 +28,7 @@ def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes] | 
     """Called in the event loop that will run it. `process`: an engine process that waits for its
     job, if there is one.
     """
-    engine = ImageClient(
-        config.engine,
-        max_queued_requests=config.max_queued_requests,
-        log_level=config.log_level,
-        watchdog_timeout=config.watchdog_timeout,
-        process=process,
-    )
+    engine = ImageClient(config.engine, **settings_of(config, process))
 
     def summary(port: int, seconds: float) -> str:
         assert engine.info is not None

@@ -16,6 +16,7 @@ from ...runtime.pooling.folder import PoolingFolder, read_folder
 from ...runtime.pooling.messages import INPUTS_PER_REQUEST, PoolingInfo
 from ...runtime.tokenizer.tokenizer import load_tokenizer
 from ..app import BATCH_ROUTERS, COMMON_ROUTERS, Service, add_batches, build_app
+from ..engine.supervisor import settings_of
 from ..summary import base_url, curl, table
 from . import embeddings, scoring
 from .client import PoolingClient
@@ -38,14 +39,7 @@ def pooling_service(
     tokenizer = load_tokenizer(str(folder.path), config.engine.tokenizer_path)
 
     def make() -> Service:
-        engine = PoolingClient(
-            config.engine,
-            tokenizer,
-            max_queued_requests=config.max_queued_requests,
-            log_level=config.log_level,
-            watchdog_timeout=config.watchdog_timeout,
-            process=process,
-        )
+        engine = PoolingClient(config.engine, tokenizer, **settings_of(config, process))
 
         def summary(port: int, seconds: float) -> str:
             assert engine.info is not None

@@ -152,6 +152,22 @@ async def ask(client: httpx.AsyncClient, model: str | None, **more: Any) -> http
     return await client.post("/v1/completions", json={**BODY, **named, **more})
 
 
+async def contend(
+    scripted: ScriptedFleet, client: httpx.AsyncClient
+) -> tuple[LoadableEngine, asyncio.Task[httpx.Response], asyncio.Task[httpx.Response]]:
+    """Room for one model: `a` is held busy by a request, and is to give way to one for `b`. Returns
+    the engine of `a`, and both.
+    """
+    await ask(client, "a")
+    engine = scripted.engines["a"]
+    engine.script.held = True
+    first = asyncio.create_task(ask(client, "a"))
+    await until(lambda: bool(engine.running))
+    other = asyncio.create_task(ask(client, "b"))
+    await until(lambda: not scripted.fleet.members["a"].admits)
+    return engine, first, other
+
+
 async def states(client: httpx.AsyncClient) -> dict[str, str]:
     listed = (await client.get("/v1/models")).json()["data"]
     return {each["id"]: each["status"]["value"] for each in listed}

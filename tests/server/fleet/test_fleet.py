@@ -9,7 +9,17 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from fleet_fixtures import BODY, GIB, LoadableEngine, ScriptedFleet, ask, served, states, until
+from fleet_fixtures import (
+    BODY,
+    GIB,
+    LoadableEngine,
+    ScriptedFleet,
+    ask,
+    contend,
+    served,
+    states,
+    until,
+)
 from http_fixtures import error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -196,13 +206,7 @@ async def test_what_is_pinned_stays_and_is_told(scripted: ScriptedFleet) -> None
 
 async def test_a_model_with_requests_is_not_ended_for_another(scripted: ScriptedFleet) -> None:
     async with served(scripted, "a", "b", max_loaded_models=1) as client:
-        await ask(client, "a")
-        engine = scripted.engines["a"]
-        engine.script.held = True
-        first = asyncio.create_task(ask(client, "a"))
-        await until(lambda: bool(engine.running))
-        other = asyncio.create_task(ask(client, "b"))
-        await until(lambda: not scripted.fleet.members["a"].admits)
+        engine, first, other = await contend(scripted, client)
         # It takes no more, so that the other's turn comes.
         late = asyncio.create_task(ask(client, "a"))
         await asyncio.sleep(0.05)
@@ -217,12 +221,7 @@ async def test_a_busy_model_goes_on_when_nobody_waits_for_its_room_any_more(
     scripted: ScriptedFleet,
 ) -> None:
     async with served(scripted, "a", "b", max_loaded_models=1) as client:
-        await ask(client, "a")
-        engine = scripted.engines["a"]
-        engine.script.held = True
-        first = asyncio.create_task(ask(client, "a"))
-        other = asyncio.create_task(ask(client, "b"))
-        await until(lambda: not scripted.fleet.members["a"].admits)
+        engine, first, other = await contend(scripted, client)
         late = asyncio.create_task(ask(client, "a"))
         await until(lambda: scripted.fleet.waiting_for(scripted.fleet.members["a"]) == 1)
         other.cancel()

@@ -11,7 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batch_fixtures import create, ended, line, lines_of, upload
-from fleet_fixtures import GIB, LoadableEngine, ScriptedFleet, ask, served, states, until
+from fleet_fixtures import (
+    GIB,
+    LoadableEngine,
+    ScriptedFleet,
+    ask,
+    contend,
+    served,
+    states,
+    until,
+)
 from http_fixtures import error_of
 from safetensors.numpy import save_file
 
@@ -46,12 +55,7 @@ async def test_an_origin_that_the_server_allows_its_models_allow(scripted: Scrip
 
 async def test_a_drain_waits_for_a_model_that_was_giving_way(scripted: ScriptedFleet) -> None:
     async with served(scripted, "a", "b", max_loaded_models=1) as client:
-        await ask(client, "a")
-        engine = scripted.engines["a"]
-        engine.script.held = True
-        first = asyncio.create_task(ask(client, "a"))
-        other = asyncio.create_task(ask(client, "b"))
-        await until(lambda: not scripted.fleet.members["a"].admits)
+        engine, first, other = await contend(scripted, client)
         await scripted.fleet.drain(5)
         assert engine.state is EngineState.DRAINING
         engine.script.held = False

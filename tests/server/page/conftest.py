@@ -5,12 +5,29 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from http_fixtures import make_app, serve, wait_for
+from scripted_engine import INFO, ScriptedEngine
+from toy_tokenizer import toy_tokenizer
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WAIT_MS = 15_000
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    engine = ScriptedEngine(toy_tokenizer())
+    engine.info = replace(INFO, context_length=4096)
+    return engine
+
+
+@pytest.fixture
+def url(engine: ScriptedEngine) -> Iterator[str]:
+    with serve(make_app(engine)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +74,12 @@ class Window:
     def say(self, text: str) -> None:
         self.page.get_by_role("textbox", name="Message", exact=True).fill(text)
         self.page.keyboard.press("Enter")
+
+    def begin(self, engine: ScriptedEngine, text: str = "Hello", least: int = 20) -> None:
+        """Say it, and wait for so many characters of an answer that goes on slowly."""
+        engine.script.delay = 0.02
+        self.say(text)
+        wait_for(lambda: len(self.text()) > least)
 
     def answer(self) -> Any:
         """The last answer, which may be under way."""

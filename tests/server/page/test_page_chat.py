@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,6 @@ HOSTILE = (
 )
 
 
-@pytest.fixture
-def engine() -> ScriptedEngine:
-    engine = ScriptedEngine(toy_tokenizer())
-    engine.info = replace(INFO, context_length=4096)
-    return engine
-
-
 def say_once(engine: ScriptedEngine, *texts: str) -> None:
     """Answer with these texts, one after another, the last one from then on."""
     replies = iter(texts)
@@ -53,12 +45,6 @@ def say_once(engine: ScriptedEngine, *texts: str) -> None:
 
 def prompt_of(engine: ScriptedEngine, number: int = -1) -> str:
     return engine.tokenizer.decode(engine.requests[number].prompt_ids, skip_special_tokens=False)
-
-
-@pytest.fixture
-def url(engine: ScriptedEngine) -> Iterator[str]:
-    with serve(make_app(engine)) as url:
-        yield url
 
 
 def test_an_answer_is_shown_as_markdown_and_none_of_it_is_run(
@@ -90,10 +76,8 @@ def test_an_answer_is_shown_as_markdown_and_none_of_it_is_run(
 def test_stop_keeps_what_came_and_go_on_continues_it(
     engine: ScriptedEngine, url: str, open_window: Any
 ) -> None:
-    engine.script.delay = 0.02
     window = open_window(url)
-    window.say("Hello")
-    wait_for(lambda: len(window.text()) > 20)
+    window.begin(engine)
     window.page.keyboard.press("Escape")
     window.page.wait_for_selector("button[title='Go on']")
     wait_for(lambda: len(engine.dropped) == 1)
@@ -111,10 +95,8 @@ def test_stop_keeps_what_came_and_go_on_continues_it(
 def test_a_reload_in_the_middle_keeps_what_came(
     engine: ScriptedEngine, url: str, open_window: Any
 ) -> None:
-    engine.script.delay = 0.02
     window = open_window(url)
-    window.say("Hello")
-    wait_for(lambda: len(window.text()) > 150)
+    window.begin(engine, least=150)
     window.page.reload()
     window.page.wait_for_selector("text=This answer was interrupted.")
     assert window.text().startswith(REPLY[:20])
@@ -154,11 +136,9 @@ def test_an_edit_is_a_branch_that_a_reload_keeps(
 @pytest.mark.slow
 def test_a_server_that_restarts_meanwhile_goes_on(engine: ScriptedEngine, open_window: Any) -> None:
     port = free_port()
-    engine.script.delay = 0.02
     with serve(make_app(engine), port) as url:
         window = open_window(url)
-        window.say("Hello")
-        wait_for(lambda: len(window.text()) > 20)
+        window.begin(engine)
     window.page.wait_for_selector(".banner:not([hidden])")
     before = window.text()
     engine.script.delay = 0.0
@@ -289,11 +269,9 @@ def refuse(page: Any, code: str) -> None:
 def test_what_came_of_an_answer_outlives_a_refusal_to_go_on(
     engine: ScriptedEngine, url: str, open_window: Any
 ) -> None:
-    engine.script.delay = 0.02
     window = open_window(url)
     page = window.page
-    window.say("Hello")
-    wait_for(lambda: len(window.text()) > 20)
+    window.begin(engine)
     page.keyboard.press("Escape")
     page.wait_for_selector("button[title='Go on']")
     text = window.text()
@@ -311,7 +289,6 @@ def test_an_answer_with_a_schema_is_asked_for_anew(
     engine: ScriptedEngine, url: str, open_window: Any
 ) -> None:
     """The grammar would have the rest alone be a whole object."""
-    engine.script.delay = 0.02
     window = open_window(url)
     page = window.page
     asked: list[dict[str, Any]] = []
@@ -321,8 +298,7 @@ def test_an_answer_with_a_schema_is_asked_for_anew(
     page.get_by_label("JSON schema", exact=True).fill('{"type": "object"}')
     page.get_by_label("Temperature").fill("0.33")
     page.get_by_role("button", name="Save").click()
-    window.say("Hello")
-    wait_for(lambda: len(window.text()) > 20)
+    window.begin(engine)
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Go on").click()
     wait_for(lambda: len(asked) == 2)
@@ -334,10 +310,8 @@ def test_a_server_that_stops_ends_no_answer(
     engine: ScriptedEngine, url: str, open_window: Any
 ) -> None:
     """It ends what still runs after --drain-timeout, and goes."""
-    engine.script.delay = 0.02
     window = open_window(url)
-    window.say("Hello")
-    wait_for(lambda: len(window.text()) > 20)
+    window.begin(engine)
     engine.state = EngineState.DRAINING
     httpx.post(f"{url}/abort_request", json={"abort_all": True}).raise_for_status()
     window.page.wait_for_selector(".banner:not([hidden])")
@@ -353,11 +327,9 @@ def test_a_server_that_stops_ends_no_answer(
 def test_an_edit_waits_for_the_answer_that_runs(
     engine: ScriptedEngine, url: str, open_window: Any
 ) -> None:
-    engine.script.delay = 0.02
     window = open_window(url)
     page = window.page
-    window.say("First")
-    wait_for(lambda: len(window.text()) > 20)
+    window.begin(engine, "First")
     page.get_by_role("button", name="Edit", exact=True).click()
     field = page.get_by_role("textbox", name="Edit the message")
     field.fill("Second")

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_fixtures import make_app, serve, wait_for
+from http_fixtures import serve, wait_for
 from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
@@ -62,20 +62,12 @@ def engine() -> ScriptedEngine:
     return engine
 
 
-@pytest.fixture
-def url(engine: ScriptedEngine) -> Iterator[str]:
-    with serve(make_app(engine)) as url:
-        yield url
-
-
 def test_the_figures_move_and_requests_are_shown_without_their_texts(
     engine: ScriptedEngine, url: str, open_window: Any
 ) -> None:
-    engine.script.delay = 0.02
     window = open_window(url)
     page = window.page
-    window.say("a secret word")
-    wait_for(lambda: len(window.text()) > 20)
+    window.begin(engine, "a secret word")
     page.get_by_role("link", name="Status").click()
     page.wait_for_selector(".phase.decode")
     row = page.locator(".status tbody tr").inner_text()

@@ -30,7 +30,14 @@ ARGS = {
     "disable-piecewise-cuda-graph": True,
     "replica-cpus": 1,
 }
-SCALED = {**ARGS, "min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 4}
+SCALED = {
+    **ARGS,
+    "min_replicas": 1,
+    "max_replicas": 2,
+    "target_ongoing_requests": 4,
+    "upscale_delay": 2,
+    "downscale_delay": 5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +70,23 @@ def replicas() -> list[psutil.Process]:
     ]
 
 
+def engines() -> list[psutil.Process]:
+    """Those that compute, of all replicas."""
+    return [
+        process
+        for replica in replicas()
+        for process in replica.children()
+        if "text_process" in " ".join(process.cmdline())
+    ]
+
+
 def running_engines() -> int:
     application = serve.status().applications["app"]
     return application.deployments["Engine"].replica_states.get("RUNNING", 0)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -139,14 +156,29 @@ def test_a_stream_whose_replica_is_killed_ends_with_an_error_event(two: str) -> 
 
 
 def test_replicas_are_added_under_load_and_taken_away(url: str) -> None:
-    application = build({**SCALED})
-    serve.run(application, name="app")
+    serve.run(build(SCALED), name="app")
     with ThreadPoolExecutor(24) as pool:
         deadline = time.monotonic() + 120
         while running_engines() < 2 and time.monotonic() < deadline:
             codes = list(pool.map(lambda n: chat(url, f"Tell of {n}.").status_code, range(24)))
             assert set(codes) == {200}
     assert running_engines() == 2
+    wait_for(lambda: running_engines() == 1, seconds=120)
+    assert chat(url, "Are you there?", max_tokens=1).status_code == 200
+
+
+def test_an_engine_that_ends_within_a_replica_loses_no_request(two: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = [
+            pool.submit(chat, two, f"Tell of {n}.", max_tokens=200, ignore_eos=True)
+            for n in range(8)
+        ]
+        wait_for(lambda: bool(engines()))
+        time.sleep(0.5)
+        for process in engines():
+            process.kill()
+        assert [answer.result().status_code for answer in answers] == [200] * 8
+    assert len(replicas()) == 2
 
 
 def test_a_model_that_is_not_there_is_told_before_anything_starts() -> None:
