@@ -108,11 +108,14 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     parser.add_argument("--seconds", type=float, default=150.0, help="of load")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, ready("smollm2-135m", common=FLAGS) as server:
-        with prometheus(Path(folder), f"127.0.0.1:{server.port}") as client:
-            began = time.time()
-            load(server.url, given.seconds)
-            draw(client, began, began + given.seconds, given.picture)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ready("smollm2-135m", common=FLAGS) as server,
+        prometheus(Path(folder), f"127.0.0.1:{server.port}") as client,
+    ):
+        began = time.time()
+        load(server.url, given.seconds)
+        draw(client, began, began + given.seconds, given.picture)
 
 
 if __name__ == "__main__":
