@@ -25,7 +25,7 @@ from piecework.runtime.layers.norm import RMSNorm
 from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.layers.rotary import Rotary
 from piecework.runtime.loader.loader import hollow_model
-from tests.runtime.models.variants import DELTA, FALCON, LATENT, MAMBA, SHORT_CONV
+from tests.runtime.models.variants import DELTA, FALCON, LATENT, MAMBA, OTHERS, SHORT_CONV
 from tests.split_models import answer, answer_by, assert_alike, load
 from tests.thread_ranks import on_ranks, thread_ranks
 
@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "a vocabulary that does not go round": ("llama", 2, {"vocab_size": 500, "eos_token_id": None}),
     "short convolutions": ("lfm2", 2, SHORT_CONV),
     "attention beside Mamba 2": ("falcon_h1", 2, FALCON),
+    "blocks that layers share": (OTHERS["zamba2"][0], 2, OTHERS["zamba2"][1]),
     "Mamba 2 alone": ("mamba2", 2, {"num_heads": 4, "head_dim": 32, "n_groups": 2}),
     "gates beside queries": ("qwen3_5_text", 2, DELTA),
     "keys beside their values": ("qwen3_next", 2, {**DELTA, "num_experts": 2, **SMALL_EXPERTS}),

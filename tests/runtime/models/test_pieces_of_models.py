@@ -40,8 +40,9 @@ LAYERS = 9
 def test_pieces_are_few_and_say_the_same(name: str, tmp_path: Path) -> None:
     architecture, overrides = VARIANTS[name]
     deeper: dict[str, Any] = {"num_hidden_layers": LAYERS}
-    if kinds := overrides.get("layer_types"):
-        deeper["layer_types"] = kinds * (LAYERS // len(kinds))
+    for member in ("layer_types", "layers_block_type"):
+        if kinds := overrides.get(member):
+            deeper[member] = (kinds * LAYERS)[:LAYERS]
     path = make_tiny_model(tmp_path / "model", architecture, **{**overrides, **deeper})
     torch._dynamo.reset()
     register_attention("CPU")

@@ -321,6 +321,26 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bias": True,
         },
     ),
+    "zamba2": (
+        "zamba2",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
+            "initializer_range": 0.1,
+            "num_mem_blocks": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "use_shared_attention_adapter": True,
+            "adapter_rank": 8,
+            "use_mem_rope": True,
+            "n_mamba_heads": 4,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 24,
+            "add_bias_linear": True,
+            # Otherwise transformers shares no block.
+            "tie_word_embeddings": True,
+        },
+    ),
     "bamba": (
         "bamba",
         {
