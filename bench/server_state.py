@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -58,15 +57,16 @@ async def read_state(client: Client) -> ServerState | None:
 
 
 async def wait_idle(client: Client, seconds: float) -> ServerState | None:
-    """The server's state as soon as it is idle, or the last one after `seconds`. Raises
-    `RequestFailed`.
+    """The server's state as soon as it is idle, or the last one after `seconds`, in looks: a machine
+    that stood still meanwhile has not looked. Raises `RequestFailed`.
     """
-    deadline = time.monotonic() + seconds
-    while True:
-        state = await read_state(client)
-        if state is None or state.idle or time.monotonic() > deadline:
-            return state
+    state = await read_state(client)
+    for _ in range(round(seconds / _POLL_SECONDS)):
+        if state is None or state.idle:
+            break
         await asyncio.sleep(_POLL_SECONDS)
+        state = await read_state(client)
+    return state
 
 
 @contextlib.contextmanager

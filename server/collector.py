@@ -39,7 +39,7 @@ class Collector:
         self._engine = serving.engine
         self._live_rids = serving.live_rids
         self._requests = requests
-        self._names = {name for one in requests for name in (one.rid, *one.belongs_to)}
+        self._names = {name for one in requests for name in (one.name, *one.belongs_to)}
         self._clocks = [SequenceClock(serving.metrics, request) for request in requests]
         self._model = serving.model_name
         self._decode = serving.engine.tokenizer.decode
@@ -55,7 +55,7 @@ class Collector:
         """
         # Two requests of one id could not be told apart, and who aborts one must not end the other.
         taken = self._names & self._live_rids
-        if taken or len({one.rid for one in self._requests}) < len(self._requests):
+        if taken or len({one.name for one in self._requests}) < len(self._requests):
             which = (
                 f"{min(taken)!r} is in use" if taken else "several sequences would have the same"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from .errors import InvalidRequest
 from .limits import MAX_PROMPT_LOGPROBS
 from .schemas import SamplingFields
 from .state import Serving
+
+_NUMBERS = itertools.count()
 
 
 class WireNames(NamedTuple):
@@ -29,7 +32,7 @@ def build_requests(
     serving: Serving,
     fields: SamplingFields,
     prompt_ids: list[int],
-    rids: Sequence[str],
+    called: Sequence[str],
     *,
     names: WireNames,
     asked: int | None,
@@ -41,7 +44,7 @@ def build_requests(
     visible: frozenset[int] = frozenset(),
     **values: Any,
 ) -> list[RequestState]:
-    """The samples of one prompt, one for each of `rids`. Raises `InvalidRequest`.
+    """The samples of one prompt, one for each name of `called`. Raises `InvalidRequest`.
 
     `asked` is the length that the client asked for, which must fit; `default` gives way to a long
     prompt. `visible`: of `TextOptions`. `values`: what families call differently, by the names of
@@ -89,7 +92,8 @@ def build_requests(
     )
     return [
         RequestState(
-            rid,
+            # A name may be used again while the engine still tells of who had it before.
+            f"{name}#{next(_NUMBERS)}",
             prompt_ids,
             params
             if params.seed is None or sample == 0
@@ -99,8 +103,9 @@ def build_requests(
             priority=allowed_priority(priority),
             arrival_time=arrival_time,
             belongs_to=belongs_to,
+            name=name,
         )
-        for sample, rid in enumerate(rids)
+        for sample, name in enumerate(called)
     ]
 
 

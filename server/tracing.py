@@ -160,7 +160,7 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
         | _latency(clock)
         | {
             "gen_ai.request.choice.count": len(sequences),
-            "gen_ai.response.id": min(first.belongs_to, default=first.rid),
+            "gen_ai.response.id": min(first.belongs_to, default=first.name),
             "gen_ai.response.finish_reasons": record.finish_reasons,
             "gen_ai.usage.output_tokens": answers,
             "gen_ai.usage.cache_read.input_tokens": cached,

@@ -77,8 +77,9 @@ class RequestState:
     """One request on the text side: what was asked, and what has come so far, so that it can be
     resumed should the engine die.
 
-    `belongs_to`: ids of the client's requests that it is a part of, by which it can be aborted
-    too. `deliver` is called with each output.
+    `name`: what its client calls it, where that is not its id; `belongs_to`: ids of the client's
+    requests that it is a part of. By these it can be aborted too. `deliver` is called with each
+    output.
     """
 
     deliver: Callable[[RequestOutput], None]
@@ -94,8 +95,10 @@ class RequestState:
         priority: int = 0,
         arrival_time: float = 0.0,
         belongs_to: frozenset[str] = frozenset(),
+        name: str | None = None,
     ) -> None:
         self.rid = rid
+        self.name = name or rid
         self.prompt_ids = prompt_ids
         self.params = params
         self.text = text or TextOptions()
@@ -122,7 +125,7 @@ class RequestState:
 
     def goes_by(self, rid: str) -> bool:
         """Whether whoever says `rid` means this request."""
-        return rid == self.rid or rid in self.belongs_to
+        return rid in (self.rid, self.name) or rid in self.belongs_to
 
     def to_message(self) -> GenerateRequest:
         """What the engine is asked: the prompt and every token already delivered."""

@@ -139,7 +139,7 @@ class _Answer:
         self._output_ids += output.token_ids
         self._add_logprobs(output)
         meta: dict[str, Any] = {
-            "id": self._request.rid,
+            "id": self._request.name,
             "finish_reason": _finish_reason(output),
             "prompt_tokens": output.prompt_tokens,
             "completion_tokens": output.completion_tokens,

@@ -31,7 +31,7 @@ async def test_an_answer_has_sglangs_members(
     meta = answer.pop("meta_info")
     assert answer == {"text": scripted.tokenizer.decode(ids), "output_ids": ids}
     assert meta.pop("e2e_latency") > 0
-    assert meta.pop("id") == scripted.requests[0].rid
+    assert meta.pop("id") == scripted.requests[0].name
     assert meta == {
         "finish_reason": {"type": "length", "length": 3},
         "prompt_tokens": 2,
@@ -110,7 +110,7 @@ async def test_the_client_may_choose_ids(
     await generate(
         client, text=["Hello", "The"], rid=["a", "b"], sampling_params={"max_new_tokens": 1, "n": 2}
     )
-    assert [request.rid for request in scripted.requests] == [
+    assert [request.name for request in scripted.requests] == [
         "mine",
         "ours-0",
         "ours-1",

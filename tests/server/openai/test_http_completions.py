@@ -170,7 +170,7 @@ async def test_samples_differ_by_seed_and_share_the_id(
 ) -> None:
     answer = await complete(client, prompt=["Hello", "The"], n=3, seed=7, max_tokens=1)
     assert [request.params.seed for request in scripted.requests] == [7, 8, 9, 7, 8, 9]
-    assert [request.rid for request in scripted.requests] == [
+    assert [request.name for request in scripted.requests] == [
         f"{answer['id']}-{i}" for i in range(6)
     ]
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
