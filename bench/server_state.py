@@ -57,8 +57,8 @@ async def read_state(client: Client) -> ServerState | None:
 
 
 async def wait_idle(client: Client, seconds: float) -> ServerState | None:
-    """The server's state as soon as it is idle, or the last one after `seconds`, in looks: a machine
-    that stood still meanwhile has not looked. Raises `RequestFailed`.
+    """The server's state as soon as it is idle, or the last one after `seconds` of looking: while
+    the machine stands still nobody looks. Raises `RequestFailed`.
     """
     state = await read_state(client)
     for _ in range(round(seconds / _POLL_SECONDS)):
