@@ -160,8 +160,11 @@ def reordered(
     tensor: StoredTensor, dim: int, units: Sequence[int], unit: int, *, skipped: int = 0
 ) -> StoredTensor:
     """With `unit` rows (`dim` 0) or columns (1) at a time in another order: place i has those that
-    stood at `units[i]`; the first `skipped` stay. Quantised ones stay so where no block is cut.
+    stood at `units[i]`; the first `skipped` stay. Quantised ones stay so where no block is cut, or
+    nothing moves.
     """
+    if list(units) == list(range(len(units))):
+        return tensor
     moved = skipped + torch.tensor(units)[:, None] * unit + torch.arange(unit)
     order = torch.cat((torch.arange(skipped), moved.flatten()))
     if dim >= len(tensor.shape) or len(order) != tensor.shape[dim]:

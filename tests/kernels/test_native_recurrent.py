@@ -27,7 +27,7 @@ def test_a_step_is_that_of_plain_torch(
         assert_same_steps(recurrent, dtype, **shape)
 
 
-LENGTHS = (1, 2, 13, 63, 64, 65, 150, 300)
+LENGTHS = (1, 2, 13, 31, 32, 33, 150, 300)
 """On both sides of a chunk, and past the part of a prompt that is computed at once."""
 
 

@@ -14,7 +14,7 @@ using tiles::power_of_two;
 using tiles::round_up;
 using tiles::splat;
 
-constexpr int kChunk = 64;           // tokens
+constexpr int kChunk = 32;           // tokens
 constexpr int kWide = 2 * kLanes;    // numbers of a state's rows that are computed together
 constexpr int kTogether = 4;         // heads of one group that share what is made of its keys
 constexpr int kPart = 256;           // tokens of a prompt in a part: a multiple of kChunk
@@ -343,8 +343,12 @@ class Run {
       if constexpr (kIsDelta) multiply(rows, &m.key_columns[t], kChunk, state, kWide, numbers_, 0.0f, &m.written[t * kWide], kWide);
       multiply(rows, &m.query_columns[t], kChunk, state, kWide, numbers_, 0.0f, &m.read[t * kWide], kWide);
       for (int r = t; r < t + rows; ++r) {
-        alignas(64) float value[kWide] = {};
-        std::memcpy(value, values + static_cast<int64_t>(r) * conv_.channels, width * sizeof(float));
+        const float* value = values + static_cast<int64_t>(r) * conv_.channels;
+        alignas(64) float padded[kWide] = {};
+        if (width < kWide) {
+          std::memcpy(padded, value, width * sizeof(float));
+          value = padded;
+        }
         for (int half = 0; half < kWide; half += kLanes) {
           float *written = &m.written[r * kWide + half], *read = &m.read[r * kWide + half];
           floats wanted = load<floats>(value + half);

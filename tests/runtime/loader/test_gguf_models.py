@@ -346,3 +346,4 @@ def test_columns_within_a_block_are_moved_as_numbers() -> None:
     )  # fmt: skip
     moved = reordered(tensor, 1, [1, 0], 128)
     assert moved.blocks is None and moved.kind is None
+    assert reordered(tensor, 1, [0, 1], 128).kind == "Q4_K"
