@@ -24,7 +24,7 @@ from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention
 from .linear import CannotSplitError, Embedding, Linear, Stretch
 from .mamba2 import Mamba2Mixer
-from .mlp import GatedMLP
+from .mlp import MLP, GatedMLP
 from .moe import FusedMoE, SparseMoE
 from .norm import AllHeadsRMSNorm, GatedRMSNorm, LayerNorm
 from .self_attention import SelfAttention
@@ -169,7 +169,7 @@ def _split_mlp(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     if each * (size - 1) >= between:
         raise CannotSplitError(f"{name}: {between} columns cannot be split over {size} ranks")
     rows = Stretch(shard.rank * each, each, between)
-    layer.gate_up_proj.hold_rows(dict.fromkeys(layer.gate_up_proj.parts, rows))
+    layer.opening.hold_rows(dict.fromkeys(layer.opening.parts, rows))
     layer.down_proj.hold_columns(rows)
     if not _is_summand(model, name):
         _sum_results(layer.down_proj)
@@ -271,6 +271,7 @@ _RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {
     SelfAttention: _split_attention,
     LatentAttention: _split_latent,
     GatedMLP: _split_mlp,
+    MLP: _split_mlp,
     SparseMoE: _split_mixture,
     FusedMoE: _split_experts,
     Embedding: _split_vocabulary,

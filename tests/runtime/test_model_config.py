@@ -351,3 +351,30 @@ def test_what_is_no_folder_says_what_is_taken(tmp_path: Path) -> None:
         match=r"missing is not a folder; --model-path takes a Hugging Face folder or a \.gguf file",
     ):
         ModelConfig.from_pretrained(tmp_path / "missing")
+
+
+def folder_of(folder: Path, model_type: str, architecture: str, **changes: Any) -> Path:
+    """A config.json as transformers writes it, without the members that become None."""
+    content = AutoConfig.for_model(model_type).to_dict() | {"architectures": [architecture]}
+    content = {key: value for key, value in (content | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_model_without_attention_says_nothing_of_heads_and_positions(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "mamba2", "Mamba2ForCausalLM")
+    config: Any = ModelConfig.from_pretrained(folder)
+    assert (config.max_position_embeddings, config.num_heads) == (2**20, 128)
+    assert (config.mamba.heads, config.mamba.groups, config.mamba.state) == (128, 8, 128)
+
+
+def test_letters_of_a_pattern_are_layers_and_their_number(tmp_path: Path) -> None:
+    """As in the folders that are published."""
+    changes = {"layers_block_type": None, "hybrid_override_pattern": "M-*-"}
+    folder = folder_of(tmp_path, "nemotron_h", "NemotronHForCausalLM", **changes)
+    config: Any = ModelConfig.from_pretrained(folder)
+    assert config.layer_types == ["linear_attention", "mlp", "full_attention", "mlp"]
+    assert (config.num_layers, config.mamba.inner) == (4, 128 * 64)
+    folder = folder_of(tmp_path, "nemotron_h", "NemotronHForCausalLM")
+    with pytest.raises(ValueError, match="its experts have no gate"):
+        ModelConfig.from_pretrained(folder)

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "a vocabulary that does not go round": ("llama", 2, {"vocab_size": 500, "eos_token_id": None}),
     "short convolutions": ("lfm2", 2, SHORT_CONV),
     "attention beside Mamba 2": ("falcon_h1", 2, FALCON),
+    "feed-forward without a gate": (OTHERS["nemotron-h"][0], 2, OTHERS["nemotron-h"][1]),
     "blocks that layers share": (OTHERS["zamba2"][0], 2, OTHERS["zamba2"][1]),
     "Mamba 2 alone": ("mamba2", 2, {"num_heads": 4, "head_dim": 32, "n_groups": 2}),
     "gates beside queries": ("qwen3_5_text", 2, DELTA),

@@ -25,7 +25,7 @@ from tests.runtime.models.variants import FALLBACKS, LLAMAS, OTHERS, PHI_LONG, V
 TOLERANCE = 1e-4
 SOME = ("stablelm", "gpt2", "dots1")
 """Of the models that transformers computes, those of the usual run."""
-LIKE_OTHERS = ("lfm2-moe", "granite4-moe", "falcon-h1-gate", "qwen3.5-moe")
+LIKE_OTHERS = ("lfm2-moe", "granite4-moe", "falcon-h1-gate", "qwen3.5-moe", "nemotron-h")
 """Whose parts others have, each of which is of the usual run."""
 
 

@@ -341,6 +341,20 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "nemotron-h": (
+        "nemotron_h",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+            "head_dim": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 24,
+            "n_groups": 2,
+            "ssm_state_size": 24,
+            "use_bias": True,
+            "mlp_bias": True,
+        },
+    ),
     "bamba": (
         "bamba",
         {
