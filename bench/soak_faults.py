@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
-_ENGINE = "engine_process"
+_ENGINE = "piecework.runtime.engine.process"
 _POLL_SECONDS = 0.2
 _GONE_SECONDS = 900.0
 """A stopped process must have been replaced by then: longer than the default of --watchdog-timeout.

@@ -30,6 +30,15 @@ class _Job:
         self.rid = rid
         self.state = state
         self.alone = False
+        self.told = (0, 0)
+        """Steps of one that diffusers' own call makes."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Denoising steps that are done, and all; 0 of 0 before that is known."""
+        if self.state.timesteps is None:
+            return self.told
+        return self.state.step, self.state.num_steps
 
 
 class _Left(Exception):
@@ -98,7 +107,8 @@ class ImageScheduler:
     def take(self) -> ImageStep:
         """What has ended and was not told yet."""
         outputs, self._outputs = self._outputs, []
-        return ImageStep(outputs=outputs, stats=self.stats())
+        progress = {job.rid: job.progress for job in self._running}
+        return ImageStep(outputs=outputs, stats=self.stats(), progress=progress)
 
     def stats(self) -> ImageStats:
         compiled = self._model.compiled
@@ -175,6 +185,7 @@ class ImageScheduler:
 
         def watch(done: int, total: int) -> None:
             self._steps += 1
+            job.told = (done, total)
             self._between_steps()
             if job not in self._running:
                 raise _Left

@@ -336,10 +336,13 @@ class ImageStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStep:
-    """What has ended since the last message, and the figures."""
+    """What has ended since the last message, and the figures. `progress`: of images in the making,
+    by the ids of their requests, how many denoising steps are done, and of how many.
+    """
 
     outputs: list[ImageOutput]
     stats: ImageStats
+    progress: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

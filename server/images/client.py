@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -20,15 +21,18 @@ from ..engine.spawn import DIFFUSION_PIPELINE
 from ..engine.supervisor import EngineSupervisor, SupervisorSettings
 
 
-class _Job:
+class ImageJob:
     """One request of this process, which has its image or has nothing: until then it may be what
-    ends the engine.
+    ends the engine. `progress`: its denoising steps that are done, and all; 0 of 0 until it is
+    begun.
     """
 
     delivered = False
 
     def __init__(self, request: GenerateImage) -> None:
         self.rid = request.rid
+        self.arrival_time = time.monotonic()
+        self.progress = (0, 0)
         self._request = request
         self.result: asyncio.Future[ImageOutput] = asyncio.get_running_loop().create_future()
 
@@ -46,7 +50,7 @@ class _Job:
             self.result.set_result(output)
 
 
-class ImageClient(EngineSupervisor[_Job]):
+class ImageClient(EngineSupervisor[ImageJob]):
     """A supervised diffusion engine. After a crash unfinished images are made again from their
     seeds, one at a time.
     """
@@ -67,7 +71,7 @@ class ImageClient(EngineSupervisor[_Job]):
         """How the request ended. Cancelling it aborts it at the engine's next step. Raises
         `QueueFull` and `EngineUnavailable`.
         """
-        job = _Job(request)
+        job = ImageJob(request)
         self.add_request(job)
         try:
             return await job.result
@@ -76,8 +80,11 @@ class ImageClient(EngineSupervisor[_Job]):
 
     def _handle(self, message: Any) -> None:
         match message:
-            case ImageStep(outputs=outputs, stats=stats):
+            case ImageStep(outputs=outputs, stats=stats, progress=progress):
                 self.stats = stats
+                for rid, steps in progress.items():
+                    if rid in self._requests:
+                        self._requests[rid].progress = steps
                 ended = [output for output in outputs if output.rid in self._requests]
                 for output in ended:
                     self._requests[output.rid].take(output)

@@ -18,6 +18,7 @@ from ... import __version__
 from ...runtime.tokenizer.output_processor import RequestState
 from ..accounts import current_key
 from ..answers import Answer, answers
+from ..images.client import ImageJob
 from ..state import AnyServingDep, json_response
 
 router = APIRouter()
@@ -37,6 +38,16 @@ class RequestRow(Answer):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
+
+
+class ImageRow(Answer):
+    """One image. `phase`: `queue` until it is begun, then `draw`: `step` of `steps` are done."""
+
+    id: str
+    phase: Literal["queue", "draw"]
+    seconds: float
+    step: int
+    steps: int
 
 
 class ServerStatus(Answer):
@@ -59,7 +70,7 @@ class ServerStatus(Answer):
     hangs: int
     replicas: list[str]
     unfinished: int
-    requests: list[RequestRow]
+    requests: list[RequestRow | ImageRow]
     stats: dict[str, Any]
     info: dict[str, Any] | None
     ended: int
@@ -98,12 +109,20 @@ async def status(serving: AnyServingDep) -> Response:
 def _rows(requests: Iterable[Any]) -> Iterable[dict[str, Any]]:
     now = time.monotonic()
     for one in islice(requests, MAX_ROWS):
-        if isinstance(one, RequestState):
+        if not isinstance(one, RequestState | ImageJob):
+            continue
+        row = {
+            # Who has the id of a stored response may read it.
+            "id": hashlib.sha256(one.rid.encode()).hexdigest()[:8],
+            "seconds": max(0.0, now - one.arrival_time),
+        }
+        if isinstance(one, ImageJob):
+            step, steps = one.progress
+            yield {**row, "phase": "draw" if steps else "queue", "step": step, "steps": steps}
+        else:
             yield {
-                # Who has the id of a stored response may read it.
-                "id": hashlib.sha256(one.rid.encode()).hexdigest()[:8],
+                **row,
                 "phase": _phase(one),
-                "seconds": max(0.0, now - one.arrival_time),
                 "prompt_tokens": len(one.prompt_ids),
                 "completion_tokens": len(one.output_ids),
                 "cached_tokens": one.cached_tokens,

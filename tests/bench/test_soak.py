@@ -31,6 +31,7 @@ from piecework.bench.soak_requests import Mix
 from piecework.bench.soak_result import SoakSettings
 from piecework.bench.target import Api, Target
 from piecework.runtime.engine.messages import EngineStats
+from piecework.server.engine.spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL
 
 CALM = Mix(
     apis=tuple(Api), disconnect_rate=0.0, abort_rate=0.0, max_prompt_words=30, max_new_tokens=8
@@ -392,6 +393,10 @@ def test_a_server_whose_engine_does_not_come_back_fails_the_soak(
     monkeypatch.setattr(soak_faults, "_READY_SECONDS", 0.5)
     told = soak(good.url, tmp_path, replace(SETTINGS, server_pid=program.pid, kills=1))
     assert told["code"] == 1 and "the server survived 0 of 1 faults of its engine" in told["failed"]
+
+
+def test_faults_are_of_the_process_that_a_server_starts() -> None:
+    assert all(soak_faults._ENGINE in each for each in (LANGUAGE_MODEL, DIFFUSION_PIPELINE))
 
 
 def test_faults_need_the_process_of_the_server() -> None:

@@ -106,7 +106,7 @@ export class Images {
     return body;
   }
 
-  /** The server tells no progress: how long it takes, and who is before. */
+  /** How long it takes, how far it is, and who is before. */
   #clock(model) {
     const began = performance.now();
     let others = '';
@@ -114,10 +114,11 @@ export class Images {
       const seconds = Math.round((performance.now() - began) / 1000);
       this.progress.hidden = false;
       this.progress.textContent = `Drawing for ${seconds} s${others}`;
-      if (seconds % 2) return;
       try {
-        const { stats } = await getJson(`v1/status?model=${encodeURIComponent(model)}`);
-        others = stats.queued_requests ? `, ${stats.queued_requests} images wait` : '';
+        const { stats, requests } = await getJson(`v1/status?model=${encodeURIComponent(model)}`);
+        const drawn = requests.find(({ steps }) => steps);
+        others = (drawn ? `, step ${drawn.step} of ${drawn.steps}` : '')
+          + (stats.queued_requests ? `, ${stats.queued_requests} images wait` : '');
       } catch { /* the request itself will tell */ }
     };
     draw();

@@ -114,13 +114,13 @@ export class Status {
   }
 
   #drawRequests({ kind, requests, unfinished }) {
-    this.table.hidden = kind !== 'text';
+    this.table.hidden = kind !== 'text' && kind !== 'images';
     this.count.textContent = countOf(unfinished, requests.length);
     this.requests.replaceChildren(...requests.map((one) => h('tr', {}, h('td', {},
-      h('code', {}, one.id)), h('td', {}, h('span', { class: `phase ${one.phase}` }, one.phase)),
-    h('td', {}, one.seconds.toFixed(1)), h('td', {}, whole(one.prompt_tokens)),
-    h('td', {}, one.cached_tokens === null ? '–' : whole(one.cached_tokens)),
-    h('td', {}, whole(one.completion_tokens)))));
+      h('code', {}, one.id)), h('td', {}, h('span', { class: `phase ${one.phase}` },
+      one.steps ? `step ${one.step} of ${one.steps}` : one.phase)),
+    h('td', {}, one.seconds.toFixed(1)), h('td', {}, orDash(one.prompt_tokens)),
+    h('td', {}, orDash(one.cached_tokens)), h('td', {}, orDash(one.completion_tokens)))));
   }
 
   #drawGraphs({ info, stats }) {
@@ -142,6 +142,10 @@ export class Status {
     this.facts.replaceChildren(h('h2', {}, 'Server'), h('dl', { class: 'facts' },
       ...rows.flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, value)])));
   }
+}
+
+function orDash(count) {
+  return count === null || count === undefined ? '–' : whole(count);
 }
 
 function countOf(unfinished, shown) {

@@ -54,6 +54,15 @@ def finish(scheduler: ImageScheduler) -> dict[str, ImageOutput]:
     raise AssertionError("the scheduler does not come to an end")
 
 
+def test_the_progress_of_an_image_is_told_with_each_step(model: DiffusionModel) -> None:
+    scheduler = ImageScheduler(model)
+    scheduler.add(asked("a"))
+    told = []
+    while scheduler.has_work:
+        told.append(scheduler.step().progress)
+    assert told == [{"a": (0, 2)}, {"a": (1, 2)}, {"a": (2, 2)}, {}]
+
+
 def image_of(output: ImageOutput) -> np.ndarray:
     assert output.finish_reason is FinishReason.STOP, output.error
     return np.frombuffer(output.pixels, np.uint8).reshape(output.height, output.width, 3)

@@ -4,7 +4,9 @@ in a real Chromium.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +29,7 @@ from piecework.runtime.engine.messages import (
     PieceCalls,
 )
 from piecework.server.engine.state import EngineState
+from piecework.server.images.client import ImageJob
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.service import create_image_app
 
@@ -104,12 +107,19 @@ class Draws:
         self.restarts = self.hangs = self.num_unfinished = 0
         self.silence = 0.0
         self.replicas: tuple[Any, ...] = ()
+        self.jobs: list[ImageJob] = []
+        self.may_end = threading.Event()
+        self.may_end.set()
 
     def unfinished(self) -> Iterator[Any]:
-        return iter(())
+        return iter(self.jobs)
 
     async def generate(self, request: GenerateImage) -> ImageOutput:
         self.asked.append(request)
+        self.jobs = [ImageJob(request)]
+        self.jobs[0].progress = (3, 20)
+        await asyncio.to_thread(self.may_end.wait, 10)
+        self.jobs = []
         if request.params.prompt == "fail":
             return ImageOutput(
                 rid=request.rid, finish_reason=FinishReason.ERROR, error="it broke", code="no_way"
@@ -137,7 +147,10 @@ def test_images_are_drawn_kept_and_saved(open_window: Any, tmp_path: Path) -> No
         page.get_by_label("Size").fill("64x48")
         page.get_by_label("Seed").fill("7")
         page.get_by_label("Steps").fill("3")
+        engine.may_end.clear()
         page.get_by_role("button", name="Draw").click()
+        page.wait_for_selector("text=step 3 of 20")
+        engine.may_end.set()
         page.wait_for_selector(".gallery li:nth-child(2) img")
         asked = [(one.params.seed, one.params.num_inference_steps) for one in engine.asked]
         assert asked == [(7, 3), (8, 3)]
