@@ -46,7 +46,10 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
             "it has no tensor token_embd.weight; it holds no whole model, or is one of several "
             "parts: merge them"
         )
-    content = {member: get(key) for key, member in _GGUF_KEYS.items()}
+    content = {}
+    for key, member in _GGUF_KEYS.items():
+        value = get(key, kind=list if key in model.gguf_lists else int)
+        content[member] = max(value, default=0) if isinstance(value, list) else value
     if content["num_hidden_layers"] > len(tensors):
         raise ValueError(
             f"{len(tensors)} tensors are too few for {content['num_hidden_layers']} layers; fetch "

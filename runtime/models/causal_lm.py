@@ -88,6 +88,8 @@ class CausalLM(nn.Module):
     """Metadata of GGUF files, without the architecture's name before it, that are members of
     config.json: numbers that the file need not have.
     """
+    gguf_lists: ClassVar[tuple[str, ...]] = ()
+    """Keys that all files have and that here may hold a number for each layer."""
     gguf_interleaves_heads: ClassVar[bool] = False
     """Whether GGUF files hold the rows of q and k in the order of pairs (2i, 2i + 1), where
     checkpoints do not.

@@ -95,10 +95,12 @@ class Mamba2ForCausalLM(CausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        # Codestral Mamba's own file has all below one more name.
         names = {
-            r"^backbone\.embeddings?\.": "model.embed_tokens.",
-            r"^backbone\.norm_f\.": "model.norm.",
-            r"^backbone\.": "model.",
+            r"^(model\.)?backbone\.embeddings?\.": "model.embed_tokens.",
+            r"^(model\.)?backbone\.norm_f\.": "model.norm.",
+            r"^(model\.)?backbone\.": "model.",
+            r"^model\.lm_head\.": "lm_head.",
         }
         return renamed(tensors, names)
 

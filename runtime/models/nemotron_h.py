@@ -4,7 +4,7 @@ or a feed-forward of squared ReLUs without a gate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,14 +19,15 @@ from ..layers.mlp import MLP
 from ..layers.norm import GatedRMSNorm, RMSNorm
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
+from ..loader.checkpoint import from_llama_cpp, renamed
 from ..model_config import ModelConfig, check_size
-from .causal_lm import CausalLM
-from .hybrid import Mamba2Config, kinds_of_layers, mamba_fields
+from .causal_lm import CausalLM, gguf_names
+from .hybrid import GGUF_MAMBA, GGUF_MAMBA_KEYS, Mamba2Config, kinds_of_layers, mamba_fields
 from .registry import UnsupportedError
 
 ARCHITECTURE = "NemotronHForCausalLM"
 MODEL_TYPE = "nemotron_h"
+GGUF_ARCHITECTURE = "nemotron_h"
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 """Of `hybrid_override_pattern`."""
@@ -75,6 +76,46 @@ class NemotronHForCausalLM(CausalLM):
         "use_bias": "mamba_proj_bias",
         "layer_norm_epsilon": "rms_norm_eps",
     }
+
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(
+        {
+            "attn_norm": "norm",
+            **{key: name.replace("mamba.", "mixer.") for key, name in GGUF_MAMBA.items()},
+            # Without positions it is no matter in which order a head's rows stand.
+            "attn_q": "mixer.q_proj",
+            "attn_k": "mixer.k_proj",
+            "attn_v": "mixer.v_proj",
+            "attn_output": "mixer.o_proj",
+            "ffn_up": "mixer.up_proj",
+            "ffn_down": "mixer.down_proj",
+        }
+    )
+    gguf_keys: ClassVar[dict[str, str]] = GGUF_MAMBA_KEYS
+    gguf_lists: ClassVar[tuple[str, ...]] = ("feed_forward_length",)
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        def of_layers(key: str) -> list[Any]:
+            value = get(key, 0, list)
+            return value if isinstance(value, list) else [value] * get("block_count")
+
+        counts = zip(
+            of_layers("attention.head_count_kv"), of_layers("feed_forward_length"), strict=False
+        )
+        return {
+            "layer_types": [
+                "full_attention" if heads else "mlp" if columns else "linear_attention"
+                for heads, columns in counts
+            ],
+            "mamba_d_head": get("ssm.inner_size") // max(get("ssm.time_step_rank"), 1),
+            "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+            "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in tensors),
+            "mlp_bias": any(name.endswith("ffn_up.bias") for name in tensors),
+        }
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return from_llama_cpp(tensors, "mixer")
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

@@ -171,6 +171,26 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 24},
         {**SSM, "attention.head_count": 0, "feed_forward_length": 0},
     ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "num_hidden_layers": 3,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+            "head_dim": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "ssm_state_size": 24,
+        },
+        {
+            **SSM,
+            "attention.head_count_kv": [0, 0, 2],
+            "feed_forward_length": [0, 96, 0],
+            "expert_count": None,
+            "expert_used_count": None,
+            "expert_feed_forward_length": None,
+        },
+    ),
     "qwen3_5_text": ("qwen35", {**DELTA, **TIED}, SSM_OF_DELTA),
     "qwen3_5_moe_text": (
         "qwen35moe",
