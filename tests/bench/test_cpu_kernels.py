@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from piecework.bench import cpu_kernels
+from piecework.bench import cpu_attention, cpu_kernels
 from piecework.kernels.cpu.native.build import load_kernels
 
 needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="no native kernels here")
@@ -38,3 +38,16 @@ def test_bad_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as ended:
         cpu_kernels.main(flags)
     assert ended.value.code == 2 and "--parts takes some of" in capsys.readouterr().err
+
+
+@needs_kernels
+def test_attention_of_prompts_has_a_rate_and_an_error_in_each_way(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu_attention, "PROMPTS", (cpu_attention.Prompt(40, 9, 4, 2, 32),))
+    assert cpu_attention.main(["--rounds", "1"]) == 0
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows and rows[0][2] == "float32"
+    for row in rows:
+        assert row[:2] == ["40 on 9", "4 and 2 of 32"]
+        assert float(row[3]) > 0 and 0 < float(row[4]) < 1.1

@@ -121,7 +121,7 @@ template <class T>
 struct Attention {
   static constexpr int kHeads = 6, kKvHeads = 2, kPage = 16, kPages = 6;  // kPages: of a request
 
-  Attention(CacheKind kind, int head_size, int requests) : kind(kind), head_size(head_size) {
+  Attention(CacheKind kind, int head_size, int requests, int way) : kind(kind), head_size(head_size), way(way) {
     const size_t page = (kPage * kKvHeads * head_size + 2 * kPage * kKvHeads) * sizeof(T);
     k_cache.resize(requests * kPages * page), v_cache.resize(requests * kPages * page);
     for (int b = 0; b < requests; ++b)
@@ -150,20 +150,21 @@ struct Attention {
     else
       piecework_attention_f32(&call, kThreads);
     print(std::string("attention of ") + (sizeof(T) == 2 ? "bf16" : "f32") + " over cache " + std::to_string(static_cast<int>(kind)) + " by " +
-              std::to_string(tokens) + " tokens of " + std::to_string(head_size) + ":",
+              std::to_string(tokens) + " tokens of " + std::to_string(head_size) + " by way " + std::to_string(way) + ":",
           out.data(), out.size());
   }
 
   CacheKind kind;
-  int head_size;
+  int head_size, way;
   std::vector<uint8_t> k_cache, v_cache;
   std::vector<int64_t> table;
 };
 
 // Prompts, then decodes over what they have left.
 template <class T>
-void attend(CacheKind kind, int head_size) {
-  Attention<T> attention(kind, head_size, 2);
+void attend(CacheKind kind, int head_size, int way) {
+  if (!piecework_choose_way(way)) return;
+  Attention<T> attention(kind, head_size, 2, way);
   attention.run({40, 89}, {40, 89}, 24, 3.0f);
   attention.run({1, 1}, {41, 90}, 0, 0.0f);
 }
@@ -214,8 +215,9 @@ int main() {
     for (int way : {kFloats, kDots, kHalves, kIntegers})
       for (int tokens : {1, 2, 13, 40}) multiply(kind, kind == 0 ? 1100 : kind < 7 ? 1152 : 1280, tokens, way);
   for (CacheKind kind : {CacheKind::kAsQueries, CacheKind::kE4M3, CacheKind::kE5M2, CacheKind::kInt8})
-    for (int head_size : {64, 20}) attend<bf16>(kind, head_size);
-  attend<float>(CacheKind::kAsQueries, 64);
+    for (int head_size : {64, 20})
+      for (int way : {kFloats, kDots}) attend<bf16>(kind, head_size, way);
+  attend<float>(CacheKind::kAsQueries, 64, kFloats);
   norms();
   sample();
 }

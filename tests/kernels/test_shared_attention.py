@@ -10,18 +10,16 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from native_variants import native_variants
+from native_variants import AttentionWay, attention_ways, errors_of
 from paged_steps import Step, quantized
 from test_native_attention import exact
 
-from piecework.kernels.cpu.native import build
-from piecework.kernels.cpu.native.attention import NativeAttention
 from piecework.kernels.paged_attention import TorchAttention
 
 
 @pytest.fixture(scope="module")
-def variants() -> list[NativeAttention]:
-    return [NativeAttention(build.load_variant(variant)) for variant in native_variants()]
+def variants() -> list[AttentionWay]:
+    return attention_ways()
 
 
 def share(step: Step, shared: list[int]) -> Step:
@@ -57,7 +55,7 @@ REQUESTS = st.lists(
 @example([(300, 1, 0), (400, 1, 18), (300, 1, 5), (300, 1, 18)], 16, 4, torch.bfloat16, None)
 @example([(300, 1, 0), (300, 5, 18), (300, 1, 18), (64, 1, 4)], 16, 1, torch.float32, None)
 def test_each_gets_what_it_gets_alone(
-    variants: list[NativeAttention],
+    variants: list[AttentionWay],
     requests: list[tuple[int, int, int]],
     page_size: int,
     group: int,
@@ -68,16 +66,15 @@ def test_each_gets_what_it_gets_alone(
     step = Step(lens, page_size=page_size, heads=2 * group, head_size=32, seed=1, dtype=dtype)
     share(step, [pages for *_, pages in requests])
     expected = exact(step, window)
-    atol, rtol = (1e-5, 1e-5) if dtype == torch.float32 else (1e-3, 2**-8)
     for backend in variants:
         actual = step.run(backend, window=window).double()
-        assert torch.allclose(actual, expected, atol=atol, rtol=rtol)
+        assert torch.allclose(actual, expected, **errors_of(backend, dtype))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_in_8_bits_with_caps_and_sinks(
-    variants: list[NativeAttention], threads: int, softcap: float | None
+    variants: list[AttentionWay], threads: int, softcap: float | None
 ) -> None:
     step = Step([(1, 400)] * 5, page_size=16, heads=6, head_size=64, seed=3, dtype=torch.bfloat16)
     step, _, _ = quantized(share(step, [20] * 5), torch.int8)

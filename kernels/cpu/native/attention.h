@@ -60,10 +60,22 @@ void write_row(const AttentionCall<T>& call, const Item& item, int row, const fl
   for (int i = 0; i < call.value_size; ++i) out[i] = from_float<T>(sums[i] * factor);
 }
 
-// The queries of the item's `rows`, so scaled that scores count in powers of two: of few rows where `few` says, else in blocks of a Scratch.
+// Whether blocks of rows are multiplied as pairs of bfloat16.
+template <class T>
+bool takes_pairs() {
+  return kHasDots && std::is_same_v<T, bf16> && prefers_dots();
+}
+
+// By what scores count in powers of two.
+template <class T>
+float score_factor(const AttentionCall<T>& call) {
+  return call.scale * kLog2E * call.k_scale * unit_of(call.cache_kind);
+}
+
+// The queries of the item's `rows`, times `score_factor` but for pairs: of few rows where `few` says, else in blocks of a Scratch.
 template <class C, class T>
 void load_queries(const AttentionCall<T>& call, const Item& item, int rows, float* few, Scratch& scratch) {
-  const float factor = call.scale * kLog2E * call.k_scale * unit_of(call.cache_kind);
+  const float factor = score_factor(call);
   const int group = call.heads_of(item.kv_head), first = call.first_head(item.kv_head);
   for (int row = 0; row < rows; row += tiles::kRows) {
     const T* from[tiles::kRows];
@@ -72,6 +84,10 @@ void load_queries(const AttentionCall<T>& call, const Item& item, int rows, floa
       from[i] = call.q + (item.row + (row + i) / group) * call.q_stride + (first + (row + i) % group) * call.head_size;
     if (few) {
       tiles::load_few<C>(from, count, call.head_size, factor, few);
+    } else if (takes_pairs<T>()) {
+      if constexpr (std::is_same_v<T, bf16>)
+        tiles::transpose_pairs(count, call.head_size, Scratch::pairs(scratch.queries(row)), kLanes,
+                               [&](int i, int begin) { return tiles::load_pairs(from[i] + begin, call.head_size - begin); });
     } else {
       tiles::widen_transposed(from, count, call.head_size, tiles::splat(factor), scratch.queries(row), kLanes);
     }
@@ -118,6 +134,22 @@ void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile,
     tiles::widen_keys(places.keys + j, std::min(kLanes, tile.count - j), scratch.head_size, factors, scratch.keys + j, tiles::kTile);
   }
   for (int row = 0; row < rows; row += tiles::kRows) scratch.attend(sight, tile, row, std::min(tiles::kRows, rows - row));
+}
+
+// The same of pairs of bfloat16, whose scores are to be multiplied by `factor`.
+template <class C>
+void attend_pairs(int rows, const tiles::Sight& sight, const tiles::Tile& tile, const tiles::Places<C>& places, float factor, Scratch& scratch) {
+  for (int j = 0; j < tile.count; j += 2)
+    tiles::join_rows(scratch.padded, Scratch::pairs(scratch.values) + j / 2 * scratch.padded, [&](int i, int begin) {
+      return j + i < tile.count ? tiles::load_pairs(places.values[j + i], begin, scratch.value_size) : words{};
+    });
+  for (int j = 0; j < tile.count; j += kLanes)
+    tiles::transpose_pairs(std::min(kLanes, tile.count - j), scratch.head_size, Scratch::pairs(scratch.keys) + j, tiles::kTile,
+                           [&](int i, int begin) { return tiles::load_pairs(places.keys[j + i], begin, scratch.head_size); });
+  tiles::Factors factors{factor, nullptr, nullptr};
+  if constexpr (kIsInt8<C>) factors.keys = places.key_scales, factors.values = places.value_scales;
+  for (int row = 0; row < rows; row += tiles::kRows)
+    scratch.attend_pairs(sight, tile, row, std::min(tiles::kRows, rows - row), factors);
 }
 
 // The rows of an item of one head that is done, from row `at` of a Scratch on.
@@ -170,7 +202,11 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
     if (of == following && following) next = tile_of(*following, following->begin);
     if (of) find_tile(call, *of, next, then);
     if (!few) {
-      attend_blocks(rows, sight, tile, both[turn], scratch);
+      if (takes_pairs<T>()) {
+        if constexpr (std::is_same_v<T, bf16>) attend_pairs(rows, sight, tile, both[turn], score_factor(call), scratch);
+      } else {
+        attend_blocks(rows, sight, tile, both[turn], scratch);
+      }
       continue;
     }
     const int width = of ? of->heads * call.head_size : 0;

@@ -89,6 +89,18 @@ struct Places<int8_t> {
   float key_scales[kTile], value_scales[kTile];
 };
 
+// 2 * kLanes numbers from `begin` of `size` on in bfloat16, which holds each of 8 bits, zeros behind the end.
+template <class C>
+inline words load_pairs(const C* from, int begin, int size) {
+  if constexpr (kIsByte<C>) {
+    alignas(4 * kLanes) bf16 numbers[2 * kLanes];
+    store_bf16(numbers, widen(from + begin, size - begin), widen(from + begin + kLanes, std::max(0, size - begin - kLanes)));
+    return load<words>(numbers);
+  } else {
+    return load_pairs(from + begin, size - begin);
+  }
+}
+
 // One value as float32, zeros up to `padded`, a multiple of kLanes.
 template <class C>
 inline void widen_value(const C* from, float factor, float* to, int size, int padded) {

@@ -136,12 +136,6 @@ inline void each_few(int rows, Work work) {
   }
 }
 
-// scores [rows][kTile] of the keys [0, end) times a number of each key.
-inline void scale_scores(int rows, int end, const float* by, float* scores) {
-  for (int r = 0; r < rows; ++r, scores += kTile)
-    for (int j = 0; j < end; j += kLanes) store(scores + j, load<floats>(scores + j) * load<floats>(by + j));
-}
-
 // The rows [first, first + count) of a Scratch, of one key/value head: their queries, and where the head begins in rows of keys and values.
 struct FewRows {
   int first, count, at;
@@ -159,10 +153,10 @@ void attend_few(const FewRows& few, const Sight& sight, const Tile& tile, const 
       score_few<count>(few.queries + row * head_size, head_size, places.keys + j, few.at, scratch.scores + row * kTile + j);
     }
   });
-  if constexpr (kIsInt8<C>) scale_scores(few.count, end, places.key_scales, scratch.scores);
+  if constexpr (kIsInt8<C>) scale_scores(few.count, 0, end, places.key_scales, scratch.scores);
   alignas(4 * kLanes) float kept[kLanes];
   scratch.weigh(sight, tile, few.first, few.count, 0, end, kept);
-  if constexpr (kIsInt8<C>) scale_scores(few.count, end, places.value_scales, scratch.scores);
+  if constexpr (kIsInt8<C>) scale_scores(few.count, 0, end, places.value_scales, scratch.scores);
   each_few(few.count, [&](int row, auto count) {
     const float* weights = scratch.scores + row * kTile;
     float* sums = scratch.sums + (few.first + row) * size;

@@ -7,19 +7,30 @@ namespace {
 // Scores: rows of `a` lie side by side, kLanes apart from number to number. Sums: each row of `a` is a line of a tile.
 enum class Kind { kScores, kSums };
 
-// a [R, count] times b [count, columns]: c itself for scores, added to factors[r] * c for sums.
+// a [R, count] times b [count, columns]: factors[0] * c for scores, added to factors[r] * c for sums. Of float32, whose scores have no
+// factor, or of pairs.
+template <class T>
 struct Product {
-  const float *a, *b;
+  const T *a, *b;
   int b_stride, count;
   const float* factors;
   float* c;
   int c_stride;
 };
 
+// sums + one number, or pair, of a row times as many columns.
+inline floats add_products(floats sums, const float* x, floats columns) { return sums + splat(*x) * columns; }
+
+template <class Words>
+inline floats add_products(floats sums, const uint32_t* x, Words columns) {
+  return dot_pairs(sums, columns, reinterpret_cast<const bf16*>(x));
+}
+
 // N vectors of columns. What a tile adds is summed by itself first: rounding errors grow with the tiles, not with the keys.
-template <Kind kind, int R, int N>
-inline void multiply(const Product& product) {
-  const float *a = product.a, *b = product.b;
+template <Kind kind, int R, int N, class T>
+inline void multiply(const Product<T>& product) {
+  using Vector = std::conditional_t<std::is_same_v<T, float>, floats, words>;
+  const T *a = product.a, *b = product.b;
   constexpr int row_step = kind == Kind::kScores ? 1 : kTile, step = kind == Kind::kScores ? kLanes : 1;
   floats sums[R][N];
 #pragma GCC unroll 12
@@ -27,14 +38,13 @@ inline void multiply(const Product& product) {
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) sums[r][n] = floats{};
   for (int i = 0; i < product.count; ++i, a += step, b += product.b_stride) {
-    floats columns[N];
+    Vector columns[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) columns[n] = load<floats>(b + n * kLanes);
+    for (int n = 0; n < N; ++n) columns[n] = load<Vector>(b + n * kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const floats x = splat(a[r * row_step]);
 #pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) sums[r][n] += x * columns[n];
+      for (int n = 0; n < N; ++n) sums[r][n] = add_products(sums[r][n], a + r * row_step, columns[n]);
     }
   }
 #pragma GCC unroll 12
@@ -42,14 +52,15 @@ inline void multiply(const Product& product) {
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       float* c = product.c + r * product.c_stride + n * kLanes;
-      store(c, kind == Kind::kScores ? sums[r][n] : load<floats>(c) * product.factors[r] + sums[r][n]);
+      if constexpr (kind == Kind::kSums) store(c, load<floats>(c) * product.factors[r] + sums[r][n]);
+      else store(c, std::is_same_v<T, float> ? sums[r][n] : sums[r][n] * product.factors[0]);
     }
   }
 }
 
 // Over all `columns`, a multiple of kLanes.
-template <Kind kind, int R>
-void multiply_rows(Product product, int columns) {
+template <Kind kind, int R, class T>
+void multiply_rows(Product<T> product, int columns) {
   constexpr int widest = R <= kRows / 2 ? 4 : 2;
   int left = columns / kLanes;
   const auto next = [&](auto count) {
@@ -64,8 +75,8 @@ void multiply_rows(Product product, int columns) {
 }
 
 // With as few rows of zeros as the compiled sizes allow.
-template <Kind kind>
-void multiply_block(int rows, const Product& product, int columns) {
+template <Kind kind, class T>
+void multiply_block(int rows, const Product<T>& product, int columns) {
   if (rows == 1) return multiply_rows<kind, 1>(product, columns);
   if (rows == 2) return multiply_rows<kind, 2>(product, columns);
   if (rows == 3) return multiply_rows<kind, 3>(product, columns);
@@ -116,10 +127,34 @@ void Scratch::attend(const Sight& sight, const Tile& tile, int row, int rows) {
   const int low = visible(sight, tile, row).low, high = visible(sight, tile, row + rows - 1).high;
   if (low >= high) return;
   const int begin = low / kLanes * kLanes, end = round_up(high, kLanes);
-  multiply_block<Kind::kScores>(rows, {queries(row), keys + begin, kTile, head_size, nullptr, scores + begin, kTile}, end - begin);
+  multiply_block<Kind::kScores>(rows, Product<float>{queries(row), keys + begin, kTile, head_size, nullptr, scores + begin, kTile}, end - begin);
   alignas(4 * kLanes) float kept[kLanes];
   weigh(sight, tile, row, rows, begin, end, kept);
-  multiply_block<Kind::kSums>(rows, {scores + low, values + low * padded, padded, high - low, kept, sums + row * padded, padded}, padded);
+  multiply_block<Kind::kSums>(rows, Product<float>{scores + low, values + low * padded, padded, high - low, kept, sums + row * padded, padded}, padded);
+}
+
+void Scratch::attend_pairs(const Sight& sight, const Tile& tile, int row, int rows, const Factors& factors) {
+  if constexpr (kHasDots) {
+    const int low = visible(sight, tile, row).low, high = visible(sight, tile, row + rows - 1).high;
+    if (low >= high) return;
+    const int begin = low / kLanes * kLanes, end = round_up(high, kLanes);
+    const Product<uint32_t> score{pairs(queries(row)), pairs(keys) + begin, kTile, (head_size + 1) / 2, &factors.score, scores + begin, kTile};
+    multiply_block<Kind::kScores>(rows, score, end - begin);
+    if (factors.keys) scale_scores(rows, begin, end, factors.keys, scores);
+    alignas(4 * kLanes) float kept[kLanes];
+    weigh(sight, tile, row, rows, begin, end, kept);
+    if (factors.values) scale_scores(rows, begin, end, factors.values, scores);
+    for (int r = 0; r < rows; ++r) {
+      float* line = scores + r * kTile;
+      for (int j = begin / (2 * kLanes) * (2 * kLanes); j < end; j += 2 * kLanes) {
+        const floats first = load<floats>(line + j), second = load<floats>(line + j + kLanes);
+        store_bf16(reinterpret_cast<bf16*>(line) + j, first, second);
+      }
+    }
+    const int first = low / 2, count = (high + 1) / 2 - first;
+    const Product<uint32_t> sum{pairs(scores) + first, pairs(values) + first * padded, padded, count, kept, sums + row * padded, padded};
+    multiply_block<Kind::kSums>(rows, sum, padded);
+  }
 }
 
 void Scratch::weigh(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* kept) {

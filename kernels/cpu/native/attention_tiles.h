@@ -1,8 +1,16 @@
-// Blocks of query rows over tiles of keys, in float32: their memory, how it is filled, and what a block makes of a tile.
+// Blocks of query rows over tiles of keys: their memory, how it is filled, and what a block makes of a tile. Products are of float32, or,
+// where that is faster, of pairs of bfloat16, which two neighbours of a row are: weights are rounded to it then, as on GPUs. Sums are float32.
 #pragma once
 #include <vector>
 
 #include "simd.h"
+
+namespace piecework {
+
+// Whether blocks of rows in bfloat16 are multiplied by its dot products, not by FMAs of float32 (ways.cpp).
+bool prefers_dots();
+
+}  // namespace piecework
 
 namespace piecework::tiles {
 
@@ -115,6 +123,53 @@ inline void store_transposed(words (&rows)[kLanes], int taken, floats factors, f
   }
 }
 
+// `count` rows, up to kLanes, of pairs of `size` numbers in bfloat16 become columns of to [size / 2, stride]; the others zeros. pairs(row,
+// begin): 2 * kLanes numbers of a row, zeros behind its end.
+template <class Pairs>
+inline void transpose_pairs(int count, int size, uint32_t* to, int stride, Pairs pairs) {
+  for (int begin = 0; begin < size; begin += 2 * kLanes, to += kLanes * stride) {
+    words rows[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = i < count ? pairs(i, begin) : words{};
+    transpose(rows);
+    const int taken = std::min(kLanes, (size - begin + 1) / 2);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i)
+      if (i < taken) store(to + i * stride, rows[i]);
+  }
+}
+
+// Numbers in bfloat16 at `from`, up to 2 * kLanes, zeros behind them.
+inline words load_pairs(const bf16* from, int count) {
+  if (count >= 2 * kLanes) return load<words>(from);
+  words some{};
+  std::memcpy(&some, from, count * sizeof(bf16));
+  return some;
+}
+
+// The numbers of `a` and `b` in turn: First 0: of their first halves, kLanes: of the others.
+template <int First, int... I>
+inline words in_turn(words a, words b, std::integer_sequence<int, I...>) {
+  using shorts = uint16_t __attribute__((vector_size(4 * kLanes)));
+  const shorts x = bits_as<shorts>(a), y = bits_as<shorts>(b);
+#if defined(__clang__) || __GNUC__ >= 12
+  return bits_as<words>(__builtin_shufflevector(x, y, (First + I / 2 + I % 2 * 2 * kLanes)...));
+#else
+  return bits_as<words>(__builtin_shuffle(x, y, shorts{static_cast<uint16_t>(First + I / 2 + I % 2 * 2 * kLanes)...}));
+#endif
+}
+
+// Two rows of bfloat16 become one of pairs, to [padded]. pairs(row, begin): as `transpose_pairs` takes them.
+template <class Pairs>
+inline void join_rows(int padded, uint32_t* to, Pairs pairs) {
+  constexpr auto numbers = std::make_integer_sequence<int, 2 * kLanes>{};
+  for (int begin = 0; begin < padded; begin += 2 * kLanes) {
+    const words first = pairs(0, begin), second = pairs(1, begin);
+    store(to + begin, in_turn<0>(first, second, numbers));
+    if (begin + kLanes < padded) store(to + begin + kLanes, in_turn<kLanes>(first, second, numbers));
+  }
+}
+
 // `count` rows, up to kLanes, of `size` numbers become columns of to [size, stride], as float32 each times its factor; the others zeros.
 template <class T>
 inline void widen_transposed(const T* const* from, int count, int size, floats factors, float* to, int stride) {
@@ -156,6 +211,18 @@ struct Tile {
   int start, count;
 };
 
+// What scores and weights of bfloat16 products are multiplied by: all scores, and those of each key, [kTile], or null.
+struct Factors {
+  float score;
+  const float *keys, *values;
+};
+
+// scores [rows][kTile] of the keys [begin, end) times a number of each key.
+inline void scale_scores(int rows, int begin, int end, const float* by, float* scores) {
+  for (int r = 0; r < rows; ++r, scores += kTile)
+    for (int j = begin; j < end; j += kLanes) store(scores + j, load<floats>(scores + j) * load<floats>(by + j));
+}
+
 // One thread's working memory, for up to `rows` query rows at a time. A thread has one of them at a time.
 struct Scratch {
   Scratch(int head_size, int value_size, int rows);
@@ -173,13 +240,20 @@ struct Scratch {
   // `rows` of them, up to kRows, from `row` on, over the tile whose keys and values are loaded.
   void attend(const Sight& sight, const Tile& tile, int row, int rows);
 
+  // The same of pairs: two numbers of a query or a key, two keys of a weight or a value.
+  void attend_pairs(const Sight& sight, const Tile& tile, int row, int rows, const Factors& factors);
+
   // scores [rows, kTile] of the keys [begin, end), multiples of kLanes, become weights, 0 where a row does not see the key; peaks and
   // totals are brought up to date. kept [kLanes]: what earlier sums of each row are worth under its new peak.
   void weigh(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* kept);
 
+  // The same memory as pairs: of queries [D / 2, kLanes], of keys [D / 2, kTile], of values [kTile / 2, padded], of weights [kRows, kTile],
+  // of which the first half is used.
+  static uint32_t* pairs(float* of) { return reinterpret_cast<uint32_t*>(of); }
+
   const int head_size, value_size, padded;  // D, E, and E as a multiple of kLanes
   float *keys, *values, *sums;              // [D, kTile], [kTile, padded], [rows, padded]
-  float* scores;                // [kRows, kTile]
+  float* scores;                            // [kRows, kTile]
 
  private:
   static constexpr size_t kLine = 16;  // numbers in a cache line

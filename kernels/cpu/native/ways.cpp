@@ -1,6 +1,7 @@
 // Which of the ways to make products is taken.
 #include <chrono>
 
+#include "attention_tiles.h"
 #include "linear.h"
 #include "tiles.h"
 #include "weights.h"
@@ -53,8 +54,8 @@ Way fastest_way() {
   return fastest;
 }
 
-// Whether weights of bfloat16 go by dot products whatever the number of rows: AMD's CPUs make twice as many products by them as by FMAs
-// (Intel's half as many). That is known, not measured, so that an engine that starts again computes as it did.
+// Whether weights of bfloat16 go by dot products whatever the number of rows, and blocks of attention's rows: AMD's CPUs make twice as many
+// products by them as by FMAs (Intel's half as many). That is known, not measured, so that an engine that starts again computes as it did.
 bool takes_dots() {
   if (choice != kMeasured) return choice == kDots;
 #if defined(__AVX512BF16__)
@@ -74,6 +75,8 @@ int least_rows(Way way, int32_t format) {
 }  // namespace
 
 bool is_batch_invariant() { return invariant; }
+
+bool prefers_dots() { return kHasDots && !invariant && takes_dots(); }
 
 Way way_of(const Linear& linear, int tokens) {
   if (linear.format == kInt8) return kBytes;
@@ -102,7 +105,8 @@ extern "C" int piecework_prefers_integers(int format) {
 // From now on, of all in this process.
 extern "C" void piecework_set_batch_invariant(int value) { piecework::invariant = value != 0; }
 
-// Products of many rows go this way from now on, or, for -1, the fastest one. Whether the kernels have it; else nothing changes.
+// Products of many rows, also of attention, which takes kDots or else FMAs, go this way from now on, or, for -1, the fastest one. Whether the
+// kernels have it; else nothing changes.
 extern "C" int piecework_choose_way(int way) {
   using namespace piecework;
   if (way != kMeasured && !is_there(way)) return 0;
