@@ -29,7 +29,6 @@ WIRE = {"msgspec", "zmq"}
 WIRE_MODULES = {
     "runtime/engine/ipc.py",
     "runtime/engine/kv_publisher.py",
-    "runtime/engine/process.py",
 }
 SERVING = {
     "piecework.runtime.engine.text_process",

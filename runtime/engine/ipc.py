@@ -1,13 +1,10 @@
-"""Messages on the wire: msgpack over ZeroMQ sockets in the file system, one pair for each life of
-the engine process.
-"""
+"""Messages on the wire: their type's name and their msgpack."""
 
 from __future__ import annotations
 
 from typing import Any, get_args
 
 import msgspec
-import zmq
 
 from .messages import FromEngine, ToEngine
 
@@ -67,15 +64,3 @@ def _rids(payload: bytes) -> list[str]:
     )
     found = [entry.get("rid") for entry in entries]
     return [rid for rid in found if isinstance(rid, str)]
-
-
-def open_socket(context: zmq.Context[Any], kind: int, endpoint: str, *, bind: bool) -> Any:
-    """A PUSH or PULL socket without a limit on queued messages: a lost message would be a lost
-    request.
-    """
-    socket = context.socket(kind)
-    socket.set_hwm(0)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RECONNECT_IVL, 10)
-    (socket.bind if bind else socket.connect)(endpoint)
-    return socket

@@ -6,29 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from .ipc import decode, encode
+from .message_socket import MessageSocket
 from .messages import FromEngine, Shutdown
 
 
 class Mailbox:
-    """Over ZeroMQ's sockets. `is_open`: until the engine is told to end."""
+    """`is_open`: until the engine is told to end."""
 
-    def __init__(self, inbox: Any, outbox: Any) -> None:
-        self._inbox, self._outbox = inbox, outbox
+    def __init__(self, socket: MessageSocket) -> None:
+        self._socket = socket
         self.is_open = True
 
     def waits(self, milliseconds: int) -> bool:
         """Whether a message is there, or comes within so long."""
-        return bool(self._inbox.poll(milliseconds))
+        return self._socket.poll(milliseconds)
 
     def received(self, patience: int) -> Iterator[Any]:
         """Every message that is there; waits up to `patience` milliseconds for the first."""
         while self.is_open and self.waits(patience):
-            message = decode(self._inbox.recv_multipart())
-            patience = 0
+            frames = self._socket.receive()
+            assert frames is not None
+            message, patience = decode(frames), 0
             if isinstance(message, Shutdown):
                 self.is_open = False
             else:
                 yield message
 
     def send(self, message: FromEngine) -> None:
-        self._outbox.send_multipart(encode(message))
+        self._socket.send(encode(message))

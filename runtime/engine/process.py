@@ -15,18 +15,16 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
-import zmq
-
 from ..logs import set_up_logging
-from .ipc import open_socket
 from .mailbox import Mailbox
+from .message_socket import MessageSocket
 from .messages import EngineFailed, FromEngine
 from .parent import end_with_parent, killed_with_parent, read_line
 
 EXIT_USER_ERROR = 2
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes an engine process print on its standard error what its threads do."""
-_FAREWELL_MS = 2000
+_FAREWELL_SECONDS = 2.0
 """How long to wait until the last message has left."""
 
 
@@ -58,15 +56,12 @@ def run_engine(find: Callable[[], Build]) -> int:
     # Asked for before a process that hangs is killed. Needs no lock, and no thread that goes on.
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     build = find()
-    settings, to_engine, from_engine, log_level = json.loads(read_line())
+    settings, path, log_level = json.loads(read_line())
     set_up_logging(log_level)
     end_with_parent()
     killed_with_parent()
-    context = zmq.Context()
-    inbox = open_socket(context, zmq.PULL, to_engine, bind=True)
-    outbox = open_socket(context, zmq.PUSH, from_engine, bind=False)
-    outbox.setsockopt(zmq.LINGER, _FAREWELL_MS)
-    mailbox = Mailbox(inbox, outbox)
+    socket = MessageSocket.connect(path)
+    mailbox = Mailbox(socket)
     try:
         engine = build(settings, mailbox)
     except ValueError as error:
@@ -79,9 +74,7 @@ def run_engine(find: Callable[[], Build]) -> int:
         engine.run()
         return 0
     finally:
-        inbox.close()
-        outbox.close()
-        context.term()
+        socket.close(linger=_FAREWELL_SECONDS)
 
 
 def _build_of(module: str) -> Build:

@@ -1,4 +1,4 @@
-"""One life of the engine process: its sockets, its start and its end."""
+"""One life of the engine process: its socket, its start and its end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import dataclasses
 import json
 import logging
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -15,17 +16,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-import zmq
-
-from ...runtime.engine.ipc import encode, open_socket
+from ...runtime.engine.ipc import encode
+from ...runtime.engine.message_socket import MessageSocket
 from ...runtime.engine.messages import ToEngine
 from ...runtime.engine.process import DUMP_SIGNAL
 
 logger = logging.getLogger(__name__)
 
 _DUMP_SECONDS = 1.0
-_LAST_WORDS = 0.05
-"""Seconds to wait for another message of a process that has ended."""
 _AT_A_TIME = 8
 """Messages that are handled before connections have their turn: an engine may make them faster than
 they are handled, for as long as its requests last.
@@ -33,19 +31,23 @@ they are handled, for as long as its requests last.
 
 
 class EngineConnection:
-    """A process with a fresh pair of sockets, so that nothing of an earlier life can reach it.
+    """A process with a fresh socket, so that nothing of an earlier life can reach it.
 
     `send` never blocks: what is sent before the process listens is queued.
     """
 
-    def __init__(self, context: zmq.Context[Any]) -> None:
+    def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="piecework-")
-        self._to_engine, self._from_engine = (
-            f"ipc://{self._folder}/{name}" for name in ("in", "out")
-        )
-        self._outbox = open_socket(context, zmq.PUSH, self._to_engine, bind=False)
-        self._inbox = open_socket(context, zmq.PULL, self._from_engine, bind=True)
-        self._received = 0
+        self._path = f"{self._folder}/engine"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.setblocking(False)
+        self._listener.bind(self._path)
+        self._listener.listen(1)
+        self._socket: MessageSocket | None = None
+        self._early: list[list[bytes]] = []
+        """What is sent before the process is there."""
+        self._handle: Callable[[list[bytes]], None] | None = None
+        """Who is given messages; None: nobody any more."""
         self._more: asyncio.Handle | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,8 +62,9 @@ class EngineConnection:
     ) -> None:
         """The process has ended, or ends now."""
         self.kill()
-        self._outbox.close(linger=0)
-        self._inbox.close(linger=0)
+        self._listener.close()
+        if self._socket is not None:
+            self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -89,17 +92,17 @@ class EngineConnection:
         assert process.stdin is not None
         # A process that has ended already says so by its exit code.
         with contextlib.suppress(BrokenPipeError):
-            job = [dataclasses.asdict(config), self._to_engine, self._from_engine, log_level]
+            job = [dataclasses.asdict(config), self._path, log_level]
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._inbox.fileno(), self._receive, handle)
+        self._handle = handle
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
         try:
-            self._receive(handle)
-            code, received = await _exit_code(process), -1
-            while received < self._received:
-                received = self._received
-                await asyncio.sleep(_LAST_WORDS)
+            code = await _exit_code(process)
+            # All that it has said is here by now.
+            self._accept()
+            while self._receive():
+                await asyncio.sleep(0)
         finally:
             self._stop_receiving()
         with contextlib.suppress(BrokenPipeError):
@@ -107,8 +110,10 @@ class EngineConnection:
         return code
 
     def send(self, message: ToEngine) -> None:
-        if not self._outbox.closed:
-            self._outbox.send_multipart(encode(message))
+        if self._socket is None:
+            self._early.append(encode(message))
+        elif not self._socket.send(encode(message)):
+            self._send_later(self._socket)
 
     async def dump_and_kill(self) -> None:
         """Have a process that hangs print where it does, as far as it still can, and end it."""
@@ -121,30 +126,70 @@ class EngineConnection:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
-    def _receive(self, handle: Callable[[list[bytes]], None]) -> None:
-        """Handle messages until none is there, some at a time: ZeroMQ tells of new ones only once
-        all are read.
-        """
+    def _accept(self) -> None:
+        if self._socket is not None or self._handle is None:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            connected, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            logger.exception("the engine process cannot be heard")
+            self._end()
+            return
+        loop.remove_reader(self._listener)
+        self._socket = MessageSocket(connected)
+        for frames in self._early:
+            self._socket.send(frames)
+        self._early.clear()
+        self._send_later(self._socket)
+        loop.add_reader(self._socket, self._receive)
+
+    def _send_later(self, to: MessageSocket) -> None:
+        """What the process has not taken yet, when it does."""
+        loop = asyncio.get_running_loop()
+        if to.flush():
+            loop.remove_writer(to)
+        else:
+            loop.add_writer(to, self._send_later, to)
+
+    def _receive(self) -> bool:
+        """Handle messages, some at a time; returns whether there may be more."""
         if self._more is not None:
             self._more.cancel()
             self._more = None
+        if self._socket is None or self._handle is None:
+            return False
+        loop = asyncio.get_running_loop()
         try:
             for _ in range(_AT_A_TIME):
-                try:
-                    frames = self._inbox.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    return
-                self._received += 1
-                handle(frames)
-            self._more = asyncio.get_running_loop().call_soon(self._receive, handle)
+                frames = self._socket.receive()
+                if frames is None:
+                    if self._socket.is_closed:
+                        loop.remove_reader(self._socket)
+                    return False
+                self._handle(frames)
         except Exception:
             # It must not leave requests waiting for ever: the next life begins anew.
             logger.exception("a message of the engine could not be handled")
-            self._stop_receiving()
-            self.kill()
+            self._end()
+            return False
+        # What has been read already makes no socket readable.
+        self._more = loop.call_soon(self._receive)
+        return True
+
+    def _end(self) -> None:
+        self._stop_receiving()
+        self.kill()
 
     def _stop_receiving(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+        self._handle = None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        if self._socket is not None:
+            loop.remove_reader(self._socket)
+            loop.remove_writer(self._socket)
         if self._more is not None:
             self._more.cancel()
 

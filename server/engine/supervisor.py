@@ -11,8 +11,6 @@ import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import zmq
-
 from ...runtime.engine.ipc import Unreadable, decode
 from ...runtime.engine.messages import EngineAlive, EngineFailed, FinishReason, Shutdown
 from .connection import EngineConnection
@@ -53,7 +51,7 @@ def settings_of(
 
 
 class EngineSupervisor(UnfinishedRequests[R]):
-    """An engine process behind ZeroMQ, and the requests that it has.
+    """An engine process behind a socket, and the requests that it has.
 
     When the process ends unexpectedly it is started again, and every unfinished request resumes.
     Those of which it had delivered nothing, one of which may have ended it, are quarantined: they
@@ -101,7 +99,6 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._crashes = CrashLimit()
         self._watchdog = Watchdog(watchdog_timeout)
         self._hung = False
-        self._context: zmq.Context[Any] | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -124,7 +121,6 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._ready.clear()
         self.failed.clear()
         self._crashes = CrashLimit()
-        self._context = zmq.Context()
         self._supervisor = asyncio.create_task(self._supervise())
 
     async def wait_ready(self) -> bool:
@@ -163,8 +159,6 @@ class EngineSupervisor(UnfinishedRequests[R]):
             if not done and self._life is not None:
                 self._life.kill()
             await self._supervisor
-        if self._context is not None:
-            self._context.destroy(linger=0)
         if self.stats is not None:
             self.stats = type(self.stats)()
 
@@ -273,8 +267,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         """One life of the engine process, which begins with every unfinished request; returns its
         exit code.
         """
-        assert self._context is not None
-        with EngineConnection(self._context) as self._life:
+        with EngineConnection() as self._life:
             self._resume(crashed=self.restarts > 0)
             process, self._waiting = self._waiting or spawn(self._command), None
             self._hung = False

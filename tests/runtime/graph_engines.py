@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def logits(llm: LLM, prompt: list[int]) -> torch.Tensor:
 
 
 class Inbox:
-    """The engine process's sockets in one: requests come at given looks into it, and Shutdown once
+    """The other end of an engine process: requests come at given looks into it, and Shutdown once
     all are answered.
     """
 
@@ -96,7 +96,7 @@ class Inbox:
 
     def serve(self, engine: Engine) -> dict[str, list[int]]:
         self.startup_pending = lambda: engine.startup.pending
-        EngineProcess(engine, Mailbox(self, self)).run()
+        EngineProcess(engine, Mailbox(cast("Any", self))).run()
         return self.tokens
 
     def poll(self, patience: int | None) -> bool:
@@ -114,10 +114,10 @@ class Inbox:
             self._open = 1
         return bool(self._due)
 
-    def recv_multipart(self) -> Any:
+    def receive(self) -> Any:
         return encode(self._due.pop(0))
 
-    def send_multipart(self, frames: Any) -> None:
+    def send(self, frames: Any) -> None:
         message = decode(frames)
         for output in message.outputs if isinstance(message, StepOutput) else []:
             self.tokens.setdefault(output.rid, []).extend(output.token_ids)

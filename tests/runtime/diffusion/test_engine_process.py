@@ -4,6 +4,8 @@ says of itself.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from diffusion_pipelines import Folder
 
@@ -19,7 +21,7 @@ def start(folder: Folder, **settings: object) -> DiffusionInfo:
     config = DiffusionConfig(
         model_path=str(folder("flux")), num_threads=1, max_batch_size=2, **settings
     )  # type: ignore[arg-type]
-    return DiffusionProcess(config, Mailbox(None, None)).ready().info
+    return DiffusionProcess(config, Mailbox(cast("Any", None))).ready().info
 
 
 def test_every_size_of_an_image_and_of_a_batch_is_warmed_up(

@@ -28,7 +28,7 @@ from piecework.runtime.sampling.params import SamplingParams
 
 
 class Client:
-    """Both sockets of an engine process; each message is sent once the one before is answered."""
+    """The other end of an engine process; each message is sent once the one before is answered."""
 
     def __init__(self, messages: Sequence[GenerateRequest | FlushCache]) -> None:
         self._messages = list(messages)
@@ -38,13 +38,13 @@ class Client:
     def poll(self, patience: int | None) -> bool:
         return self._is_idle
 
-    def recv_multipart(self) -> Any:
+    def receive(self) -> Any:
         self._is_idle = False
         if not self._messages:
             return encode(Shutdown())
         return encode(self._messages.pop(0))
 
-    def send_multipart(self, frames: Any) -> None:
+    def send(self, frames: Any) -> None:
         message = decode(frames)
         if isinstance(message, StepOutput):
             self.stats = message.stats or self.stats
@@ -59,7 +59,7 @@ def serve(core: EngineCore, messages: Sequence[GenerateRequest | FlushCache]) ->
     shell = SimpleNamespace(ranks=ALONE, rest=lambda: None, close=lambda: None)
     startup = SimpleNamespace(pending=False, stop=lambda: None)
     engine = Engine(core, cast("Any", shell), cast("Any", startup))
-    EngineProcess(engine, Mailbox(client, client)).run()
+    EngineProcess(engine, Mailbox(cast("Any", client))).run()
     return client.stats
 
 

@@ -1,4 +1,4 @@
-"""The sockets of one engine process, as the web process reads them."""
+"""The socket of one engine process, as the web process reads it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-import zmq
-
-from piecework.runtime.engine.ipc import open_socket
+from piecework.runtime.engine.message_socket import MessageSocket
+from piecework.runtime.engine.messages import AbortRequests, FlushCache
 from piecework.server.engine.connection import EngineConnection
 
 
@@ -32,14 +31,37 @@ async def test_an_engine_that_is_faster_than_this_process_leaves_others_their_tu
         time.sleep(0.0005)
         seen.append(turns)
 
-    with zmq.Context() as context, EngineConnection(context) as connection:
-        outbox = open_socket(context, zmq.PUSH, connection._from_engine, bind=False)
+    with EngineConnection() as connection:
+        engine = MessageSocket.connect(connection._path)
         for _ in range(200):
-            outbox.send_multipart([b"name", b"content"])
+            assert engine.send([b"name", b"content"])
         process = subprocess.Popen(["sleep", "0.2"], stdin=subprocess.PIPE)
         beside = asyncio.create_task(others())
         assert await connection.run(process, Config(), "info", handle) == 0
         beside.cancel()
-        outbox.close()
+        engine.close()
     assert len(seen) == 200
     assert len(set(seen)) > 10
+
+
+async def test_what_the_process_does_not_take_yet_reaches_it_when_it_does() -> None:
+    """Also what was sent before it was there; the web process never waits."""
+    with EngineConnection() as connection:
+        for _ in range(3):
+            connection.send(FlushCache())
+        process = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+        life = asyncio.create_task(connection.run(process, Config(), "info", lambda _: None))
+        engine = MessageSocket.connect(connection._path)
+        await asyncio.sleep(0.05)
+        connection.send(AbortRequests(rids=["r" * 2**20]))
+        connection.send(FlushCache())
+        taken = []
+        while len(taken) < 5:
+            if (frames := engine.receive()) is not None:
+                taken.append((frames[0], len(frames[1])))
+            await asyncio.sleep(0)
+        connection.kill()
+        await life
+        engine.close()
+    assert [name for name, _ in taken] == [b"FlushCache"] * 3 + [b"AbortRequests", b"FlushCache"]
+    assert taken[3][1] > 2**20

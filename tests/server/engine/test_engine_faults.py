@@ -198,8 +198,8 @@ def send(self, message):
         fields = msgspec.to_builtins(message)
         for output in fields["outputs"]:
             output["token_ids"] = "not a list"
-        self._outbox.send_multipart([b"StepOutput", msgspec.msgpack.encode(fields)])
-        self._outbox.send_multipart([b"Gossip", b"\\xc1"])
+        self._socket.send([b"StepOutput", msgspec.msgpack.encode(fields)])
+        self._socket.send([b"Gossip", b"\\xc1"])
     else:
         plain_send(self, message)
 
