@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import uvloop
+
 from .apis import GenerationCall, ask
 from .client import Client, RequestFailed, ServerUnusable, resolve
 from .datasets import Question, load_gsm8k
@@ -115,7 +117,7 @@ def run(settings: PeersSettings, report: Report) -> int:
     # alone.
     rounds = [
         {
-            label: asyncio.run(_measure(label, command, settings, questions, number))
+            label: uvloop.run(_measure(label, command, settings, questions, number))
             for label, command in commands.items()
         }
         for number in range(settings.rounds)

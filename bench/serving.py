@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
+
+import uvloop
 
 from ..runtime.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
@@ -142,7 +143,8 @@ def run(target: Target, settings: ServingSettings, workload: Workload, report: R
     """
     if settings.num_prompts < 1:
         raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
-    return asyncio.run(_run(target, settings, workload, report))
+    code: int = uvloop.run(_run(target, settings, workload, report))
+    return code
 
 
 async def _run(

@@ -116,7 +116,6 @@ extern "C" void piecework_moe(const void* experts, const void* x, int64_t stride
     Team team(helpers);
 #pragma omp parallel num_threads(helpers)
     {
-#pragma omp single
       team.set_size(omp_get_num_threads());
       int phase = 0;
       shared.run(

@@ -60,7 +60,6 @@ class Forward {
   void run() {
 #pragma omp parallel num_threads(threads_)
     {
-#pragma omp single
       team_.set_size(omp_get_num_threads());
       StepThread thread(model_, is_few_ ? step_.tokens : 0, is_few_ ? step_.samples : 0, shared_);
       if (ranks_) look_up(thread);
