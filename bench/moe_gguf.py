@@ -13,7 +13,8 @@ that of another file.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import gguf
@@ -46,21 +47,39 @@ _SHAPE = Shape()
 
 def write(path: str, shape: Shape = _SHAPE, *, tokenizer: str = "smollm2-135m") -> None:
     """Write the file, with the tokenizer of a .gguf file or its alias."""
+    write_random(path, _ARCHITECTURE, _metadata(shape), partial(_tensors, shape), tokenizer)
+
+
+def write_random(
+    path: str,
+    architecture: str,
+    metadata: dict[str, Any],
+    tensors: Callable[[int], Iterable[tuple[str, tuple[int, ...]]]],
+    tokenizer: str,
+) -> None:
+    """A random model as a GGUF file, with the tokenizer of another or its alias. `tensors`: names
+    and sizes, rows before columns, of a vocabulary's size: those of one dimension hold ones, but
+    logarithms of decays -1; those of routers and convolutions float32, others Q4_0.
+    """
     source = gguf.GGUFReader(find_model(tokenizer))
-    writer = gguf.GGUFWriter(path, _ARCHITECTURE)
-    for key, value in _metadata(shape).items():
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        if isinstance(value, list):
+            writer.add_array(f"{architecture}.{key}", value)
+            continue
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        add(f"{_ARCHITECTURE}.{key}", value)
+        add(f"{architecture}.{key}", value)
     for name, field in source.fields.items():
         if name.startswith("tokenizer."):
             sub_type = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(name, field.contents(), field.types[0], sub_type)
     vocab = len(source.fields["tokenizer.ggml.tokens"].data)
     random = np.random.default_rng(0)
-    for name, sizes in _tensors(shape, vocab):
+    for name, sizes in tensors(vocab):
         if len(sizes) == 1:
-            writer.add_tensor(name, np.ones(sizes, np.float32))
-        elif name.endswith("ffn_gate_inp.weight"):
+            value = -1.0 if name.endswith("ssm_a") else 1.0
+            writer.add_tensor(name, np.full(sizes, value, np.float32))
+        elif name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
             writer.add_tensor(name, random.normal(0, 0.02, sizes).astype(np.float32))
         else:
             writer.add_tensor(name, _blocks(random, sizes), raw_dtype=_Q4_0)

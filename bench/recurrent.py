@@ -4,6 +4,8 @@
 Each model is a random one of a real one's shape, with fewer layers and tokens, in a folder that
 both read. Measured are a prompt, to its first token, and decodes of one and of several requests,
 taken in turn; each figure is the least of all rounds. `--graphs`: wait for compiled pieces first.
+`--file`: measures what is in a .gguf file, alone. `--processor-time`: that of all threads, where
+others work on the machine too.
 """
 
 from __future__ import annotations
@@ -70,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=size, help=f"{text} (default {size})")
     parser.add_argument("--graphs", action="store_true", help="wait for compiled pieces")
+    parser.add_argument("--file", help="a .gguf file, in the place of --models")
+    parser.add_argument("--threads", type=int, default=None, help="(default: the engine's)")
+    parser.add_argument("--processor-time", action="store_true", help="of all threads")
     given = parser.parse_args(arguments)
     names = given.models.split(",")
     if unknown := [name for name in names if name not in _SHAPES]:
@@ -79,27 +84,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--{name} must be more than 0, got {getattr(given, name)}")
     print("| model | | prompt, ms | a decode, ms | decodes of several, ms |")
     print("| --- | --- | --- | --- | --- |", flush=True)
+    if given.file is not None:
+        for row in _rows(Path(given.file).stem, Path(given.file), None, given):
+            print(row, flush=True)
+        return 0
     for name in names:
         with tempfile.TemporaryDirectory(prefix="piecework-recurrent-") as folder:
-            for row in _rows(name, Path(folder), given):
+            theirs = _make(name, Path(folder), given.layers, given.hidden)
+            for row in _rows(name, Path(folder), theirs, given):
                 print(row, flush=True)
     return 0
 
 
-def _rows(name: str, folder: Path, given: argparse.Namespace) -> Iterator[str]:
-    theirs = _make(name, folder, given.layers, given.hidden)
+def _rows(name: str, path: Path, theirs: Any, given: argparse.Namespace) -> Iterator[str]:
+    """`theirs`: transformers' model of what lies at the path; None: ours is measured alone."""
     config = EngineConfig(
-        model_path=str(folder),
+        model_path=str(path),
         max_total_tokens=(given.requests + 1) * (given.prompt + given.decodes + 64),
         max_running_requests=given.requests,
         disable_radix_cache=True,
         startup="full" if given.graphs else "fast",
+        num_threads=given.threads,
     )
     core = build_engine(config, progress=False).core
     measured: dict[str, Callable[[int], tuple[float, float]]] = {
         "piecework": lambda count: _ours(core, count, given),
-        "transformers": lambda count: _theirs(theirs, count, given),
     }
+    if theirs is not None:
+        measured["transformers"] = lambda count: _theirs(theirs, count, given)
     best = {who: [float("inf")] * 3 for who in measured}
     for _ in range(given.rounds):
         for who, run in measured.items():
@@ -136,10 +148,15 @@ def _prompts(count: int, given: argparse.Namespace) -> list[list[int]]:
     ]
 
 
+def _clock(given: argparse.Namespace) -> Callable[[], float]:
+    return time.process_time if given.processor_time else time.perf_counter
+
+
 def _ours(core: EngineCore, count: int, given: argparse.Namespace) -> tuple[float, float]:
     """Seconds until all prompts have their first token, and of a step of decodes."""
+    clock = _clock(given)
     params = SamplingParams(temperature=0.0, max_new_tokens=given.decodes, ignore_eos=True)
-    began = time.perf_counter()
+    began = clock()
     for row, prompt in enumerate(_prompts(count, given)):
         core.add(GenerateRequest(rid=str(row), input_ids=prompt, params=params, arrival_time=0.0))
     tokens, ready = [0] * count, began
@@ -147,22 +164,23 @@ def _ours(core: EngineCore, count: int, given: argparse.Namespace) -> tuple[floa
         for output in core.step().outputs:
             tokens[int(output.rid)] += len(output.token_ids)
         if ready == began and min(tokens) > 0:
-            ready, at_first = time.perf_counter(), sum(tokens)
+            ready, at_first = clock(), sum(tokens)
     decoded = (sum(tokens) - at_first) / count
-    return ready - began, (time.perf_counter() - ready) / max(decoded, 1.0)
+    return ready - began, (clock() - ready) / max(decoded, 1.0)
 
 
 @torch.inference_mode()
 def _theirs(model: Any, count: int, given: argparse.Namespace) -> tuple[float, float]:
     """The same by transformers."""
-    began = time.perf_counter()
+    clock = _clock(given)
+    began = clock()
     done = model(torch.tensor(_prompts(count, given)), use_cache=True)
     token = done.logits[:, -1:].argmax(-1)
-    ready = time.perf_counter()
+    ready = clock()
     for _ in range(given.decodes - 1):
         done = model(token, past_key_values=done.past_key_values, use_cache=True)
         token = done.logits[:, -1:].argmax(-1)
-    return ready - began, (time.perf_counter() - ready) / max(given.decodes - 1, 1)
+    return ready - began, (clock() - ready) / max(given.decodes - 1, 1)
 
 
 if __name__ == "__main__":
