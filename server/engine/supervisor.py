@@ -151,6 +151,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._stopped = True
         self.state = EngineState.STOPPED
         self._end_all(FinishReason.ABORT, None)
+        self._interrupted("the engine is stopped")
         self._send(Shutdown())
         if self._supervisor is not None:
             done, _ = await asyncio.wait(

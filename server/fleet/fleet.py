@@ -92,13 +92,13 @@ class Fleet:
         preloaded = sum(each.preload for each in config.members)
         self._most_waiting = max(1, preloaded, config.max_queued_requests)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._looked = 0.0
 
     # What a server asks of an engine
 
     async def start(self) -> None:
         """Returns at once, `wait_ready` waits for the models that are to be loaded first."""
         self._run(self._arrange_for_ever())
+        self._run(self._look_for_ever())
 
     async def wait_ready(self) -> bool:
         """True, once each model that is loaded at the start is ready, or has failed."""
@@ -161,12 +161,8 @@ class Fleet:
 
     @property
     def info(self) -> FleetInfo:
-        known = [
-            each.service.engine.info.max_running_requests
-            for each in self.members.values()
-            if each.admits and each.service is not None
-        ]
-        return FleetInfo(sum(known) or _RUNNING)
+        ready = [each.service for each in self.members.values() if each.admits and each.service]
+        return FleetInfo(sum(one.engine.info.max_running_requests for one in ready) or _RUNNING)
 
     # What requests ask
 
@@ -254,13 +250,19 @@ class Fleet:
                     await self._changed.wait()
             self._changed.clear()
             try:
-                if time.monotonic() >= self._looked + _LOOK:
-                    self._looked = time.monotonic()
-                    await self._look()
                 self._arrange()
             except Exception:
                 # Nothing would ever be loaded any more.
                 logger.exception("the models could not be arranged")
+
+    async def _look_for_ever(self) -> None:
+        """Beside what is arranged, which must not wait for a thread or a slow /proc."""
+        while self.state is not EngineState.STOPPED:
+            await asyncio.sleep(_LOOK)
+            try:
+                await self._look()
+            except Exception:
+                logger.exception("the memory of the models could not be looked at")
 
     async def _look(self) -> None:
         """What the models take of the memory, and which of them are idle for long."""

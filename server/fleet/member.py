@@ -204,5 +204,9 @@ class Member:
             self._watch.cancel()
             self._watch = None
         if self.service is not None:
-            await self.service.engine.stop(at_once=at_once)
+            try:
+                await self.service.engine.stop(at_once=at_once)
+            except Exception:
+                # It would be ending for ever, and who waits for its room would wait with it.
+                logger.exception("the engine of model %s did not end in order", self.name)
         self.resident = 0

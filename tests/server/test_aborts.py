@@ -16,6 +16,8 @@ from http_fixtures import client_of, make_app
 from starlette.types import Message
 from toy_runner import continuation
 
+from piecework.server.engine.state import EngineUnavailable
+
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [[5, 6, 7], [5, 6, 8]], "max_tokens": 2, "n": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
@@ -127,6 +129,15 @@ async def test_a_request_may_be_aborted_at_any_moment(
     engine.deliver()
     engine.assert_nothing_left()
     assert reasons == {"abort", "length"}
+
+
+async def test_what_waits_for_a_flush_ends_with_the_engine(engine: EngineInProcess) -> None:
+    """Else an engine that is started again would answer it in place of the next one."""
+    flush = asyncio.create_task(engine.flush_cache())
+    await asyncio.sleep(0)
+    await engine.stop()
+    with pytest.raises(EngineUnavailable, match="stopped"):
+        await asyncio.wait_for(flush, 5)
 
 
 def _generated(visit: Visit, stream: bool) -> Any:

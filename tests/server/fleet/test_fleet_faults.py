@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from http_fixtures import error_of
 from safetensors.numpy import save_file
 
 from piecework.server.engine.state import EngineState
+from piecework.server.fleet import fleet as fleet_module
 from piecework.server.fleet import member as member_module
 from piecework.server.fleet.estimate import estimate, weight_bytes
 from piecework.server.fleet.member import Member
@@ -140,6 +142,40 @@ async def test_a_model_that_fails_lets_nobody_in_while_it_ends(scripted: Scripte
         assert error_of(await late, 503)["code"] == "model_failed"
         assert (await other).status_code == 200
         assert engine.stops == 1 and await states(client) == {"a": "failed", "b": "ready"}
+
+
+async def test_models_are_switched_while_nobody_can_look_at_their_memory(
+    scripted: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_look = threading.Event()
+
+    def stuck(pids: object) -> int:
+        assert may_look.wait(10)
+        return GIB
+
+    monkeypatch.setattr(fleet_module, "resident_memory", stuck)
+    monkeypatch.setattr(fleet_module, "_LOOK", 0.01)
+    async with served(scripted, "a", "b", max_loaded_models=1) as client:
+        try:
+            for name in "abab":
+                await asyncio.sleep(0.02)
+                answer = await asyncio.wait_for(ask(client, name), 5)
+                assert answer.status_code == 200
+        finally:
+            may_look.set()
+
+
+async def test_an_engine_that_cannot_be_stopped_keeps_nobody_waiting(
+    scripted: ScriptedFleet,
+) -> None:
+    async def broken(*, at_once: bool = False) -> None:
+        raise OSError("no such socket")
+
+    async with served(scripted, "a", "b", max_loaded_models=1) as client:
+        await ask(client, "a")
+        scripted.engines["a"].stop = broken  # type: ignore[method-assign]
+        assert (await asyncio.wait_for(ask(client, "b"), 5)).status_code == 200
+        assert await states(client) == {"a": "unloaded", "b": "ready"}
 
 
 async def test_a_key_is_told_of_its_own_models_alone(
