@@ -1,9 +1,9 @@
 """How many requests run at a time where memory is short: `python -m
 piecework.bench.requests_at_a_time`.
 
-Of models with full layers and those of a sliding window, whose pages are split at the start, for
-two loads: many short texts, and few long ones. The scheduler plans every step; nothing is computed.
-The last column is what their bytes alone would allow: all memory for whoever needs it.
+Of models with full layers and those of a sliding window, for two loads: many short texts, and few
+long ones. Pages of the two kinds have memory that is split at the start, or share it. The scheduler
+plans every step; nothing is computed. The last column is what their bytes alone would allow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..kernels.platform import Platform
 from ..runtime.cache.kv_cache import KVCache
-from ..runtime.cache.pool import is_windowed, page_bytes, window_of
+from ..runtime.cache.pool import is_windowed, page_bytes, shared_pages, window_of
 from ..runtime.config import EngineConfig, ResolvedConfig
 from ..runtime.engine.messages import GenerateRequest
 from ..runtime.engine.request import Request
@@ -36,7 +36,7 @@ class Load(NamedTuple):
 
 LOADS = {
     "short": Load([64, 128, 256, 384, 448], 128, 800),
-    "long": Load([31_744], 256, 60),
+    "long": Load([31_232], 1024, 60),
 }
 GIB = {"gemma-3-1b": 4, "gemma-3-27b": 40, "gpt-oss-20b": 6, "gpt-oss-120b": 8}
 """Of the KV cache: few enough that pages run out before `--max-running-requests` does."""
@@ -46,12 +46,23 @@ class Memory(NamedTuple):
     """Settings for a shape in some memory, and the bytes of a page of either kind of layer."""
 
     config: ResolvedConfig
-    window: int
+    windows: WindowPages
     full_bytes: int
-    window_bytes: int
+
+    def cache(self) -> KVCache:
+        size = self.config.page_size
+        return KVCache(
+            self.config.max_total_tokens // size + 1,
+            size,
+            share_prefixes=False,
+            window=self.windows.window,
+            window_pages=self.config.window_pages,
+            shared=self.windows.shared,
+            num_slabs=self.config.kv_slabs,
+        )
 
 
-def memory_of(shape: Shape, gib: int) -> Memory:
+def memory_of(shape: Shape, gib: int, *, shares: bool) -> Memory:
     layouts = shape.layouts()
     model = ModelConfig(
         architecture="", vocab_size=1, hidden_size=1, num_layers=shape.layers, num_heads=1,
@@ -65,16 +76,13 @@ def memory_of(shape: Shape, gib: int) -> Memory:
         page_bytes([each for each in layouts if is_windowed(each, window) == has], steps.page_size)
         for has in (True, False)
     )
-    config = resolve_cache(
-        steps, None, free_bytes=gib << 30, page_bytes=others, window=WindowPages(window, own)
-    )
-    return Memory(config, window, others, own)
+    windows = WindowPages(window, own, shared_pages(layouts, window) if shares else None)
+    config = resolve_cache(steps, None, free_bytes=gib << 30, page_bytes=others, window=windows)
+    return Memory(config, windows, others)
 
 
-def at_a_time(cache: KVCache, config: ResolvedConfig, load: Load) -> tuple[float, int]:
-    """Requests that run while others wait, the mean over steps since the first has ended, and how
-    often one gave way.
-    """
+def at_a_time(cache: KVCache, config: ResolvedConfig, load: Load) -> float:
+    """Requests that run while others wait, the mean over steps since the first has ended."""
     scheduler = Scheduler(
         cache,
         token_budget=config.chunked_prefill_size,
@@ -103,40 +111,35 @@ def at_a_time(cache: KVCache, config: ResolvedConfig, load: Load) -> tuple[float
                     ended = True
         if ended:
             running.append(len(scheduler.running))
-    return sum(running) / len(running), scheduler.preemptions
+    return sum(running) / len(running)
 
 
-def by_bytes(memory: Memory, load: Load) -> float:
+def by_bytes(memory: Memory, gib: int, load: Load) -> float:
     """How many requests of a load their bytes alone allow, half-way through their answers, beside
     one chunk of a prompt.
     """
-    size = memory.config.page_size
-    chunk = -(-memory.config.chunked_prefill_size // size)
-    reach = -(-(memory.window - 1) // size) + 1
+    config, of_window = memory.config, memory.windows.page_bytes
+    size = config.page_size
+    chunk = -(-config.chunked_prefill_size // size)
+    reach = -(-(memory.windows.window - 1) // size) + 1
     pages = [-(-(prompt + load.answer // 2) // size) for prompt in load.prompts]
-    each = [count * memory.full_bytes + min(count, reach) * memory.window_bytes for count in pages]
-    total = (memory.config.max_total_tokens // size + 1) * memory.full_bytes
-    total += (memory.config.window_pages - chunk) * memory.window_bytes
-    return min(memory.config.max_running_requests, total / (sum(each) / len(each)))
+    each = [count * memory.full_bytes + min(count, reach) * of_window for count in pages]
+    room = (gib << 30) - chunk * of_window
+    return min(config.max_running_requests, room * len(each) / sum(each))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.parse_args()
-    print(f"{'':14} {'GiB':>4} {'texts':6} {'split':>6} {'by bytes':>9}")
+    print(f"{'':14} {'GiB':>4} {'texts':6} {'split':>6} {'shared':>7} {'by bytes':>9}")
     for name, gib in GIB.items():
-        memory = memory_of(SHAPES[name], gib)
-        size = memory.config.page_size
+        split, shared = (memory_of(SHAPES[name], gib, shares=each) for each in (False, True))
         for kind, load in LOADS.items():
-            cache = KVCache(
-                memory.config.max_total_tokens // size + 1,
-                size,
-                share_prefixes=False,
-                window=memory.window,
-                window_pages=memory.config.window_pages,
+            before, after = (at_a_time(each.cache(), each.config, load) for each in (split, shared))
+            print(
+                f"{name:14} {gib:4} {kind:6} {before:6.1f} {after:7.1f} "
+                f"{by_bytes(split, gib, load):9.1f}"
             )
-            split, _ = at_a_time(cache, memory.config, load)
-            print(f"{name:14} {gib:4} {kind:6} {split:6.0f} {by_bytes(memory, load):9.0f}")
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ for a GPU; nothing is allocated.
 from __future__ import annotations
 
 import argparse
+from bisect import bisect_right
 from typing import NamedTuple
 
 import torch
 
 from ..kernels.attention import KVLayout
 from ..kernels.platform import Platform
-from ..runtime.cache.pool import is_windowed, page_bytes, window_of
+from ..runtime.cache.pool import is_windowed, page_bytes, shared_pages, window_of
 from ..runtime.config import EngineConfig
 from ..runtime.model_config import ModelConfig
 from ..runtime.resolve_config import WindowPages, resolve_cache, resolve_steps
@@ -55,7 +56,7 @@ SHAPES = {
 
 
 class Room(NamedTuple):
-    """Bytes that a token takes of the cache, and how many texts fit."""
+    """Bytes that a token of the texts takes of the cache, and how many texts fit."""
 
     token_bytes: float
     texts: int
@@ -73,22 +74,29 @@ def room(shape: Shape, length: int, memory: int, *, windows: bool) -> Room:
     window, size = window_of(layouts, length) if windows else None, steps.page_size
     own = [each for each in layouts if is_windowed(each, window)]
     others = [each for each in layouts if not is_windowed(each, window)]
+    shared = shared_pages(layouts, window)
     config = resolve_cache(
         steps,
         None,
         free_bytes=memory,
         page_bytes=page_bytes(others, size),
-        window=WindowPages(window, page_bytes(own, size)) if window else None,
+        window=WindowPages(window, page_bytes(own, size), shared) if window else None,
     )
-    taken = config.max_total_tokens * page_bytes(others, 1)
-    texts = config.max_total_tokens // length
-    if window is not None:
-        taken += (config.window_pages - 1) * page_bytes(own, size)
-        # Each holds those of its window, and one is computed in chunks.
-        each = -(-(window - 1) // size) + 1
-        chunk = -(-steps.chunked_prefill_size // size)
+    texts, pages = config.max_total_tokens // length, -(-length // size)
+    if window is None:
+        return Room(page_bytes(others, 1), texts)
+    # Each holds the pages of its window, and one is computed in chunks.
+    each, chunk = -(-(window - 1) // size) + 1, -(-steps.chunked_prefill_size // size)
+    if shared is None:
         texts = min(texts, (config.window_pages - 1 - chunk) // each)
-    return Room(taken / config.max_total_tokens, texts)
+    else:
+        texts = bisect_right(
+            range(1, steps.max_running_requests + 1),
+            config.kv_slabs - 1,
+            key=lambda count: shared.slabs(count * pages, count * each + chunk),
+        )
+    taken = pages * page_bytes(others, size) + each * page_bytes(own, size)
+    return Room(taken / length, texts)
 
 
 def main() -> None:

@@ -102,6 +102,10 @@ class Platform:
     """How pieces of a model may be compiled; the first is the default."""
     attention_backends: tuple[str, ...] = ("torch",)
     """How attention may be computed; the first is the default."""
+    shares_pages: bool = True
+    """Whether attention finds pages anywhere in a cache of more than 2**31 numbers, in which pages
+    of several kinds of layers lie.
+    """
     kv_cache_dtypes: tuple[str, ...] = tuple(CACHE_DTYPES)
     """In which 8-bit formats attention can keep keys and values."""
     lacking_dtypes: frozenset[torch.dtype] = frozenset()

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from ..kernels.platform import Platform
+from .cache.slabs import SharedPages
 from .config import EngineConfig, ResolvedConfig
 from .model_config import ModelConfig
 from .options import check_context_length
@@ -20,21 +21,39 @@ class WindowPages(NamedTuple):
     window: int
     page_bytes: int
     """That one of those takes."""
+    shared: SharedPages | None = None
+    """How they share memory with pages of the other layers."""
 
     def beside(self, pages: int, steps: ResolvedConfig) -> int:
         """How many they have beside `pages` of the other layers.
 
         A request that is longer than its window needs those of its window. Memory is shared out
-        for requests of four windows, or `_TYPICAL_TOKENS`: shorter ones find fewer of these pages,
-        longer ones fewer of the others. More than one for each of the others, or more than twice
-        what can run at once reads, is never of use. A step's new tokens come on top.
+        for requests of `typical` length: shorter ones find fewer of these pages, longer ones fewer
+        of the others, where each kind has memory of its own. More than one for each of the others,
+        or more than twice what can run at once reads, is never of use. A step's new tokens come on
+        top.
         """
         size = steps.page_size
         each = -(-(self.window - 1) // size) + 1
         chunk = -(-steps.chunked_prefill_size // size) + 1
-        typical = min(steps.context_length, max(4 * self.window, _TYPICAL_TOKENS))
-        share = min(-(-pages * each * size // typical), 2 * steps.max_running_requests * each)
+        share = -(-pages * each * size // self.typical(steps))
+        share = min(share, 2 * steps.max_running_requests * each)
         return min(pages, max(each, share) + chunk)
+
+    def typical(self, steps: ResolvedConfig) -> int:
+        """The length of texts that the size of the cache is told for: tokens."""
+        return min(steps.context_length, max(4 * self.window, _TYPICAL_TOKENS))
+
+    def slabs(self, pages: int, steps: ResolvedConfig) -> int:
+        """How many hold both kinds, the reserved one among them; 0: they do not share memory."""
+        shared = self.shared
+        return 0 if shared is None else shared.slabs(pages, self.beside(pages, steps)) + 1
+
+    @property
+    def slab_bytes(self) -> int:
+        """That one of those takes."""
+        assert self.shared is not None
+        return self.page_bytes // self.shared.window.tensors * self.shared.tensors
 
 
 _TYPICAL_TOKENS = 2048
@@ -99,8 +118,11 @@ def resolve_cache(
     states = steps.state_slots * slot_bytes
 
     def bytes_of(pages: int) -> int:
-        beside = 0 if window is None else window.beside(pages, steps) * window.page_bytes
-        return pages * page_bytes + beside
+        if window is None:
+            return pages * page_bytes
+        if window.shared is not None:
+            return window.slabs(pages, steps) * window.slab_bytes
+        return pages * page_bytes + window.beside(pages, steps) * window.page_bytes
 
     def most_pages(budget: int, limit: int) -> int:
         return bisect_right(range(limit + 1), budget, key=bytes_of) - 1
@@ -143,7 +165,10 @@ def resolve_cache(
         steps,
         context_length=min(steps.context_length, size),
         max_total_tokens=size,
-        window_pages=0 if window is None else window.beside(pages, steps) + 1,
+        window_pages=0
+        if window is None or window.shared is not None
+        else window.beside(pages, steps) + 1,
+        kv_slabs=0 if window is None else window.slabs(pages, steps),
     )
 
 

@@ -43,6 +43,7 @@ class NpuPlatform(Platform):
     # Ascend's cache writes take 32-bit slots, its attention kernels pages of 128.
     slot_dtype = torch.int32
     default_page_size = 128
+    shares_pages = False  # Not known of torch_npu's operators.
     piece_compilers = ("eager",)
     attention_backends = ("ascend",)
     # `npu_fused_infer_attention_score` takes int8 with scales in a layout of their own, no float8.

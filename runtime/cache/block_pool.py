@@ -7,20 +7,26 @@ keeps them as long as nobody needs the room, and one that is taken back leaves a
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple
+
+from .slabs import PageAllocator
 
 
 class Block:
     """One page or slot. `number`: which; 0: it was taken back. `holders`: requests that use it;
     `kept`: whether the prefix tree has it, or a request that would miss it but can do without.
+    `last_used`: when it was, by the pool's clock, if nobody holds it.
     """
 
-    __slots__ = ("holders", "kept", "number")
+    __slots__ = ("holders", "kept", "last_used", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.holders = 1
         self.kept = False
+        self.last_used = 0
 
 
 HOLE = Block(0)
@@ -28,29 +34,43 @@ HOLE = Block(0)
 
 
 class BlockPool:
-    """Free blocks of `size`, number 0 excluded, and those that are kept but not held, which are
-    taken back least recently used first.
+    """Blocks of an allocator's, and those that are kept but not held, which are taken back least
+    recently used first. `clock` orders uses, also beside those of others.
     """
 
-    def __init__(self, size: int) -> None:
-        assert size >= 2, "a pool needs the reserved block and one more"
-        self.size = size - 1
-        self._free = list(range(size - 1, 0, -1))
+    def __init__(self, allocator: PageAllocator, clock: Iterator[int] | None = None) -> None:
+        self.allocator = allocator
+        self._clock = clock or count(1)
         self._idle: OrderedDict[Block, None] = OrderedDict()
+
+    @property
+    def idle(self) -> int:
+        """Blocks that can be taken back."""
+        return len(self._idle)
 
     @property
     def available(self) -> int:
         """Blocks that are free or can be made so."""
-        return len(self._free) + len(self._idle)
+        return self.allocator.free_pages + len(self._idle)
+
+    @property
+    def oldest(self) -> int | None:
+        """When the one that is taken back next was used; None: there is none."""
+        return next(iter(self._idle)).last_used if self._idle else None
 
     def allocate(self, count: int) -> list[Block] | None:
         """`count` blocks, held once each; None where fewer are available."""
         if count > self.available:
             return None
-        while len(self._free) < count:
-            oldest, _ = self._idle.popitem(last=False)
-            self._take_back(oldest)
-        return [Block(self._free.pop()) for _ in range(count)]
+        while self.allocator.free_pages < count:
+            self.take_oldest()
+        numbers = self.allocator.allocate(count)
+        assert numbers is not None
+        return [Block(number) for number in numbers]
+
+    def take_oldest(self) -> None:
+        """Take back the least recently used that nobody holds; there must be one."""
+        self._take_back(self._idle.popitem(last=False)[0])
 
     def hold(self, block: Block) -> None:
         """One more request uses it; it must not have been taken back."""
@@ -66,6 +86,7 @@ class BlockPool:
         assert block.holders >= 0, "a block is let go of more often than held"
         if block.holders == 0:
             if block.kept:
+                block.last_used = next(self._clock)
                 self._idle[block] = None
             else:
                 self._take_back(block)
@@ -73,6 +94,7 @@ class BlockPool:
     def touch(self, block: Block) -> None:
         """It was used just now."""
         if block in self._idle:
+            block.last_used = next(self._clock)
             self._idle.move_to_end(block)
 
     def offer(self, block: Block) -> None:
@@ -96,7 +118,7 @@ class BlockPool:
             self._take_back(block)
 
     def _take_back(self, block: Block) -> None:
-        self._free.append(block.number)
+        self.allocator.free([block.number])
         block.number, block.kept = 0, False
 
     def check(self, held: list[Block], kept: list[Block]) -> None:
@@ -112,7 +134,8 @@ class BlockPool:
         assert all(block.holders == count for block, count in holders.items())
         assert all(block.kept == (block in set(kept)) for block in holders)
         numbers = [block.number for block in holders]
-        assert sorted(numbers + self._free) == list(range(1, self.size + 1)), "a block is lost"
+        assert len(numbers) == len(set(numbers)), "two blocks have one place"
+        assert set(numbers) == self.allocator.owned(), "a block is lost"
         assert set(self._idle) == {block for block in kept if not block.holders}
 
 

@@ -5,54 +5,15 @@ what the scheduler asks, which is to find a prefix, reserve, share what is compu
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 
 from ..engine.request import Request
 from .block_pool import HOLE, BlockGroup, BlockPool
 from .kv_events import KVEvents
-from .pool import RESERVED_PAGE
 from .radix import Column, RadixCache
+from .room import Room
+from .slabs import ALONE, PageAllocator, SharedPages, Slabs
 from .states import RESERVED_SLOT
-
-
-class PageAllocator:
-    """Free pages of a pool of `num_pages`, page 0 excluded. Last freed, first reused: likely still
-    in a cache near the core. Pages that nobody ever had cost nothing but a byte.
-    """
-
-    def __init__(self, num_pages: int) -> None:
-        assert num_pages >= 2, "a pool needs the reserved page and one more"
-        self.num_pages = num_pages - 1
-        self._fresh = range(RESERVED_PAGE + 1, num_pages)
-        self._free: list[int] = []
-        self._owned = bytearray(num_pages)
-
-    @property
-    def free_pages(self) -> int:
-        return len(self._free) + len(self._fresh)
-
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` pages, or None where fewer are free."""
-        if count > self.free_pages:
-            return None
-        cut = max(0, len(self._free) - count)
-        pages = self._free[cut:]
-        del self._free[cut:]
-        if missing := count - len(pages):
-            pages += self._fresh[:missing]
-            self._fresh = self._fresh[missing:]
-        for page in pages:
-            self._owned[page] = 1
-        return pages
-
-    def free(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            assert self._owned[page], f"page {page} is freed but nobody owns it"
-            self._owned[page] = 0
-            self._free.append(page)
-
-    def owned(self) -> set[int]:
-        """Pages that are handed out, for checks."""
-        return {page for page, owned in enumerate(self._owned) if owned}
 
 
 class KVCache:
@@ -64,9 +25,10 @@ class KVCache:
     at page borders behind which another prompt may go on: where that of a request ends, and where
     it leaves one that the tree has; for at least `snapshot_tokens` new tokens each.
 
-    `window`: of layers with `window_pages` pages of their own, the reserved one among them; None:
-    the model has none. A request has those that a query will still reach; a prefix is shared where
-    the tree has those of its last window.
+    `window`: of layers with pages of their own; None: the model has none. A request has those that
+    a query will still reach; a prefix is shared where the tree has those of its last window. There
+    are `window_pages` of them, the reserved one among them; or they and the others are `shared` in
+    `num_slabs` slabs, in which texts of a usual length have `num_pages`.
 
     `events` is told which pages come into the tree and leave it.
     """
@@ -81,35 +43,49 @@ class KVCache:
         snapshot_tokens: int = 64,
         window: int | None = None,
         window_pages: int = 0,
+        shared: SharedPages | None = None,
+        num_slabs: int = 0,
         events: KVEvents | None = None,
     ) -> None:
         self.page_size = page_size
+        self.total_tokens = (num_pages - 1) * page_size
         self.shares_prefixes = share_prefixes
-        self.allocator = PageAllocator(num_pages)
+        full, own = (ALONE, ALONE) if shared is None else (shared.full, shared.window)
+        slabs, clock = Slabs(num_pages if shared is None else num_slabs), count(1)
+        self.allocator = PageAllocator(slabs, full)
         self._window = window or 1
-        span = -(-(self._window - 1) // page_size)
-        self.windows = BlockGroup(BlockPool(window_pages), span) if window is not None else None
-        self.states = BlockPool(state_slots) if state_slots else None
+        self.windows: BlockGroup | None = None
+        if window is not None:
+            slabs = slabs if shared is not None else Slabs(window_pages)
+            span = -(-(window - 1) // page_size)
+            self.windows = BlockGroup(BlockPool(PageAllocator(slabs, own), clock), span)
+        self.states = BlockPool(PageAllocator(Slabs(state_slots))) if state_slots else None
         self._snapshot_tokens = snapshot_tokens if share_prefixes else None
         groups = [self.windows] if self.windows is not None else []
         groups += [BlockGroup(self.states, 1)] if self.states is not None else []
         self.radix = RadixCache(
-            self.allocator.free, page_size, enabled=share_prefixes, groups=groups, events=events
+            self.allocator.free,
+            page_size,
+            enabled=share_prefixes,
+            groups=groups,
+            events=events,
+            clock=clock,
         )
-
-    @property
-    def total_tokens(self) -> int:
-        return self.allocator.num_pages * self.page_size
+        sharing = self.windows if shared is not None else None
+        self.room = Room(self.allocator, self.radix, sharing.blocks if sharing else None)
+        self._shares_windows = sharing is not None
 
     @property
     def cached_tokens(self) -> int:
         """Tokens kept for later requests that no request uses now."""
-        return self.radix.evictable_pages * self.page_size
+        return self._in_tokens(self.room.evictable)
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of pages that requests hold, alone or shared."""
-        return self.total_tokens - self.allocator.free_pages * self.page_size - self.cached_tokens
+        """Tokens of pages that requests hold, alone or shared. Where layers share pages, both are
+        shares of the memory, in tokens of texts of the usual length.
+        """
+        return self._in_tokens(self.room.total - self.room.free - self.room.evictable)
 
     @property
     def total_states(self) -> int:
@@ -153,13 +129,14 @@ class KVCache:
         to spare.
         """
         wanted = self._pages_wanted(request, num_new)
-        if wanted + spare > self.allocator.free_pages + self.radix.evictable_pages:
-            return False
+        of_windows = 0
         if self.windows is not None:
             # What a prompt has beyond its window it gives back as it goes.
-            most = min(wanted, self.windows.span + 1)
-            if most + spare > self.windows.blocks.available:
+            of_windows = min(wanted, self.windows.span + 1) + spare
+            if not self._shares_windows and of_windows > self.windows.blocks.available:
                 return False
+        if not self.room.has(wanted + spare, of_windows):
+            return False
         return self.states is None or request.state is not None or self.states.available > 0
 
     def whole_pages(self, request: Request, num_new: int) -> int:
@@ -181,18 +158,12 @@ class KVCache:
         """Make room for `num_new` more tokens, evicting cached prefixes where needed; False where
         there is no room.
         """
-        wanted = self._pages_wanted(request, num_new)
-        if wanted > 0:
-            missing = wanted - self.allocator.free_pages
-            if missing > self.radix.evictable_pages:
-                return False
-            if missing > 0:
-                self.radix.evict(missing)
-            pages = self.allocator.allocate(wanted)
-            if pages is None:
-                return False
-            request.pages += pages
-        if self.windows is not None and not self._move_window(self.windows, request):
+        wanted = max(0, self._pages_wanted(request, num_new))
+        of_windows = 0
+        if self.windows is not None:
+            self._leave_behind(self.windows, request)
+            of_windows = len(request.pages) + wanted - len(request.window)
+        if (wanted or of_windows) and not self._take_pages(request, wanted, of_windows):
             return False
         return self.states is None or self._reserve_state(
             self.states, request, request.num_computed + num_new
@@ -266,6 +237,11 @@ class KVCache:
             len(node.pages) for node in nodes if node.lock_count == 0
         )
         assert all(len(each) == len(node.pages) for node in nodes for each in node.columns)
+        kinds = [self.allocator]
+        kinds += [self.windows.blocks.allocator] if self.windows is not None else []
+        for slabs in {kind.source for kind in kinds}:
+            slabs.check([kind for kind in kinds if kind.source is slabs])
+        assert self.room.free + self.room.evictable <= self.room.total
         if self.windows is not None:
             for request in holders:
                 assert all(block is HOLE for block in request.window[: request.window_begin])
@@ -302,28 +278,44 @@ class KVCache:
             return num_new
         reach = min(self._reach(request), len(request.window))
         leaving = request.window[request.window_begin : reach]
-        free = self.windows.blocks.available + sum(block.holders == 1 for block in leaving)
-        most = (len(request.window) + free) * self.page_size - request.num_computed
+        given_back = sum(block.holders == 1 for block in leaving)
+        if self._shares_windows:
+            pages = self.room.pages_with(given_back)
+        else:
+            pages = self.windows.blocks.available + given_back
+        most = (len(request.window) + pages) * self.page_size - request.num_computed
         return min(num_new, most) if most > 0 else num_new
 
     def _reach(self, request: Request) -> int:
         """The first page that the next step's first query reaches."""
         return max(0, request.num_computed - self._window + 1) // self.page_size
 
-    def _move_window(self, windows: BlockGroup, request: Request) -> bool:
-        """Let go of the pages that the next step's first query no longer reaches, and take as many
-        as there are new ones.
-        """
+    def _leave_behind(self, windows: BlockGroup, request: Request) -> None:
+        """Let go of the pages of windows that the next step's first query no longer reaches."""
         first = min(self._reach(request), len(request.window))
         for place in range(request.window_begin, first):
             windows.blocks.let_go(request.window[place])
             request.window[place] = HOLE
             request.window_begin = place + 1
-        blocks = windows.blocks.allocate(len(request.pages) - len(request.window))
-        if blocks is None:
+
+    def _take_pages(self, request: Request, count: int, of_windows: int) -> bool:
+        """So many more of either kind, by eviction too; False where there are fewer."""
+        if not self.room.has(count, of_windows) or not self.room.evict(self.allocator, count):
             return False
-        request.window += blocks
+        request.pages += self.allocator.allocate(count) or []
+        if self.windows is not None:
+            blocks = self.windows.blocks
+            if self._shares_windows:
+                self.room.evict(blocks.allocator, of_windows)
+            new = blocks.allocate(of_windows)
+            if new is None:
+                return False
+            request.window += new
         return True
+
+    def _in_tokens(self, weight: int) -> int:
+        """The share of all memory, as one of all tokens."""
+        return -(-weight * self.total_tokens // self.room.total)
 
     def _reserve_state(self, states: BlockPool, request: Request, end: int) -> bool:
         """A slot for the state, and one for its snapshot if that is wanted behind `end` tokens and

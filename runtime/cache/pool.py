@@ -11,10 +11,7 @@ import torch
 from ...kernels.attention import KVLayout
 from ...kernels.cache_format import CACHE_DTYPES, pages_shape
 from ...kernels.platform import Platform
-
-RESERVED_PAGE = 0
-"""Never handed out: tokens that only pad a batch write here, and block tables are padded with it.
-"""
+from .slabs import SharedPages
 
 
 def window_of(layouts: Sequence[KVLayout], context_length: int) -> int | None:
@@ -38,6 +35,22 @@ def is_windowed(layout: KVLayout, window: int | None) -> bool:
 def page_bytes(layouts: Sequence[KVLayout], page_size: int) -> int:
     """Bytes that one page takes over all layers."""
     return page_size * sum(layout.token_bytes for layout in layouts)
+
+
+def shared_pages(layouts: Sequence[KVLayout], window: int | None) -> SharedPages | None:
+    """How layers that keep all and those that keep a window's pages share memory; None: they do
+    not, because there is one kind only, or their keys and values differ in size or format.
+    """
+    windowed = sum(is_windowed(layout, window) for layout in layouts)
+    formats = {
+        (each.num_kv_heads, each.key_size, each.cache_dtype or each.dtype) for each in layouts
+    }
+    alike = len(formats) == 1 and all(
+        each.key_size == each.value_size and not each.latent for each in layouts
+    )
+    if not alike or windowed in (0, len(layouts)):
+        return None
+    return SharedPages.of(len(layouts) - windowed, windowed)
 
 
 def in_cache_dtype(
@@ -76,9 +89,10 @@ class KVPool:
     Raises `ValueError` for pages that no whole number of makes a chunk of attention. Zeroed,
     because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
 
-    Layers with a window of `window` tokens or less have `window_pages` pages of their own.
-    `second[layer]`: whether it reads the second of a step's two tables of pages; where all layers
-    have a window (`only_windows`), there is one table.
+    Layers with a window of `window` tokens or less have `window_pages` pages of their own, or all
+    are `shared`, in `num_slabs` slabs: then the caches of layers lie in one another, and pages of
+    different numbers do not. `second[layer]`: whether it reads the second of a step's two tables of
+    pages; where all layers have a window (`only_windows`), there is one table.
     """
 
     def __init__(
@@ -90,6 +104,8 @@ class KVPool:
         platform: Platform,
         window: int | None = None,
         window_pages: int = 0,
+        shared: SharedPages | None = None,
+        num_slabs: int = 0,
     ) -> None:
         for layout in layouts:
             if layout.chunked and (layout.window or 0) % page_size:
@@ -103,6 +119,10 @@ class KVPool:
         windowed = [is_windowed(layout, window) for layout in layouts]
         self.only_windows = bool(windowed) and all(windowed)
         self.second = [each and not self.only_windows for each in windowed]
+        self.shared, self.num_slabs = shared, num_slabs
+        if shared is not None:
+            self._share(shared, windowed, platform)
+            return
         pages = [window_pages if each else num_pages for each in windowed]
         self.num_bytes = sum(
             count * page_bytes([layout], page_size)
@@ -130,3 +150,18 @@ class KVPool:
         for layout in layouts:
             self.k.append(keys := next(tensors))
             self.v.append(keys[..., : layout.value_size] if layout.latent else next(tensors))
+
+    def _share(self, shared: SharedPages, windowed: list[bool], platform: Platform) -> None:
+        """In a slab lie the keys of a layer, then its values, then the next layer of its kind."""
+        layout, tensors = self.layouts[0], self.num_slabs * shared.tensors
+        dtype = layout.cache_dtype or layout.dtype
+        shape = pages_shape(tensors, self.page_size, layout.num_kv_heads, layout.key_size, dtype)
+        whole = platform.zeros(shape, dtype)
+        self.num_bytes = whole.nbytes
+        self.k, self.v = [], []
+        ends = {True: 0, False: 0}
+        for each in windowed:
+            pages = (shared.window if each else shared.full).per_slab
+            self.k.append(whole[ends[each] :])
+            self.v.append(whole[ends[each] + pages :])
+            ends[each] += 2 * pages

@@ -62,7 +62,8 @@ class Node:
 class RadixCache:
     """Prefixes whose keys and values are in the cache. With `enabled` false nothing is ever kept or
     found. `free` takes back the pages that it no longer wants. `groups`: those with a column.
-    `events` is told what comes and goes.
+    `events` is told what comes and goes. `clock` orders uses, also beside those of the groups'
+    blocks.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class RadixCache:
         enabled: bool = True,
         groups: Sequence[BlockGroup] = (),
         events: KVEvents | None = None,
+        clock: Iterator[int] | None = None,
     ) -> None:
         self.root = Node(np.empty(0, np.int64), [], [[] for _ in groups], None)
         self._groups = groups
@@ -82,7 +84,7 @@ class RadixCache:
         self._page_size = page_size
         self._enabled = enabled
         self.events = events
-        self._clock = count(1)
+        self._clock = clock or count(1)
         self._ticket = count()
         self._idle: list[tuple[int, int, Node]] = []
         """Heap of (last_used, ticket, node) of unlocked leaves; an entry is stale where the node
@@ -192,14 +194,26 @@ class RadixCache:
         many.
         """
         freed = 0
-        while freed < count and self._idle:
-            last_used, _, node = heapq.heappop(self._idle)
-            if node.last_used != last_used or not self._is_idle(node):
-                continue
-            take = min(len(node.pages), count - freed)
-            self._drop_tail(node, take)
-            freed += take
+        while freed < count and self.oldest is not None:
+            freed += self.evict_oldest(count - freed)
         return freed
+
+    @property
+    def oldest(self) -> int | None:
+        """When the node that is evicted next was used; None: there is none."""
+        while self._idle:
+            last_used, _, node = self._idle[0]
+            if node.last_used == last_used and self._is_idle(node):
+                return last_used
+            heapq.heappop(self._idle)
+        return None
+
+    def evict_oldest(self, count: int) -> int:
+        """Free up to `count` pages of that node; returns how many. There must be one."""
+        _, _, node = heapq.heappop(self._idle)
+        take = min(len(node.pages), count)
+        self._drop_tail(node, take)
+        return take
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, for checks."""

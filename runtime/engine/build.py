@@ -54,6 +54,8 @@ def build_engine(
             state_slots=runner.states.num_slots if runner.states is not None else 0,
             window=runner.pool.window,
             window_pages=runner.pool.window_pages,
+            shared=runner.pool.shared,
+            num_slabs=runner.pool.num_slabs,
             events=kv_events,
         ),
         token_budget=resolved.chunked_prefill_size,

@@ -129,6 +129,9 @@ class Scheduler:
             fits = not self.running or self._cache.has_room(request, uncomputed, len(self.running))
             if not fits or not self._cache.reserve(request, num_new):
                 self._cache.release(request)
+                if not self.running and self._cache.flush():
+                    # What it found of its prefix may lie in too many slabs of shared pages.
+                    return self._plan_waiting(budget, candidates)
                 break
             self.waiting.remove(request)
             insort(self.running, request, key=_ORDER)

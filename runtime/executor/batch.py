@@ -14,7 +14,7 @@ import torch
 
 from ...kernels.attention import AttentionMetadata
 from ...kernels.staging import to_device
-from ..cache.pool import RESERVED_PAGE
+from ..cache.slabs import RESERVED_PAGE
 from ..engine.request import Request
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ...kernels.attention import AttentionMetadata
 from ...kernels.platform import Platform
-from ..cache.pool import RESERVED_PAGE
+from ..cache.slabs import RESERVED_PAGE
 from ..cache.states import RESERVED_SLOT
 
 

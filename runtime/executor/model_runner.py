@@ -21,7 +21,7 @@ from ...kernels.collectives import TENSOR_PARALLEL, Group, get_group
 from ...kernels.detect import detect
 from ...kernels.linear import LinearKernels
 from ...kernels.platform import Place, Platform
-from ..cache.pool import KVPool, in_cache_dtype, is_windowed, page_bytes, window_of
+from ..cache.pool import KVPool, in_cache_dtype, is_windowed, page_bytes, shared_pages, window_of
 from ..cache.states import StatePool, slot_bytes
 from ..config import EngineConfig, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
@@ -129,12 +129,7 @@ class ModelRunner:
         self.group = self._meet()
         with self.clock.phase("memory"):
             self.config = self._resolve(config, backend)
-        # One page more than is handed out: the reserved one.
-        self.pool = self._make_pool(
-            self.config.max_total_tokens // self.config.page_size + 1,
-            self.config.page_size,
-            self.config.window_pages,
-        )
+        self.pool = self._make_pool(self.config)
         self.only_windows = self.pool.only_windows
         self.states = self._make_states(self.config.state_slots)
         attention = PagedAttention(backend=backend, pool=self.pool, states=self.states)
@@ -309,9 +304,13 @@ class ModelRunner:
         memory profile.
         """
         steps = resolve_steps(config, self.model_config, self.platform)
-        self._window = window = window_of(self._layouts, steps.context_length)
+        window = window_of(self._layouts, steps.context_length)
         windowed = [each for each in self._layouts if is_windowed(each, window)]
         others = [each for each in self._layouts if not is_windowed(each, window)]
+        self._windows: WindowPages | None = None
+        if window is not None:
+            shared = shared_pages(self._layouts, window) if self.platform.shares_pages else None
+            self._windows = WindowPages(window, page_bytes(windowed, steps.page_size), shared)
         slot = slot_bytes(self._state_layouts)
         if config.max_total_tokens is None and steps.mem_fraction_static is None:
             # Of no more requests than whose states fit.
@@ -319,7 +318,8 @@ class ModelRunner:
             if slot:
                 now = self.platform.memory().free
                 tried = with_states(steps, now, slot, has_pages=bool(self._layouts))
-            pool = self._make_pool(LEAST_PAGES, steps.page_size, LEAST_PAGES)
+            least = replace(steps, window_pages=LEAST_PAGES, kv_slabs=LEAST_PAGES)
+            pool = self._make_pool(least)
             attention = PagedAttention(backend=backend, pool=pool, states=self._make_states(1))
             free = profile_memory(
                 self.model,
@@ -338,7 +338,7 @@ class ModelRunner:
             config.max_total_tokens,
             free_bytes=free,
             page_bytes=page_bytes(others, steps.page_size),
-            window=WindowPages(window, page_bytes(windowed, steps.page_size)) if window else None,
+            window=self._windows,
             slot_bytes=slot,
         )
         if resolved.max_running_requests < steps.max_running_requests:
@@ -362,7 +362,12 @@ class ModelRunner:
     def _cache_remarks(self) -> dict[str, str]:
         """What the summary says of layers that do not keep all of a text."""
         remarks = {}
-        if self.pool.window is not None:
+        if self._windows is not None and self._windows.shared is not None:
+            remarks["windows"] = (
+                f"layers that see {self._windows.window:,} tokens share the memory; texts longer "
+                f"than {self._windows.typical(self.config):,} take less of it, shorter ones more"
+            )
+        elif self.pool.window is not None:
             tokens = (self.pool.window_pages - 1) * self.page_size
             remarks["windows"] = (
                 f"{tokens:,} tokens in the KV cache for layers that see {self.pool.window:,}"
@@ -379,12 +384,16 @@ class ModelRunner:
             return None
         return StatePool(self._state_layouts, num_slots=num_slots, platform=self.platform)
 
-    def _make_pool(self, num_pages: int, page_size: int, window_pages: int) -> KVPool:
+    def _make_pool(self, config: ResolvedConfig) -> KVPool:
+        windows = self._windows
         return KVPool(
             self._layouts,
-            num_pages=num_pages,
-            page_size=page_size,
+            # One more than is handed out: the reserved one.
+            num_pages=config.max_total_tokens // config.page_size + 1,
+            page_size=config.page_size,
             platform=self.platform,
-            window=self._window,
-            window_pages=window_pages,
+            window=windows and windows.window,
+            window_pages=config.window_pages,
+            shared=windows and windows.shared,
+            num_slabs=config.kv_slabs,
         )

@@ -11,6 +11,7 @@ import torch
 
 from piecework.kernels.collectives import Group
 from piecework.runtime.cache.kv_cache import KVCache
+from piecework.runtime.cache.slabs import SharedPages
 from piecework.runtime.distributed.ranks import ALONE, Ranks
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import TokenOutput
@@ -169,6 +170,31 @@ class WindowedToyRunner(ToyRunner):
         return hidden
 
 
+class SharedToyRunner(WindowedToyRunner):
+    """Both kinds of pages lie in one memory, and each has all tensors of its layers there: who gets
+    a page that another still needs finds wrong tokens in it.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, shared: SharedPages, num_slabs: int) -> None:
+        super().__init__(num_pages, page_size)
+        self.memory = np.full((num_slabs + 1) * shared.tensors * page_size, -1)
+        self.shared = shared
+        self.cache, self.window_cache = (
+            self.memory[(kind.tensors - 1) * kind.per_slab * page_size :]
+            for kind in (shared.full, shared.window)
+        )
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        assert batch.metadata.window is not None
+        for metadata, kind in (
+            (batch.metadata, self.shared.full), (batch.metadata.window, self.shared.window)
+        ):  # fmt: skip
+            for tensor in range(kind.tensors):
+                distance = tensor * kind.per_slab * self.page_size
+                self.memory[metadata.slot_mapping.numpy() + distance] = batch.input_ids.numpy()
+        return super().forward(batch)
+
+
 def make_core(
     *,
     num_pages: int = 65,
@@ -181,6 +207,8 @@ def make_core(
     runner_class: Callable[[int, int], ToyRunner] = ToyRunner,
     state_slots: int = 0,
     window_pages: int = 0,
+    shared: SharedPages | None = None,
+    num_slabs: int = 0,
     ranks: Ranks = ALONE,
 ) -> tuple[EngineCore, ToyRunner]:
     runner = runner_class(num_pages, page_size)
@@ -192,8 +220,10 @@ def make_core(
             share_prefixes=share_prefixes,
             state_slots=state_slots,
             snapshot_tokens=4,
-            window=WindowedToyRunner.window if window_pages else None,
+            window=WindowedToyRunner.window if window_pages or shared is not None else None,
             window_pages=window_pages,
+            shared=shared,
+            num_slabs=num_slabs,
         ),
         token_budget=token_budget,
         max_running_requests=max_running_requests,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piecework.runtime.cache.block_pool import Block, BlockGroup, BlockPool
-from piecework.runtime.cache.kv_cache import PageAllocator
 from piecework.runtime.cache.radix import Node, RadixCache
+from piecework.runtime.cache.slabs import PageAllocator, Slabs
 
 
 @settings(deadline=None, max_examples=60)
@@ -24,8 +24,8 @@ def test_a_prefix_is_resumed_where_every_group_has_its_last_blocks(
     prompts: list[list[int]], spans: list[int], room: int, data: st.DataObject
 ) -> None:
     """Beside pages of one token each, of which some get blocks, which later ones may take."""
-    allocator = PageAllocator(200)
-    groups = [BlockGroup(BlockPool(room + 1), span) for span in spans]
+    allocator = PageAllocator(Slabs(200))
+    groups = [BlockGroup(BlockPool(PageAllocator(Slabs(room + 1))), span) for span in spans]
     cache = RadixCache(allocator.free, 1, groups=groups)
     for prompt in prompts:
         tokens = np.array(prompt, np.int64)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piecework.runtime.cache.kv_cache import PageAllocator
 from piecework.runtime.cache.kv_events import KVEvents, KVEventsConfig, block_hash, is_bound
 from piecework.runtime.cache.radix import RadixCache
+from piecework.runtime.cache.slabs import PageAllocator, Slabs
 
 
 class Subscriber:
@@ -57,7 +57,7 @@ def blocks_of(cache: RadixCache, page_size: int) -> dict[int, tuple[int, ...]]:
 )
 def test_a_subscriber_knows_the_tree(steps: list[list[int] | int], page_size: int) -> None:
     """Prompts are inserted, and so many pages are evicted."""
-    allocator, events = PageAllocator(400), KVEvents()
+    allocator, events = PageAllocator(Slabs(400)), KVEvents()
     cache = RadixCache(allocator.free, page_size, events=events)
     subscriber = Subscriber()
     for step in steps:

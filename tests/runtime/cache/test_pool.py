@@ -14,7 +14,8 @@ from piecework.kernels.attention import AttentionBackend, AttentionMetadata, KVL
 from piecework.kernels.cpu.native.attention import native_or_torch
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
-from piecework.runtime.cache.pool import KVPool, page_bytes
+from piecework.runtime.cache.pool import KVPool, page_bytes, shared_pages
+from piecework.runtime.cache.slabs import PageAllocator, Slabs
 from piecework.runtime.executor.forward_context import PagedAttention
 from piecework.runtime.layers.attention import attention, register_attention
 
@@ -121,3 +122,62 @@ def test_layers_of_different_windows_and_heads_in_one_model(backend: AttentionBa
                     actual, torch.cat(expected).flatten(1), atol=1e-5, rtol=1e-4
                 )
         past = lens
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    windowed=st.lists(st.booleans(), min_size=2, max_size=7).filter(
+        lambda each: len(set(each)) == 2
+    ),
+    dtype=st.sampled_from([torch.float32, torch.int8, torch.float8_e4m3fn]),
+    slabs=st.integers(2, 4),
+    data=st.data(),
+)
+def test_layers_share_memory_and_pages_share_none(
+    windowed: list[bool], dtype: torch.dtype, slabs: int, data: st.DataObject
+) -> None:
+    """Whichever kind takes each slab, the reserved one apart."""
+    layouts = [
+        KVLayout(
+            num_heads=2, num_kv_heads=2, key_size=4, value_size=4, scale=1.0, dtype=torch.float32,
+            cache_dtype=dtype, window=4 if each else None,
+        )
+        for each in windowed
+    ]  # fmt: skip
+    shared = shared_pages(layouts, 4)
+    assert shared is not None
+    pool = KVPool(
+        layouts, num_pages=2, page_size=2, platform=CpuPlatform(), window=4, shared=shared,
+        num_slabs=slabs + 1,
+    )  # fmt: skip
+    memory = Slabs(slabs + 1)
+    kinds = {True: PageAllocator(memory, shared.window), False: PageAllocator(memory, shared.full)}
+    taken: dict[bool, list[int]] = {True: [], False: []}
+    while memory.free:
+        kind = data.draw(st.booleans())
+        taken[kind] += kinds[kind].allocate(kinds[kind].kind.per_slab) or []
+    bytes_of = [
+        tensor[page].view(torch.uint8)
+        for layer, each in enumerate(windowed)
+        for page in taken[each]
+        for tensor in (pool.k[layer], pool.v[layer])
+    ]
+    for number, page in enumerate(bytes_of, 1):
+        page.fill_(number % 251)
+    assert all(bool((page == number % 251).all()) for number, page in enumerate(bytes_of, 1))
+    assert not any(bool(each[0].view(torch.uint8).any()) for each in (*pool.k, *pool.v))
+    assert sum(page.nbytes for page in bytes_of) <= pool.num_bytes * slabs // (slabs + 1)
+
+
+def test_layers_of_different_sizes_share_no_memory() -> None:
+    layout = KVLayout.of_heads(2, 2, 8, torch.float32)
+    windowed = replace(layout, window=4)
+    assert shared_pages([layout, windowed], 4) is not None
+    for other in (
+        replace(windowed, num_kv_heads=1),
+        replace(windowed, value_size=4),
+        replace(windowed, cache_dtype=torch.int8),
+    ):
+        assert shared_pages([layout, other], 4) is None
+    assert shared_pages([layout, layout], None) is None
+    assert shared_pages([windowed, windowed], 4) is None, "there is one kind of pages"

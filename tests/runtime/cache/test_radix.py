@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piecework.runtime.cache.kv_cache import PageAllocator
 from piecework.runtime.cache.radix import Node, RadixCache
+from piecework.runtime.cache.slabs import PageAllocator, Slabs
 
 
 def array(tokens: list[int]) -> np.ndarray:
@@ -32,7 +32,7 @@ def put(cache: RadixCache, allocator: PageAllocator, tokens: list[int], page_siz
 @settings(deadline=None, max_examples=200)
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 3]))
 def test_it_finds_what_a_list_of_prefixes_finds(data: st.DataObject, page_size: int) -> None:
-    allocator = PageAllocator(400)
+    allocator = PageAllocator(Slabs(400))
     cache = RadixCache(allocator.free, page_size)
     known: list[list[int]] = []
     locked: list[Node] = []
@@ -52,15 +52,12 @@ def test_it_finds_what_a_list_of_prefixes_finds(data: st.DataObject, page_size: 
             len(entry.pages) for entry in cache.nodes() if entry.lock_count == 0
         )
     held = cache.total_pages - cache.evictable_pages
-    assert (
-        cache.evict(10_000) == allocator.num_pages - allocator.free_pages - held
-        or cache.evictable_pages == 0
-    )
+    assert cache.evict(10_000) == len(allocator.owned()) - held or cache.evictable_pages == 0
     assert (cache.evictable_pages, cache.total_pages) == (0, held)
     for node in locked:
         cache.unlock(node)
     cache.evict(10_000)
-    assert allocator.free_pages == allocator.num_pages
+    assert not allocator.owned() and allocator.free_pages == 399
 
 
 def common_pages(a: list[int], b: list[int], page_size: int) -> int:
@@ -73,7 +70,7 @@ def common_pages(a: list[int], b: list[int], page_size: int) -> int:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    allocator = PageAllocator(10)
+    allocator = PageAllocator(Slabs(10))
     cache = RadixCache(allocator.free, 1)
     for start in (10, 20, 30):
         put(cache, allocator, [start, start + 1], 1)
@@ -83,7 +80,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_eviction_takes_no_more_than_asked_for_and_from_the_end() -> None:
-    allocator = PageAllocator(10)
+    allocator = PageAllocator(Slabs(10))
     cache = RadixCache(allocator.free, 2)
     put(cache, allocator, [1, 2, 3, 4, 5, 6], 2)
     assert cache.evict(1) == 1
@@ -91,7 +88,7 @@ def test_eviction_takes_no_more_than_asked_for_and_from_the_end() -> None:
 
 
 def test_many_uses_of_one_prefix_do_not_grow_the_heap() -> None:
-    allocator = PageAllocator(10)
+    allocator = PageAllocator(Slabs(10))
     cache = RadixCache(allocator.free, 1)
     put(cache, allocator, [1, 2, 3], 1)
     for _ in range(1000):
