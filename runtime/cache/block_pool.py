@@ -44,6 +44,11 @@ class BlockPool:
         self._idle: OrderedDict[Block, None] = OrderedDict()
 
     @property
+    def size(self) -> int:
+        """Blocks that there are room for, where nothing else takes it."""
+        return self.allocator.source.count * self.allocator.kind.per_slab
+
+    @property
     def idle(self) -> int:
         """Blocks that can be taken back."""
         return len(self._idle)
