@@ -394,8 +394,6 @@ class ResolvedConfig(EngineConfig):
     state_slots: int = 0
     """Of the pool of recurrent states, the reserved one among them; 0: the model has none."""
     window_pages: int = 0
-    """Of layers with a sliding window, if they have pages of their own in memory of their own, the
-    reserved one among them.
-    """
+    """Of layers with a sliding window, if they have memory of their own, the reserved one too."""
     kv_slabs: int = 0
     """Of memory that those share with the other layers, the reserved one among them."""
