@@ -213,6 +213,12 @@ def test_a_gguf_file_is_judged_by_its_first_metadata(folder: Path) -> None:
         check(path)
 
 
+def test_a_gguf_file_without_attention_has_no_heads_to_split(folder: Path) -> None:
+    path = folder / "model.gguf"
+    write_gguf(folder, path, "llama", Kind.F16, attention__head_count=0)
+    check(path)
+
+
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(begin=st.binary(max_size=64), version=st.integers(0, 4), end=st.integers(0, 400))
 def test_a_gguf_file_of_whatever_bytes_is_left_to_its_reader(
