@@ -146,7 +146,7 @@ def _measure(engine: Engine, step: str, batch: Batch, peaks: Peaks, rounds: int)
         if isinstance(module, SparseMoE)
     ]
     layouts = engine.runner.pool.layouts
-    works = [_of_attention(layout, batch.metadata) for layout in layouts]
+    works = [_of_attention(layout, batch.metadata, peaks) for layout in layouts]
     seconds = _least(rounds, _attend(engine, layouts, batch))
     yield _row("attention, all layers", step, seconds, _sum(works), peaks)
     seconds = _least(rounds, lambda: engine.runner.execute(batch.scheduled, None).read())
@@ -225,9 +225,9 @@ def _of_experts(mixture: SparseMoE, tokens: int, peaks: Peaks) -> Work:
     return Work(_weight_bytes(experts) * read, 2 * tokens * chosen * sum(each), numbers)
 
 
-def _of_attention(layout: KVLayout, metadata: AttentionMetadata) -> Work:
+def _of_attention(layout: KVLayout, metadata: AttentionMetadata, peaks: Peaks) -> Work:
     """Keys and values are read once a request; what a window hides is neither read nor
-    multiplied.
+    multiplied. Prompts in bfloat16 may go by its dot products, decodes go by FMAs.
     """
     moved = operations = 0
     each = 2 * layout.num_heads * (layout.key_size + layout.value_size)
@@ -236,7 +236,10 @@ def _of_attention(layout: KVLayout, metadata: AttentionMetadata) -> Work:
         moved += min(length, window + new) * layout.token_bytes
         seen = sum(min(place, window) for place in range(length - new + 1, length + 1))
         operations += each * seen
-    return Work(moved, operations, "float32")
+    kinds = ["float32"]
+    if layout.dtype == torch.bfloat16 and max(metadata.query_lens) > 1:
+        kinds.append("bfloat16")
+    return Work(moved, operations, max(kinds, key=lambda kind: peaks.operations.get(kind, 0.0)))
 
 
 def _attend(

@@ -31,14 +31,26 @@ def metadata(query_lens: list[int], seq_lens: list[int]) -> AttentionMetadata:
 
 def test_attention_reads_each_key_once_and_multiplies_the_causal_half() -> None:
     layout = KVLayout.of_heads(4, 2, 8, torch.bfloat16)
-    work = roofline._of_attention(layout, metadata([3, 1], [3, 10]))
+    work = roofline._of_attention(layout, metadata([3, 1], [3, 10]), PEAKS)
     assert work.bytes == (3 + 10) * layout.token_bytes == (3 + 10) * 2 * 2 * 8 * 2
     assert work.operations == 2 * 4 * (8 + 8) * ((1 + 2 + 3) + 10)
 
 
+@pytest.mark.parametrize(
+    ("new", "rate", "numbers"),
+    [(3, 2e9, "bfloat16"), (3, 5e8, "float32"), (1, 2e9, "float32")],
+)
+def test_only_prompts_are_held_to_the_rate_of_dot_products(
+    new: int, rate: float, numbers: str
+) -> None:
+    layout = KVLayout.of_heads(4, 2, 8, torch.bfloat16)
+    peaks = PEAKS._replace(operations=PEAKS.operations | {"bfloat16": rate})
+    assert roofline._of_attention(layout, metadata([new], [10]), peaks).numbers == numbers
+
+
 def test_a_window_hides_what_is_before_it() -> None:
     layout = KVLayout.of_heads(4, 2, 8, torch.bfloat16, window=4)
-    work = roofline._of_attention(layout, metadata([2], [10]))
+    work = roofline._of_attention(layout, metadata([2], [10]), PEAKS)
     assert work.operations == 2 * 4 * (8 + 8) * (4 + 4)
     assert work.bytes == 6 * layout.token_bytes
 
