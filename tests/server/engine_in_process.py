@@ -35,9 +35,9 @@ class EngineInProcess(EngineClient):
         runner.vocab_size = INFO.vocab_size
         shell = SimpleNamespace(ranks=ALONE, rest=lambda: None, close=lambda: None)
         startup = SimpleNamespace(pending=False)
-        socket = SimpleNamespace(send_multipart=self._outbox.append)
+        socket = cast(Any, SimpleNamespace(send=self._outbox.append))
         engine = Engine(self.core, cast(Any, shell), cast(Any, startup))
-        self._process = EngineProcess(engine, Mailbox(None, socket))
+        self._process = EngineProcess(engine, Mailbox(socket))
 
     def _to_engine(self, message: ToEngine) -> None:
         self._inbox.append(encode(message))
