@@ -24,7 +24,7 @@ POISON, HOG, TOO_WIDE = 666, 667, 96
 
 
 FAULTY_ENGINE = f"""
-import os, signal, sys, time
+import os, signal, sys
 import torch
 from piecework.runtime.engine import process
 from piecework.runtime.diffusion import engine_process
@@ -36,7 +36,6 @@ def predict(self, states):
     if any(state.params.seed == {POISON} for state in states):
         os._exit(7)
     if any(state.params.seed == {HOG} for state in states):
-        time.sleep(0.2)  # that the engine is ready has left the process by then
         os.kill(os.getpid(), signal.SIGKILL)
     if any(state.params.width == {TOO_WIDE} for state in states):
         raise torch.OutOfMemoryError("out of memory")
