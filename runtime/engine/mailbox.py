@@ -9,6 +9,11 @@ from .ipc import decode, encode
 from .message_socket import MessageSocket
 from .messages import FromEngine, Shutdown
 
+_TAKING_MS = 100
+"""How long to wait for the web process to take more of a long message: it does so at once, unless
+it is busy.
+"""
+
 
 class Mailbox:
     """`is_open`: until the engine is told to end."""
@@ -33,4 +38,9 @@ class Mailbox:
                 yield message
 
     def send(self, message: FromEngine) -> None:
-        self._socket.send(encode(message))
+        """Waits until it has left, for as long as the web process takes it. An image or many
+        log-probabilities are more than a socket holds: what is left of them would leave in parts,
+        one with each step, and a step may take minutes.
+        """
+        if not self._socket.send(encode(message)):
+            self._socket.drain(_TAKING_MS)

@@ -20,7 +20,8 @@ _READ = 2**16
 
 class MessageSocket:
     """One end. Sending never blocks: what the other end does not take yet is kept, and leaves with
-    later calls of `send`, `poll` or `flush`. What is sent to an end that is gone is dropped.
+    later calls of `send`, `poll`, `flush` or `drain`. What is sent to an end that is gone is
+    dropped.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -67,6 +68,13 @@ class MessageSocket:
             self._is_gone()
         return True
 
+    def drain(self, milliseconds: int) -> None:
+        """Send what is kept, for as long as the other end takes more of it within so long."""
+        while not self.flush():
+            self._poll.register(self._socket, select.POLLOUT)
+            if not self._poll.poll(milliseconds):
+                return
+
     def receive(self) -> list[bytes] | None:
         """The frames of a message that is there; None: no whole one is."""
         while not self._messages and self._read():
@@ -75,6 +83,7 @@ class MessageSocket:
 
     def poll(self, milliseconds: int) -> bool:
         """Whether a message is there, or comes within so long."""
+        self.flush()
         while not self._messages and self._read():
             pass
         if milliseconds and not self._messages:

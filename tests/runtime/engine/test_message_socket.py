@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from piecework.runtime.engine.mailbox import Mailbox
 from piecework.runtime.engine.message_socket import MessageSocket
+from piecework.runtime.engine.messages import EngineFailed
 
 Ends = tuple[MessageSocket, MessageSocket]
 FRAMES = st.tuples(st.binary(max_size=20), st.binary(max_size=20) | st.just(b"x" * 10**6))
@@ -59,6 +61,35 @@ def test_an_end_that_waits_for_messages_goes_on_sending(ends: Ends) -> None:
     taken.join(5)
     assert engine.flush()
     assert web.receive() == [b"name", bytes(10**6)]
+
+
+def test_what_is_kept_leaves_whenever_messages_are_asked_for(ends: Ends) -> None:
+    engine, web = ends
+    assert not engine.send([b"name", bytes(10**6)])
+    for _ in range(100):
+        assert not engine.poll(0)
+        if (frames := web.receive()) is not None:
+            break
+    assert frames == [b"name", bytes(10**6)]
+
+
+def test_a_long_message_leaves_before_the_next_step(ends: Ends) -> None:
+    engine, web = ends
+    taken = threading.Thread(target=lambda: web.poll(2000))
+    taken.start()
+    Mailbox(engine).send(EngineFailed(message="x" * 10**7))
+    taken.join(5)
+    assert web.poll(0)
+
+
+def test_an_engine_goes_on_where_nobody_takes_its_messages(ends: Ends) -> None:
+    engine, web = ends
+    began = time.monotonic()
+    Mailbox(engine).send(EngineFailed(message="x" * 10**6))
+    assert time.monotonic() - began < 1
+    web.close()
+    Mailbox(engine).send(EngineFailed(message="x"))
+    assert engine.is_closed
 
 
 def test_a_wait_ends_with_a_message_or_its_time(ends: Ends) -> None:
