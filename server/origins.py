@@ -18,6 +18,8 @@ _ASKED = frozenset({b"origin", b"sec-fetch-site", b"host", b"x-forwarded-host"})
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _NOT_HARMLESS = frozenset({"/flush_cache"})
 """Paths that SGLang's clients may also GET, which change something all the same."""
+_PORTS = {"http": ":80", "https": ":443"}
+"""What browsers leave out of `Origin`, and proxies may write into the name of a host."""
 _CHECKED = "piecework.origin_checked"
 """Of a request's scope: a fleet's application has let it in, with its own list."""
 
@@ -59,7 +61,10 @@ class SameOrigin:
         if "*" in self._allowed or origin in self._allowed:
             return None
         scheme, _, host = origin.partition("://")
-        # A reverse proxy may put its own name into Host; no page can set the other header.
-        own = {found.get(name, b"").decode("latin-1") for name in (b"host", b"x-forwarded-host")}
+        # A reverse proxy may put its own name into Host; no page can set the other header, to which
+        # each proxy may add a name.
+        names = b",".join(found.get(name, b"") for name in (b"host", b"x-forwarded-host"))
+        port = _PORTS.get(scheme, "")
+        own = {name.strip().removesuffix(port) for name in names.decode("latin-1").split(",")}
         is_page = scheme in ("http", "https", "null", "")
         return (origin or "another site") if is_page and (not host or host not in own) else None

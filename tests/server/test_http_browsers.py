@@ -134,6 +134,8 @@ FOREIGN = [
     _says("cross-site", None),
     _says("cross-site", "null"),
     _says(None, "http://test.evil.example"),
+    _says(None, "http://test", Host="test:8000"),
+    _says(None, "https://test", Host="test:80"),
 ]
 OWN = [
     _says(None, None),
@@ -141,6 +143,9 @@ OWN = [
     _says("same-origin", "http://test"),
     _says(None, "http://test"),
     _says(None, "https://chat.lan", **{"X-Forwarded-Host": "chat.lan"}),
+    _says(None, "https://chat.lan", **{"X-Forwarded-Host": "chat.lan, inner.lan"}),
+    _says(None, "http://chat.lan", Host="chat.lan:80"),
+    _says(None, "https://chat.lan", **{"X-Forwarded-Host": "chat.lan:443"}),
     _says("cross-site", "vscode-webview://1abc"),
     _says("cross-site", ORIGIN),
 ]
