@@ -83,9 +83,9 @@ class EngineClient(EngineSupervisor[RequestState]):
             case EngineChanged(info=info):
                 self.info = info
             case CacheFlushed(freed_tokens=freed):
-                _tell(self._flushes.popleft(), freed)
+                _tell(self._flushes, freed)
             case ProfileAnswer():
-                _tell(self._profiles.popleft(), message)
+                _tell(self._profiles, message)
             case _:
                 super()._handle(message)
 
@@ -97,7 +97,9 @@ class EngineClient(EngineSupervisor[RequestState]):
                     answer.set_exception(EngineUnavailable(reason))
 
 
-def _tell(waiting: asyncio.Future[T], answer: T) -> None:
-    """Unless who asked is gone."""
-    if not waiting.done():
-        waiting.set_result(answer)
+def _tell(waiting: deque[asyncio.Future[T]], answer: T) -> None:
+    """Whoever asked first, unless they are gone, or the engine is being stopped: it answers what it
+    was asked before that.
+    """
+    if waiting and not (first := waiting.popleft()).done():
+        first.set_result(answer)

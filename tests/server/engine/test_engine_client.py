@@ -196,6 +196,18 @@ async def test_flushing_frees_cached_prefixes(engine: EngineClient) -> None:
     assert outputs[-1].cached_tokens == 0
 
 
+async def test_an_engine_that_is_asked_something_as_it_is_stopped_ends_in_order(
+    own_engine: EngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers before it ends, when nobody waits for that any more."""
+    flush = asyncio.create_task(own_engine.flush_cache())
+    await asyncio.sleep(0)
+    await own_engine.stop()
+    with pytest.raises(EngineUnavailable, match="stopped"):
+        await flush
+    assert not caplog.records
+
+
 async def test_drain_finishes_what_it_can_and_cuts_off_the_rest(own_engine: EngineClient) -> None:
     short = asyncio.create_task(collect(own_engine, request("short", [1, 2], params(1, 5))))
     long = asyncio.create_task(collect(own_engine, request("long", [1, 2], params(1, 3900))))
