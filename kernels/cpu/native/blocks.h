@@ -134,7 +134,7 @@ struct Bytes {
 // A float16 for each row of a unit, and perhaps another one that is its minimum: [32], [32].
 template <bool HasMinima>
 struct UnitScales {
-  static constexpr int kUnits = 1, kColumns = kUnit, kBytes = (1 + HasMinima) * 2 * kPanel;
+  static constexpr int kUnits = 1, kColumns = kUnit, kBytes = (1 + HasMinima) * 2 * kPanel, kOffset = 0;
   static constexpr bool kHasMinimum = HasMinima;
 
   static floats scale(const uint8_t* scales, int, int row) { return load_halves(reinterpret_cast<const uint16_t*>(scales) + row); }
@@ -142,10 +142,10 @@ struct UnitScales {
 };
 
 // A number of 8 bits with a sign for each group of Columns, [groups][32], times a float16 for each row of a block, [32]. Minima likewise, all
-// behind the scales; or they are the scale times minus Offset.
+// behind the scales; or they are the scale times minus kOffset.
 template <int Columns, bool HasMinima, int Offset = 0>
 struct BlockScales {
-  static constexpr int kUnits = 8, kColumns = Columns, kPart = kUnits * kUnit / Columns * kPanel + 2 * kPanel;
+  static constexpr int kUnits = 8, kColumns = Columns, kOffset = Offset, kPart = kUnits * kUnit / Columns * kPanel + 2 * kPanel;
   static constexpr int kBytes = (1 + HasMinima) * kPart;
   static constexpr bool kHasMinimum = HasMinima || Offset != 0;
 
@@ -164,7 +164,7 @@ struct BlockScales {
 
 // Scales and minima of 4 bits, in one byte, for each 16 columns: [16][32], times float16 for each row of a block, [32] of scales and [32] of minima.
 struct NibbleScales {
-  static constexpr int kUnits = 8, kColumns = 16, kGroupBytes = 16 * kPanel, kBytes = kGroupBytes + 4 * kPanel;
+  static constexpr int kUnits = 8, kColumns = 16, kOffset = 0, kGroupBytes = 16 * kPanel, kBytes = kGroupBytes + 4 * kPanel;
   static constexpr bool kHasMinimum = true;
 
   static floats scale(const uint8_t* scales, int group, int row) { return number<0>(scales, group, row) * factor(scales, row); }

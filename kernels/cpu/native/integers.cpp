@@ -15,8 +15,8 @@ template <class Kind, int R>
 void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds) {
   using Scales = typename Kind::Scales;
   using Sums = ByteSums<Kind::Numbers::kBits>;
-  constexpr int kUnitBytes = Kind::kBytes / Kind::kUnits;
-  static_assert(Sums::kShift == 0 || Kind::kGroups == 1, "there are no sums of the halves of a group");
+  constexpr int kUnitBytes = Kind::kBytes / Kind::kUnits, kShift = Sums::kShift + Scales::kOffset, kSteps = Scales::kColumns / 8;
+  constexpr bool kHasHalves = Kind::kGroups == 2, kHasMinimum = Scales::kHasMinimum && Scales::kOffset == 0;
   for (int part = 0; part < kParts; ++part) {
     const int row = part * kWide;
     floats totals[R][2] = {};
@@ -31,17 +31,17 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
       for (int u = 0; u < Kind::kUnits; ++u, ++g) {
         const uint8_t *unit = Kind::unit(block, u), *scales = Kind::scales(block);
         prefetch(block + u * kUnitBytes, kUnitBytes);
-        unrolled<Kind::kGroups>([&](auto part_of_group) __attribute__((always_inline)) {
-          constexpr int kBegin = part_of_group * Scales::kColumns / 8, kSteps = Scales::kColumns / 8;
+        floats scaled[R][2];  // the sum of the first half of a unit
+        unrolled<Kind::kGroups>([&](auto half) __attribute__((always_inline)) {
           Sums sums[R][2];
           int32_t first[R];
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
-            first[r] = -Sums::kShift * x[r].sums[g];
+            first[r] = -kShift * (kHasHalves ? x[r].halves[2 * g + half] : x[r].sums[g]);
             sums[r][0].begin(first[r]), sums[r][1].begin(first[r]);
           }
           unrolled<2 * kSteps>([&](auto i) __attribute__((always_inline)) {
-            constexpr int kJ = kBegin + i / 2, kP = i % 2;
+            constexpr int kJ = half * kSteps + i / 2, kP = i % 2;
             const words v = Kind::Numbers::template four<kJ, kP>(unit, row), w = Kind::Numbers::template four<kJ, kP>(unit, row + kLanes);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
@@ -50,16 +50,21 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
               sums[r][1].add(w, from);
             }
           });
-          unrolled<2>([&](auto half) __attribute__((always_inline)) {
-            const int group = u * Kind::kGroups + part_of_group, from = row + half * kLanes;
+          unrolled<2>([&](auto side) __attribute__((always_inline)) {
+            const int group = u * Kind::kGroups + half, from = row + side * kLanes;
             const floats scale = Scales::scale(scales, group, from);
             floats minimum{};
-            if constexpr (Scales::kHasMinimum) minimum = Scales::minimum(scales, group, from);
+            if constexpr (kHasMinimum) minimum = Scales::minimum(scales, group, from);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-              totals[r][half] += __builtin_convertvector(sums[r][half].total(first[r]), floats) * (scale * x[r].scales[g]);
-              if constexpr (Scales::kHasMinimum)
-                totals[r][half] += minimum * (Kind::kGroups == 1 ? x[r].scaled_sums[g] : x[r].halves[2 * g + part_of_group]);
+              const floats sum = __builtin_convertvector(sums[r][side].total(first[r]), floats);
+              if constexpr (!kHasHalves)
+                totals[r][side] += sum * (scale * x[r].scales[g]);
+              else if constexpr (half == 0)
+                scaled[r][side] = sum * scale;
+              else
+                totals[r][side] += (scaled[r][side] + sum * scale) * x[r].scales[g];
+              if constexpr (kHasMinimum) totals[r][side] += minimum * (kHasHalves ? x[r].scaled_halves[2 * g + half] : x[r].scaled_sums[g]);
             }
           });
         });
@@ -118,8 +123,9 @@ void GroupedColumns::set(const bf16* values, int count) {
     scales[g] = is_zero ? 0.0f : largest * (1.0f / 127.0f);
     sums[g] = low + high;
     scaled_sums[g] = scales[g] * static_cast<float>(low + high);
-    halves[2 * g] = scales[g] * static_cast<float>(low);
-    halves[2 * g + 1] = scales[g] * static_cast<float>(high);
+    halves[2 * g] = low, halves[2 * g + 1] = high;
+    scaled_halves[2 * g] = scales[g] * static_cast<float>(low);
+    scaled_halves[2 * g + 1] = scales[g] * static_cast<float>(high);
   }
 }
 

@@ -10,7 +10,7 @@
 namespace piecework {
 namespace {
 
-constexpr int kChunkBytes = 5 << 18;  // of a block of columns of x, which stay in a core's cache while panels go by
+constexpr int kChunkBytes = 5 << 17;  // of a block of columns of x, which stay in a core's cache while panels go by
 constexpr int kAllBytes = 64 << 20;   // of x that are laid out before the first product
 constexpr int64_t kAlone = 1 << 18;   // products that take no longer than waking another thread
 

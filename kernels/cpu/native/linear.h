@@ -99,13 +99,13 @@ struct half {
 };
 
 // Columns of a row of x in 8 bits (integers.cpp): of each eight, 0, 2, 4, 6 before 1, 3, 5, 7, as words of weights have them (blocks.h). Each
-// group of 32 has a scale and the sum of its numbers; times the scale, that sum, and those of its halves.
+// group of 32 has a scale, the sums of its numbers and of those of its halves, and these times the scale.
 struct GroupedColumns {
   static constexpr int kGroup = 32, kGroups = kColumnsAtOnce / kGroup;
 
   int8_t numbers[kColumnsAtOnce];
-  float scales[kGroups], scaled_sums[kGroups], halves[2 * kGroups];
-  int32_t sums[kGroups];
+  float scales[kGroups], scaled_sums[kGroups], scaled_halves[2 * kGroups];
+  int32_t sums[kGroups], halves[2 * kGroups];
 
   // Whole groups.
   void set(const bf16* values, int count);
