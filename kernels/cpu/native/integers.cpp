@@ -57,7 +57,7 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
             if constexpr (kHasMinimum) minimum = Scales::minimum(scales, group, from);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-              const floats sum = __builtin_convertvector(sums[r][side].total(first[r]), floats);
+              const floats sum = sums[r][side].total(first[r]);
               if constexpr (!kHasHalves)
                 totals[r][side] += sum * (scale * x[r].scales[g]);
               else if constexpr (half == 0)
@@ -77,14 +77,47 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
   }
 }
 
+// The even and the odd columns of a group as bytes, four of the ones and then four of the others.
+template <int Vectors>
+inline void store_by_fours(int8_t* to, const ints (&even)[Vectors], const ints (&odd)[Vectors]) {
+#if defined(__AVX512F__)
+  const __m128i a = _mm512_cvtepi32_epi8((__m512i)even[0]), b = _mm512_cvtepi32_epi8((__m512i)odd[0]);
+  store(to, _mm_unpacklo_epi32(a, b)), store(to + 16, _mm_unpackhi_epi32(a, b));
+#else
+  using signed_bytes = int8_t __attribute__((vector_size(kLanes)));
+  int8_t bytes[2][Vectors * kLanes];
+  for (int i = 0; i < Vectors; ++i) {
+    store(bytes[0] + kLanes * i, __builtin_convertvector(even[i], signed_bytes));
+    store(bytes[1] + kLanes * i, __builtin_convertvector(odd[i], signed_bytes));
+  }
+  for (int i = 0; i < Vectors * kLanes / 4; ++i) {
+    std::memcpy(to + 8 * i, bytes[0] + 4 * i, 4);
+    std::memcpy(to + 8 * i + 4, bytes[1] + 4 * i, 4);
+  }
+#endif
+}
+
+// to [2]: the sums of the first and of the last half of a group's columns.
+template <int Vectors>
+inline void sum_halves(const ints (&even)[Vectors], const ints (&odd)[Vectors], int32_t* to) {
+#if defined(__AVX512F__)
+  const __m512i sums = (__m512i)(even[0] + odd[0]);
+  const __m256i pairs = _mm256_hadd_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
+  const __m128i fours = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_hadd_epi32(fours, fours));
+#else
+  ints sums[2] = {};
+  for (int i = 0; i < Vectors; ++i) sums[2 * i / Vectors] += even[i] + odd[i];
+  to[0] = sum_of_lanes(sums[0]), to[1] = sum_of_lanes(sums[1]);
+#endif
+}
+
 }  // namespace
 
 void GroupedColumns::set(const bf16* values, int count) {
-  using signed_bytes = int8_t __attribute__((vector_size(kLanes)));
   constexpr int kVectors = kGroup / 2 / kLanes;  // of pairs
-  ints lanes;
-  for (int i = 0; i < kLanes; ++i) lanes[i] = i;
-  for (int g = 0; g < count / kGroup; ++g, values += kGroup) {
+  const int groups = count / kGroup;
+  for (int g = 0; g < groups; ++g, values += kGroup) {
     words pairs[kVectors];
     ints most{};
     for (int i = 0; i < kVectors; ++i) {
@@ -97,36 +130,21 @@ void GroupedColumns::set(const bf16* values, int count) {
     // What is as small as this is 0: its inverse would not be finite.
     const bool is_zero = largest < 0x1p-100f;
     const float inverse = is_zero ? 0.0f : 127.0f / largest;
-    const auto nearest = [&](words wide) {
-      floats number = bits_as<floats>(wide) * inverse;
-      number = number > 127.0f ? floats{} + 127.0f : number < -127.0f ? floats{} - 127.0f : number;
-      return (ints)(number + 0x1.8p23f) - 0x4b400000;  // whose last bit counted ones
-    };
-    int8_t even[kGroup / 2], odd[kGroup / 2];
-    ints sum[2] = {};  // of the halves
+    // Those that are not finite become any number, of a scale that is not finite.
+    ints even[kVectors], odd[kVectors];
     for (int i = 0; i < kVectors; ++i) {
-      const ints a = nearest(pairs[i] << 16), b = nearest(pairs[i] & 0xffff0000u);
-      if constexpr (kVectors == 1) {
-        const ints is_first = lanes < kLanes / 2;
-        sum[0] = (a + b) & is_first, sum[1] = (a + b) & ~is_first;
-      } else {
-        sum[2 * i / kVectors] += a + b;
-      }
-      store(even + kLanes * i, __builtin_convertvector(a, signed_bytes));
-      store(odd + kLanes * i, __builtin_convertvector(b, signed_bytes));
+      even[i] = nearest_ints(bits_as<floats>(pairs[i] << 16) * inverse);
+      odd[i] = nearest_ints(bits_as<floats>(pairs[i] & 0xffff0000u) * inverse);
     }
-    for (int i = 0; i < kGroup / 8; ++i) {
-      std::memcpy(numbers + g * kGroup + 8 * i, even + 4 * i, 4);
-      std::memcpy(numbers + g * kGroup + 8 * i + 4, odd + 4 * i, 4);
-    }
-    const int32_t low = sum_of_lanes(sum[0]), high = sum_of_lanes(sum[1]);
+    store_by_fours(numbers + g * kGroup, even, odd);
+    sum_halves(even, odd, halves + 2 * g);
     scales[g] = is_zero ? 0.0f : largest * (1.0f / 127.0f);
-    sums[g] = low + high;
-    scaled_sums[g] = scales[g] * static_cast<float>(low + high);
-    halves[2 * g] = low, halves[2 * g + 1] = high;
-    scaled_halves[2 * g] = scales[g] * static_cast<float>(low);
-    scaled_halves[2 * g + 1] = scales[g] * static_cast<float>(high);
   }
+  for (int g = 0; g < groups; ++g) {
+    sums[g] = halves[2 * g] + halves[2 * g + 1];
+    scaled_sums[g] = scales[g] * static_cast<float>(sums[g]);
+  }
+  for (int i = 0; i < 2 * groups; ++i) scaled_halves[i] = scales[i / 2] * static_cast<float>(halves[i]);
 }
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<GroupedColumns>& x, const Span& span, float* to, bool adds) {

@@ -97,6 +97,9 @@ inline int32_t largest_lane(ints v) { return vmaxvq_s32((int32x4_t)v); }
 
 inline int32_t sum_of_lanes(ints v) { return vaddvq_s32((int32x4_t)v); }
 
+// The whole number nearest to each, of two the even one.
+inline ints nearest_ints(floats v) { return (ints)vcvtnq_s32_f32((float32x4_t)v); }
+
 // kIntegerBits: of weights whose products are made fastest by `ByteSums`.
 #if defined(__ARM_FEATURE_DOTPROD)
 constexpr int kIntegerBits = 8;

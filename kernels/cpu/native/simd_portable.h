@@ -93,6 +93,9 @@ inline int32_t sum_of_lanes(ints v) {
   return sum;
 }
 
+// The whole number nearest to each, of two the even one, of numbers below 2^22.
+inline ints nearest_ints(floats v) { return (ints)(v + 0x1.8p23f) - 0x4b400000; }
+
 constexpr int kIntegerBits = 0;  // of weights whose products are made fastest by `ByteSums`
 
 template <int Bits>

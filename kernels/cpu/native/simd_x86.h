@@ -156,18 +156,28 @@ inline int32_t sum_of_lanes(ints v) {
 #endif
 }
 
+// The whole number nearest to each, of two the even one.
+inline ints nearest_ints(floats v) {
+#if defined(__AVX512F__)
+  return (ints)_mm512_cvtps_epi32((__m512)v);
+#else
+  return (ints)_mm256_cvtps_epi32((__m256)v);
+#endif
+}
+
 // The bits of weights whose products are made fastest by `ByteSums`.
 constexpr int kIntegerBits = kHasByteDots ? 8 : 4;
 
 // As `PlainByteSums`, of up to 32 columns: the instructions take weights without a sign. Without dot products of bytes pairs are summed
-// in 16 bits, which they fit where the weights have 4 bits: more are the low 4 and those above.
+// in 16 bits, which they fit where the weights have 4 bits: more are the low 4 and those above. With them sums begin at the bits of a float32
+// whose last bit counts ones, so that a subtraction makes them floats: conversions would wait for the units that multiply.
 template <int Bits>
 struct ByteSums {
   static constexpr int kShift = Bits == 8 ? 128 : 0, kCount = kHasByteDots || Bits <= 4 ? 1 : 2;
   ints sums[kCount];
 
   __attribute__((always_inline)) void begin(int32_t first) {
-    sums[0] = ints{} + (kHasByteDots ? first : 0);
+    sums[0] = ints{} + (kHasByteDots ? kOnesBits + first : 0);
     if constexpr (kCount == 2) sums[1] = ints{};
   }
 
@@ -181,14 +191,16 @@ struct ByteSums {
     }
   }
 
-  __attribute__((always_inline)) ints total(int32_t first) const {
-    if constexpr (kHasByteDots) return sums[0];
+  __attribute__((always_inline)) floats total(int32_t first) const {
+    if constexpr (kHasByteDots) return bits_as<floats>(sums[0]) - 0x1.8p23f;
     ints sum = widened(sums[0]) + first;
     if constexpr (kCount == 2) sum += widened(sums[1]) << 4;
-    return sum;
+    return __builtin_convertvector(sum, floats);
   }
 
  private:
+  static constexpr int32_t kOnesBits = 0x4b400000;  // 1.5 * 2^23
+
 #if defined(__AVX512BW__)
   static void add_pairs(ints& sums, words weights, const int8_t* x) {
     sums = (ints)_mm512_add_epi16((__m512i)sums, _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(load<int32_t>(x))));

@@ -113,7 +113,7 @@ struct PlainByteSums {
   void add(words weights, const int8_t* x) {
     for (int i = 0; i < 4; ++i) sums += ((ints)(weights << (24 - 8 * i)) >> 24) * static_cast<int32_t>(x[i]);
   }
-  ints total(int32_t) const { return sums; }
+  floats total(int32_t) const { return __builtin_convertvector(sums, floats); }
 };
 
 template <class Work, size_t... I>
