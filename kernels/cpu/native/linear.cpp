@@ -1,6 +1,8 @@
 // Linear layers as C functions: weights laid out in panels, and products with any number of rows.
 #include "linear.h"
 
+#include <unistd.h>
+
 #include <limits>
 
 #include "shares.h"
@@ -10,9 +12,20 @@
 namespace piecework {
 namespace {
 
-constexpr int kChunkBytes = 5 << 17;  // of a block of columns of x, which stay in a core's cache while panels go by
-constexpr int kAllBytes = 64 << 20;   // of x that are laid out before the first product
-constexpr int64_t kAlone = 1 << 18;   // products that take no longer than waking another thread
+constexpr int kAllBytes = 64 << 20;  // of x that are laid out before the first product
+constexpr int64_t kAlone = 1 << 18;  // products that take no longer than waking another thread
+
+// Bytes of a block of columns of x, which stay in a core's second cache while panels go by.
+int chunk_bytes() {
+  static const int bytes = [] {
+    long cache = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return static_cast<int>(std::clamp(cache, 1L << 20, 2L << 20) / 8 * 5);
+  }();
+  return bytes;
+}
 
 void pack_bf16(const bf16* const* rows, int count, int columns, uint8_t* out) {
   uint16_t* to = reinterpret_cast<uint16_t*>(out);
@@ -130,7 +143,7 @@ void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most
     const RowsOf<Number> rows{kept(memory, RowsOf<Number>::size(count, linear.columns)), count, kept(factors, count),
                                 x.scales + static_cast<int64_t>(start) * x.groups, x.groups};
     // Chunks of whole blocks of rows, and so many that every thread gets a share.
-    const int blocks = (count + kRowsAtOnce<Number> - 1) / kRowsAtOnce<Number>, most = kChunkBytes / (row_bytes * kRowsAtOnce<Number>);
+    const int blocks = (count + kRowsAtOnce<Number> - 1) / kRowsAtOnce<Number>, most = chunk_bytes() / (row_bytes * kRowsAtOnce<Number>);
     const int chunks = std::max((blocks + most - 1) / most, std::min(blocks, (2 * threads + panels - 1) / panels));
     const int size = (blocks + chunks - 1) / chunks * kRowsAtOnce<Number>;
     Shares shares(threads);
