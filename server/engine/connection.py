@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import shutil
 import socket
 import subprocess
@@ -28,6 +29,10 @@ _AT_A_TIME = 8
 """Messages that are handled before connections have their turn: an engine may make them faster than
 they are handled, for as long as its requests last.
 """
+_LONGEST = 75
+"""Bytes of the folder for temporary files that leave room for ours: the path of a socket has 103 on
+macOS, 107 on Linux.
+"""
 
 
 class EngineConnection:
@@ -37,7 +42,10 @@ class EngineConnection:
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="piecework-")
+        folder = tempfile.gettempdir()
+        self._folder = tempfile.mkdtemp(
+            prefix="piecework-", dir=folder if len(os.fsencode(folder)) <= _LONGEST else "/tmp"
+        )
         self._path = f"{self._folder}/engine"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)

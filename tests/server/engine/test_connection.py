@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 
 from piecework.runtime.engine.message_socket import MessageSocket
 from piecework.runtime.engine.messages import AbortRequests, FlushCache
@@ -65,3 +69,18 @@ async def test_what_the_process_does_not_take_yet_reaches_it_when_it_does() -> N
         engine.close()
     assert [name for name, _ in taken] == [b"FlushCache"] * 3 + [b"AbortRequests", b"FlushCache"]
     assert taken[3][1] > 2**20
+
+
+@pytest.mark.parametrize("length", [70, 130])
+def test_a_folder_for_temporary_files_may_have_a_long_path(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than the path of a socket may be, as clusters have them for each job."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        folder = Path(short, "x" * (length - len(short) - 1))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with EngineConnection() as connection:
+            MessageSocket.connect(connection._path).close()
+            assert any(folder.iterdir()) is (length < 75)
+            assert not Path(connection._path).parent.stat().st_mode & 0o077
