@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VARIABLE = "PIECEWORK_LOG_FORMAT"
 """`text` or `json`; the processes that a server starts have it from its environment."""
 LOG_FORMATS = ("text", "json")
-_MOST_BYTES = select.PIPE_BUF - 1
+_MOST_BYTES: int = getattr(select, "PIPE_BUF", 512) - 1
 """Of a line of JSON, its end not counted. Processes that write to one pipe, which may be full, do
 not come between the bytes of so short a line.
 """

@@ -11,12 +11,13 @@ from tiny_models import make_tiny_model
 
 _WITHOUT = """
 # psutil takes `resource` for granted where it finds Linux.
-import builtins, io, os, signal, socket, sys, psutil
+import builtins, io, os, select, signal, socket, sys, psutil
 sys.modules.update(dict.fromkeys(["fcntl", "resource", "termios", "pwd", "grp"]))
 for module, names in {
     os: "sched_getaffinity sched_setaffinity nice fork memfd_create getuid geteuid setsid killpg",
     signal: "pthread_sigmask SIGKILL SIGHUP",
     socket: "AF_UNIX",
+    select: "PIPE_BUF poll",
 }.items():
     for name in names.split():
         delattr(module, name)
