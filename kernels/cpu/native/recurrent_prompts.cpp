@@ -358,7 +358,7 @@ class Run {
         }
       }
       if constexpr (kIsDelta) solve(t, rows);
-      multiply(rows, &m.weights[t], kChunk, m.written.data(), kWide, t + rows, 1.0f, &m.read[t * kWide], kWide);
+      add_earlier(m.weights, m.read, t, rows, true);
     }
     for (int t = 0; t < tokens; ++t) {
       const float* value = values + static_cast<int64_t>(t) * conv_.channels;
@@ -377,18 +377,22 @@ class Run {
   }
 
   // Takes from the rows [t, t + rows) of what is written what those before them wrote at their keys.
-  void solve(int t, int rows) {
-    Memory& m = memory_;
-    if (t > 0) multiply(rows, &m.system[t], kChunk, m.written.data(), kWide, t, 1.0f, &m.written[t * kWide], kWide);
-    for (int r = t + 1; r < t + rows; ++r) {
-      floats first = load<floats>(&m.written[r * kWide]), second = load<floats>(&m.written[r * kWide + kLanes]);
-      for (int j = t; j < r; ++j) {
-        const float factor = m.system[j * kChunk + r];
+  void solve(int t, int rows) { add_earlier(memory_.system, memory_.written, t, rows, false); }
+
+  // Adds to the rows [t, t + rows) of `to` what tokens before them wrote, and they themselves where `sees_own`, times `factors`. Later ones
+  // are not read, for a NaN times 0 is one: what a prompt's beginning gives, which others may share, depends on no token behind it.
+  void add_earlier(Aligned<float>& factors, Aligned<float>& to, int t, int rows, bool sees_own) {
+    const Memory& m = memory_;
+    if (t > 0) multiply(rows, &factors[t], kChunk, m.written.data(), kWide, t, 1.0f, &to[t * kWide], kWide);
+    for (int r = t; r < t + rows; ++r) {
+      floats first = load<floats>(&to[r * kWide]), second = load<floats>(&to[r * kWide + kLanes]);
+      for (int j = t; j < r + sees_own; ++j) {
+        const float factor = factors[j * kChunk + r];
         first += load<floats>(&m.written[j * kWide]) * factor;
         second += load<floats>(&m.written[j * kWide + kLanes]) * factor;
       }
-      store(&m.written[r * kWide], first);
-      store(&m.written[r * kWide + kLanes], second);
+      store(&to[r * kWide], first);
+      store(&to[r * kWide + kLanes], second);
     }
   }
 
