@@ -118,7 +118,7 @@ def base_url(host: str, port: int) -> str:
 
 def example(config: ServerConfig, url: str, *, chat: bool) -> str:
     """A curl command that asks the model something."""
-    prompt = "What is the capital of France?"
+    prompt = "Name the capital of France."
     asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     body = json.dumps({"model": config.served_model_name, **asked, "max_tokens": 64})
     path = "chat/completions" if chat else "completions"

@@ -150,8 +150,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         """
         self._stopped = True
         self.state = EngineState.STOPPED
-        self._end_all(FinishReason.ABORT, None)
-        self._interrupted("the engine is stopped")
+        self._tell_who_waits("the engine is stopped", FinishReason.ABORT, None)
         self._send(Shutdown())
         if self._supervisor is not None:
             done, _ = await asyncio.wait(
@@ -323,12 +322,15 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._interrupted("the engine process ended")
 
     def _give_up(self, reason: str) -> None:
-        """The server ends, whatever goes wrong with telling who waits."""
+        """The server ends."""
         self.state, self.failure = EngineState.FAILED, reason
+        self._tell_who_waits(reason, FinishReason.ERROR, f"the engine is gone: {reason}")
+        self.failed.set()
+
+    def _tell_who_waits(self, reason: str, finish: FinishReason, error: str | None) -> None:
+        """Whatever goes wrong with it, the server goes on."""
         try:
             self._interrupted(reason)
-            self._end_all(FinishReason.ERROR, f"the engine is gone: {reason}")
+            self._end_all(finish, error)
         except Exception:
             logger.exception("requests could not be told that the engine is gone")
-        finally:
-            self.failed.set()

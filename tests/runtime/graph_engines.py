@@ -117,11 +117,12 @@ class Inbox:
     def receive(self) -> Any:
         return encode(self._due.pop(0))
 
-    def send(self, frames: Any) -> None:
+    def send(self, frames: Any) -> bool:
         message = decode(frames)
         for output in message.outputs if isinstance(message, StepOutput) else []:
             self.tokens.setdefault(output.rid, []).extend(output.token_ids)
             self._open -= output.finish_reason is not None
+        return True
 
 
 def look_when_done(path: Path) -> int:

@@ -35,12 +35,16 @@ class EngineInProcess(EngineClient):
         runner.vocab_size = INFO.vocab_size
         shell = SimpleNamespace(ranks=ALONE, rest=lambda: None, close=lambda: None)
         startup = SimpleNamespace(pending=False)
-        socket = cast(Any, SimpleNamespace(send=self._outbox.append))
+        socket = cast(Any, SimpleNamespace(send=self._to_server))
         engine = Engine(self.core, cast(Any, shell), cast(Any, startup))
         self._process = EngineProcess(engine, Mailbox(socket))
 
     def _to_engine(self, message: ToEngine) -> None:
         self._inbox.append(encode(message))
+
+    def _to_server(self, frames: list[bytes]) -> bool:
+        self._outbox.append(frames)
+        return True
 
     def step(self) -> None:
         taken, self._inbox[:] = list(self._inbox), []

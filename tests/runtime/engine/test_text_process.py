@@ -44,13 +44,14 @@ class Client:
             return encode(Shutdown())
         return encode(self._messages.pop(0))
 
-    def send(self, frames: Any) -> None:
+    def send(self, frames: Any) -> bool:
         message = decode(frames)
         if isinstance(message, StepOutput):
             self.stats = message.stats or self.stats
             self._is_idle = any(output.finish_reason for output in message.outputs)
         elif isinstance(message, CacheFlushed):
             self._is_idle = True
+        return True
 
 
 def serve(core: EngineCore, messages: Sequence[GenerateRequest | FlushCache]) -> EngineStats:
