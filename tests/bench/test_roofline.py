@@ -72,6 +72,7 @@ def test_peaks_are_rates_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(1e9 < rate < most for rate in peaks.operations.values())
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_every_part_of_every_step_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -147,6 +147,7 @@ def test_settings_that_this_process_has_changed_make_another_piece(tmp_path: Pat
     assert key(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_process_that_is_told_the_settings_of_another_makes_its_pieces() -> None:
     from torch._inductor import config
 

@@ -97,7 +97,7 @@ def expected(server: ServerProcess) -> list[str]:
 
 @pytest.mark.parametrize(
     ("rank", "number"),
-    [(1, signal.SIGKILL), (1, signal.SIGSTOP)],
+    [(1, signal.SIGKILL), pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow)],
     ids=["kill rank 1", "stop rank 1"],
 )
 def test_no_request_is_lost_with_a_rank(

@@ -147,7 +147,7 @@ def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(
     ("fault", "code"),
     [
         pytest.param(STUCK_LOOP, 0, marks=pytest.mark.slow),
-        (STUCK_INTERPRETER, -signal.SIGALRM),
+        pytest.param(STUCK_INTERPRETER, -signal.SIGALRM, marks=pytest.mark.slow),
     ],
 )
 def test_a_process_in_which_nothing_goes_on_any_more_ends_too(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 OTHER = """
 import sys, torch
@@ -69,6 +71,7 @@ def make_suite(folder: Path) -> tuple[Path, Path]:
     return here, other
 
 
+@pytest.mark.slow
 def test_reports_come_from_a_child_when_other_tests_run_too(tmp_path: Path) -> None:
     output = run(tmp_path, *make_suite(tmp_path))
     assert "test_here.py::test_has_npu PASSED" in output or "SKIPPED" in output, output

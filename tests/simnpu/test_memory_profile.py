@@ -47,7 +47,13 @@ def engine(folder: Path, simnpu: Any, **settings: Any) -> LLM:
         return LLM(str(path), device="npu", dtype="float32", num_threads=1, **fixed)
 
 
-@pytest.mark.parametrize("backend", ["piecewise", "breakable", "disabled"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "piecewise",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("breakable", "disabled")),
+    ],
+)
 def test_every_graph_fits_beside_a_cache_that_takes_the_rest(
     tmp_path: Path, simnpu: Any, backend: str
 ) -> None:
@@ -59,6 +65,7 @@ def test_every_graph_fits_beside_a_cache_that_takes_the_rest(
     assert llm.info.kv_bytes > 0.65 * MEMORY
 
 
+@pytest.mark.slow
 def test_the_profile_leaves_nothing_behind(
     tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

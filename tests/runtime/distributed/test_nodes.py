@@ -60,6 +60,7 @@ def said(node: subprocess.Popen[str], seconds: float = 30.0) -> tuple[int, str]:
     return node.returncode, text.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_second_node_holds_its_rank_and_ends_with_the_first(
     model: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

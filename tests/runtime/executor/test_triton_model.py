@@ -102,6 +102,7 @@ def generated(llm: LLM) -> list[list[int]]:
     return [completion.token_ids for _ in range(2) for completion in llm.generate(PROMPTS, GREEDY)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="Triton compiles for the GPU here")
 def test_tokens_are_those_of_plain_torch(
     model: Path, expected: list[list[int]], on_triton: None

@@ -40,8 +40,8 @@ NO_PIECES = {
     "damaged": ("not_in_cache", "lacks"),
 }
 """By fault, the reason that is counted, and what the line in the log says."""
-OTHERS = ("disk full in the end", "other keys")
-"""Other ways to a cache without the pieces than "damaged"."""
+OTHERS = ("all pieces", "disk full in the end", "other keys")
+"""Other ways to steps without pieces than those of the default run."""
 
 
 @pytest.fixture(autouse=True)

@@ -271,7 +271,9 @@ def test_two_engines_start_on_one_cache(
 # Requests at every moment of the start-up
 
 
-@pytest.mark.parametrize("backend", ["piecewise", "breakable"])
+@pytest.mark.parametrize(
+    "backend", ["piecewise", pytest.param("breakable", marks=pytest.mark.slow)]
+)
 def test_a_request_at_each_moment_of_the_start_up(
     path: Path,
     expected: list[Completion],
@@ -316,6 +318,7 @@ def test_a_request_at_each_moment_of_the_start_up(
 # Nothing is traced or compiled while serving
 
 
+@pytest.mark.slow
 def test_nothing_is_traced_or_compiled_in_the_process_that_serves(
     path: Path, own_cache: Path
 ) -> None:

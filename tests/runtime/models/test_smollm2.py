@@ -109,7 +109,7 @@ def test_prompt_logprobs_are_those_of_transformers(
     assert (said - wanted).abs().mean() < tolerance
 
 
-@pytest.mark.parametrize("quantization", ["auto", "none"])
+@pytest.mark.parametrize("quantization", [pytest.param("auto", marks=pytest.mark.slow), "none"])
 def test_bfloat16_is_as_near_to_float32_as_transformers_and_8_bits_find_texts_as_likely(
     transformers: dict[torch.dtype, Transformers], quantization: str
 ) -> None:

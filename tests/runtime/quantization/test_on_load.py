@@ -190,6 +190,7 @@ print((peak - before) / kept)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_near_that_of_the_result(tmp_path: Path) -> None:
     """A layer's 16-bit numbers are there while that layer is quantised, and no longer."""

@@ -168,7 +168,7 @@ def test_a_likely_token_is_never_lost_at_the_end_of_the_range() -> None:
     ]
 
 
-@pytest.mark.parametrize("vocab", [1000, 151_936])
+@pytest.mark.parametrize("vocab", [1000, pytest.param(151_936, marks=pytest.mark.slow)])
 def test_tokens_of_a_block_get_their_shares_of_it_however_small_it_is(vocab: int) -> None:
     weights = (torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * 4).softmax(-1)
     weights[256:512] *= 2.0**-30

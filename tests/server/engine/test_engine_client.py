@@ -132,6 +132,7 @@ async def test_a_stop_string_ends_the_request_in_the_engine_too(engine: EngineCl
     await assert_nothing_left(engine)
 
 
+@pytest.mark.slow
 async def test_pieces_come_in_while_requests_are_served(
     model: str, undisturbed: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

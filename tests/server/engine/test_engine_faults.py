@@ -159,6 +159,7 @@ async def test_a_request_that_cannot_be_sent_is_its_own_error(engine: EngineClie
         await assert_untouched(engine, client)
 
 
+@pytest.mark.slow
 async def test_requests_that_cannot_be_given_to_the_next_life_end_and_the_others_go_on(
     model: str, monkeypatch: Any
 ) -> None:
@@ -269,6 +270,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 async def test_a_server_whose_engine_is_gone_ends_though_its_requests_cannot_be_told(
     model: str, tmp_path: Path
 ) -> None:

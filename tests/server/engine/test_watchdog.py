@@ -126,6 +126,7 @@ async def test_an_engine_that_is_heard_again_in_time_goes_on(
         assert (engine.engine_pid, engine.restarts) == (pid, 0)
 
 
+@pytest.mark.slow
 async def test_an_idle_engine_is_heard_for_longer_than_the_timeout(model: str) -> None:
     async with running(model, timeout=3.0) as engine:
         end = time.monotonic() + 4.5
@@ -203,6 +204,7 @@ async def test_a_request_that_hangs_the_engine_again_and_again_is_answered(
     assert " in stuck" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_stopped_while_it_starts_is_started_again(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,6 +276,7 @@ async def test_more_than_may_wait_are_told_to_come_again(server: ServerProcess) 
     await until_idle(server)
 
 
+@pytest.mark.slow
 async def test_a_killed_engine_loses_no_image(
     server: ServerProcess, async_client: AsyncOpenAI, alone: Any
 ) -> None:
