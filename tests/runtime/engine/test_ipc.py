@@ -108,7 +108,8 @@ SHORT = {
 def built(kind: type[Any], **named: Any) -> st.SearchStrategy[Any]:
     """A dataclass of short values, whose integers msgpack can hold."""
     fields = {field.name: SHORT.get(str(field.type)) for field in dataclasses.fields(kind)}
-    return st.builds(kind, **{name: each for name, each in fields.items() if each} | named)
+    known = {name: each for name, each in fields.items() if each is not None}
+    return st.builds(kind, **known | named)
 
 
 INFO = built(
