@@ -64,7 +64,10 @@ LOADS = {
         8,
         _OUT,
     ),
+    "long": Load(_random(8000, 1), 3, 1, _IN),
 }
+USUAL_LOADS = tuple(name for name in LOADS if name != "long")
+"""Those that every model's context holds."""
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 """How many ask at a time in a scaling run."""
 
@@ -78,7 +81,7 @@ class PeersSettings:
     servers: Sequence[tuple[str, str]] = ()
     model_path: str = "smollm2-135m"
     vocab_size: int = 49152
-    loads: Sequence[str] = tuple(LOADS)
+    loads: Sequence[str] = USUAL_LOADS
     scaling: bool = False
     rounds: int = 1
     answers: int = 0

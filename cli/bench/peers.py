@@ -18,9 +18,9 @@ _TEXT = """\
 Starts Piecework, then each --server, on this machine, one after the other; puts the same loads on
 each, and prints a table: out tok/s of single (128 tokens in, 128 out, one at a time), batch8 and
 batch32 (256 in, 64 out, 8 and 32 at a time) and prefix (640 shared and 96 own in, 32 out, 8 at a
-time), in tok/s of prefill (1,024 in, 1 out, 4 at a time), seconds to the first token, memory, and
-Piecework's ratio to the best of the others. The command of a server is given a port as its last
-word, or where it says {port}.
+time), in tok/s of prefill (1,024 in, 1 out, 4 at a time) and, where it is asked for, long (8,000
+in, 1 out, one at a time), seconds to the first token, memory, and Piecework's ratio to the best of
+the others. The command of a server is given a port as its last word, or where it says {port}.
 """
 _EXAMPLES = """\
 examples:
@@ -28,7 +28,7 @@ examples:
   %(prog)s --answers 24 --server 'int8=piecework serve --quantization int8 --port {port}'
   %(prog)s --server llama=./llama.sh --server 'vllm=vllm serve DIR --port {port}' --json peers.json
 """
-_LOADS = ("single", "batch8", "batch32", "prefill", "prefix")
+_LOADS = ("single", "batch8", "batch32", "prefill", "prefix", "long")
 
 
 def add_parser(subparsers: Any) -> None:

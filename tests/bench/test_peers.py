@@ -18,7 +18,7 @@ from piecework.bench.peers import Load, Measured, best_of, table
 from piecework.bench.report import Failures
 from piecework.bench.serving import ServingResult
 from piecework.bench.workloads import Workload
-from piecework.cli.main import main
+from piecework.cli.main import build_parser, main
 
 
 def command(model: Path) -> str:
@@ -148,3 +148,9 @@ def test_the_ratio_is_to_the_best_of_the_others() -> None:
         ["single"],
     )
     assert rows[-1] == "| piecework / best peer | 1.50x | 1.20x | 0.50x |"
+
+
+def test_the_command_takes_every_load_by_name() -> None:
+    for name in peers.LOADS:
+        chosen = build_parser().parse_args(["bench", "peers", "--loads", name])
+        assert chosen.loads == (name,)
