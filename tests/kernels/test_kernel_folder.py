@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from small_disks import mounted
 
@@ -174,6 +175,22 @@ def test_a_compiler_that_never_ends_costs_its_time_once(
     monkeypatch.setattr(build, "_BUILD_SECONDS", 0.2)
     library, (line,) = load(tmp_path / "kernels")
     assert library is None and "timed out after 0.2 seconds" in line
+
+
+def test_a_compiler_that_computes_for_ever_is_ended_with_all_that_it_started(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, computing = tmp_path / "compiler", "while :; do :; done"
+    compiler.write_text(
+        f"#!/bin/sh\n[ \"$1\" = --version ] || {{ sh -c '{computing}' & "
+        f'echo $! > "{tmp_path}/pid"; wait; exit 1; }}\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(build, "_COMPILE_SECONDS", 1)
+    library, (line,) = load(tmp_path / "kernels")
+    assert library is None and "timed out after 1 seconds" in line
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 def test_room_is_what_can_be_written_and_leaves_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -39,7 +40,10 @@ _FLAGS = [
     "-fno-trapping-math",
     "-ffp-contract=fast",
 ]
-_BUILD_SECONDS = 120
+_COMPILE_SECONDS = 300
+"""Of the processor, for one file: what a compiler takes does not grow with what else runs."""
+_BUILD_SECONDS = 900
+"""For one file by the clock: a compiler that waits for ever uses no processor."""
 _BUILD_BYTES = 4 * 2**20
 """More than the kernels and what they are made of take on disk."""
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
@@ -254,11 +258,22 @@ def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> No
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
+    # The limit goes to all that the compiler starts: killed by itself it leaves those, which go on
+    # compiling for nobody. A shell sets it, for what runs between fork and exec may stop for ever
+    # in a process of several threads.
+    limit = f'ulimit -t {_COMPILE_SECONDS} 2> /dev/null || :; exec "$@"'
+    began = time.monotonic()
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=_BUILD_SECONDS, env=environment
+        ["sh", "-c", limit, "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=_BUILD_SECONDS,
+        env=environment,
     )
     if result.returncode == 0:
         return
+    if time.monotonic() - began >= _COMPILE_SECONDS:
+        raise subprocess.TimeoutExpired(command, _COMPILE_SECONDS)
     if full := next((reason for reason in _FULL if reason in result.stderr), None):
         raise UnusableFolder(f"{environment['TMPDIR']}: {full}")
     raise OSError(f"{command[0]} failed: {result.stderr.strip().partition(chr(10))[0]}")
