@@ -114,10 +114,10 @@ inline void sum_halves(const ints (&even)[Vectors], const ints (&odd)[Vectors], 
 
 }  // namespace
 
-void GroupedColumns::set(const bf16* values, int count) {
+void GroupedColumns::set(const bf16* values, int count, int first) {
   constexpr int kVectors = kGroup / 2 / kLanes;  // of pairs
-  const int groups = count / kGroup;
-  for (int g = 0; g < groups; ++g, values += kGroup) {
+  const int begin = first / kGroup, end = begin + count / kGroup;
+  for (int g = begin; g < end; ++g, values += kGroup) {
     words pairs[kVectors];
     ints most{};
     for (int i = 0; i < kVectors; ++i) {
@@ -140,11 +140,11 @@ void GroupedColumns::set(const bf16* values, int count) {
     sum_halves(even, odd, halves + 2 * g);
     scales[g] = is_zero ? 0.0f : largest * (1.0f / 127.0f);
   }
-  for (int g = 0; g < groups; ++g) {
+  for (int g = begin; g < end; ++g) {
     sums[g] = halves[2 * g] + halves[2 * g + 1];
     scaled_sums[g] = scales[g] * static_cast<float>(sums[g]);
   }
-  for (int i = 0; i < 2 * groups; ++i) scaled_halves[i] = scales[i / 2] * static_cast<float>(halves[i]);
+  for (int i = 2 * begin; i < 2 * end; ++i) scaled_halves[i] = scales[i / 2] * static_cast<float>(halves[i]);
 }
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<GroupedColumns>& x, const Span& span, float* to, bool adds) {

@@ -107,8 +107,8 @@ struct GroupedColumns {
   float scales[kGroups], scaled_sums[kGroups], scaled_halves[2 * kGroups];
   int32_t sums[kGroups], halves[2 * kGroups];
 
-  // Whole groups.
-  void set(const bf16* values, int count);
+  // Whole groups, from column `first` on.
+  void set(const bf16* values, int count, int first = 0);
 };
 
 enum Way : int32_t { kFloats = 0, kDots = 1, kHalves = 2, kBytes = 3, kIntegers = 4 };
@@ -163,6 +163,22 @@ struct RowsOf {
       return;
     } else {
       set_numbers(t, values, count);
+    }
+  }
+
+  // Columns [first, first + count) of a row alone, in whole groups; not of float16, whose factor all of the row decides.
+  void set_part(int t, int first, const bf16* values, int count) const {
+    for (const int last = first + count; first < last;) {
+      const int size = std::min(last - first, kColumnsAtOnce - first % kColumnsAtOnce);
+      if constexpr (std::is_same_v<Number, GroupedColumns>) {
+        at(first / kColumnsAtOnce, t)->set(values, size, first % kColumnsAtOnce);
+      } else if constexpr (std::is_same_v<Number, bf16>) {
+        std::memcpy(columns(t, first), values, size * sizeof(bf16));
+      } else if constexpr (std::is_same_v<Number, float>) {
+        float* to = columns(t, first);
+        for (int k = 0; k < size; ++k) to[k] = to_float(values[k]);
+      }
+      first += size, values += size;
     }
   }
 
@@ -340,6 +356,19 @@ class InputRows {
         rows.set(t, quantized<fp8>(linear, rows.groups, t, values), linear.columns);
       else
         rows.set(t, values, linear.columns);
+    });
+  }
+
+  // Whether parts of a row may be set apart from one another, each of whole groups of 32 columns.
+  bool takes_parts(const Linear& linear) const {
+    const Way way = way_of(linear, tokens_);
+    return !linear.order && (way == kIntegers || (linear.input.group == 0 && (way == kDots || way == kFloats)));
+  }
+
+  // Columns [column, column + count) of the rows [first, last) of x, which begins with row 0.
+  void set_parts(const Linear& linear, int first, int last, int column, const bf16* x, int count) {
+    as(linear, [&](auto rows) {
+      for (int t = first; t < last; ++t) rows.set_part(t, column, x + static_cast<int64_t>(t) * linear.columns + column, count);
     });
   }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 
+#include "heads.h"
 #include "likeliest.h"
 #include "team.h"
 
@@ -15,6 +16,7 @@ namespace {
 
 // What the last thread does at the end of a phase. Not a parameter of templates: each would be compiled once for every layer's part.
 using Last = std::function<void()>;
+using Done = std::function<void(int)>;
 
 constexpr int kFewTokens = 2;     // whose rows each thread computes for itself, which takes less time than waiting for another
 
@@ -30,6 +32,8 @@ class Forward {
         team_(threads),
         width_(model_.queries() + 2 * model_.keys()),
         shared_(is_few_ ? 0 : step.tokens, is_few_ ? 0 : step.samples, model_),
+        heads_made_(step.tokens, model_.queries()),
+        heads_(model_.heads + 2 * model_.kv_heads, model_.head_size),
         likeliest_(threads, step.chosen ? step.samples : 0) {
     const size_t tokens = step.tokens;
     if (ranks_)
@@ -121,20 +125,7 @@ class Forward {
 
   // What the last half of a layer gave.
   const bf16* added(int t, StepThread& thread) {
-    if (!ranks_) return row(added_, t, model_.hidden);
-    float* sums = thread.sums.data();
-    const bf16 *first = row_of(0, t), *second = row_of(1, t);
-#pragma omp simd
-    for (int i = 0; i < model_.hidden; ++i) sums[i] = to_float(first[i]) + to_float(second[i]);
-    for (int rank = 2; rank < ranks_->size; ++rank) {
-      const bf16* other = row_of(rank, t);
-#pragma omp simd
-      for (int i = 0; i < model_.hidden; ++i) sums[i] += to_float(other[i]);
-    }
-    bf16* to = thread.summand.data();
-#pragma omp simd
-    for (int i = 0; i < model_.hidden; ++i) to[i] = rounded(sums[i]);
-    return to;
+    return ranks_ ? sum_of_ranks(model_, t, thread) : row(added_, t, model_.hidden);
   }
 
   void add_to_residual(int t, StepThread& thread) {
@@ -145,26 +136,16 @@ class Forward {
     add(residual(t, thread), from, model_.hidden, residual(t, thread));
   }
 
-  AttentionCall<bf16> call(const Layer& layer) {
-    AttentionCall<bf16> call{};
-    const int queries = model_.queries(), keys = model_.keys();
-    call.q = qkv_.data(), call.k = call.q + queries, call.v = call.k + keys, call.out = attended_.data();
-    call.k_cache = layer.k_cache, call.v_cache = layer.v_cache, call.slots = step_.slots[layer.table];
-    call.table = step_.tables[layer.table];
-    call.query_lens = step_.query_lens, call.seq_lens = step_.seq_lens;
-    call.q_stride = call.k_stride = call.v_stride = width_, call.out_stride = queries, call.table_stride = step_.table_stride;
-    call.requests = step_.requests, call.tokens = step_.tokens, call.heads = model_.heads, call.kv_heads = model_.kv_heads;
-    call.group = model_.group, call.skipped = model_.skipped;
-    call.head_size = call.value_size = model_.head_size, call.page_size = model_.page_size, call.window = layer.window, call.scale = layer.scale;
-    call.sinks = layer.sinks, call.softcap = layer.softcap, call.cache_kind = layer.cache_kind, call.k_scale = layer.k_scale, call.v_scale = layer.v_scale;
-    return call;
-  }
+  AttentionCall<bf16> call(const Layer& layer) { return attention_of(model_, layer, step_, qkv_.data(), attended_.data()); }
 
   void layer(const Layer& layer, bool is_first, StepThread& thread) {
     normalise(layer.before_attention, layer.qkv, is_first, thread);
     project(layer, thread);
     attend(layer, thread);
-    multiply_rows(layer.output, attended_, added_, thread, [&] { post(); });
+    if (lays_out_heads(layer))
+      multiply(layer.output, heads_made_, added_, thread, [&] { post(); });
+    else
+      multiply_rows(layer.output, attended_, added_, thread, [&] { post(); });
     thread.after = &layer.after_attention, thread.factor = layer.multiplier;
     normalise(layer.before_feed_forward, layer.mixes() ? layer.routing.router : layer.dense.gate_up, false, thread);
     if (layer.mixes()) {
@@ -202,34 +183,49 @@ class Forward {
   // out = rows [T, columns] times W^T.
   void multiply_rows(const Linear& linear, std::vector<bf16>& from, bf16* out, StepThread& thread, const Last& last) {
     each_row(thread, step_.tokens, [&](int t) { thread.rows.x.set(linear, t, row(from, t, linear.columns)); });
-    multiply(linear, out, thread, last);
+    multiply(linear, thread.rows.x, out, thread, last);
   }
 
-  void multiply(const Linear& linear, bf16* out, StepThread& thread, const Last& last) {
-    thread.rows.x.as(linear, [&](auto x) {
+  // `done(i)`, if there is such, follows panel i.
+  void multiply(const Linear& linear, Input& rows, bf16* out, StepThread& thread, const Last& last, const Done& done = {}) {
+    rows.as(linear, [&](auto x) {
       thread.multiplier.prepare(linear, x);
       const auto work = [&](int i) {
         thread.multiplier.panel(linear, x, i, 0, x.tokens, [&](int t, int n, const float* values, int count) {
           bf16* to = row(out, t, linear.rows) + n;
           for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
         });
+        if (done) done(i);
       };
       team_.each(thread.phase, (linear.rows + kPanel - 1) / kPanel, work, std::cref(last));
     });
   }
 
-  // Queries, keys and values. Work by whole heads, which would save a wait, takes 1.03 times as long on two threads.
+  // Queries, keys and values: turned, and written to the cache, by who makes the last panel of a head. Work by whole heads takes longer on two
+  // threads.
   void project(const Layer& layer, StepThread& thread) {
     const AttentionCall<bf16> attention = call(layer);
     const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
-    const bool spans_heads = layer.q_norm.weight && layer.q_norm.spans_heads;
-    multiply(layer.qkv, qkv_.data(), thread, [] {});
-    team_.each(thread.phase, step_.tokens, [&](int t) {
-      bf16 *q = row(qkv_, t, width_), *k = q + model_.queries();
-      if (spans_heads) layer.q_norm.apply(q, model_.queries(), q), layer.k_norm.apply(k, model_.keys(), k);
-      for (int h = 0; h < model_.heads + model_.kv_heads; ++h) turn(layer, t, h);
-      kernels.store_row(attention, t);
-    });
+    const auto finish = [&](int h) {
+      const int key = h - model_.heads, value = key - model_.kv_heads;
+      for (int t = 0; t < step_.tokens; ++t) {
+        if (value < 0) turn(layer, t, h);
+        if (value >= 0)
+          kernels.store_values(attention, t, value, value + 1);
+        else if (key >= 0)
+          kernels.store_keys(attention, t, key, key + 1);
+      }
+    };
+    if (layer.q_norm.weight && layer.q_norm.spans_heads) {
+      multiply(layer.qkv, thread.rows.x, qkv_.data(), thread, [] {});
+      return team_.each(thread.phase, step_.tokens, [&](int t) {
+        bf16 *q = row(qkv_, t, width_), *k = q + model_.queries();
+        layer.q_norm.apply(q, model_.queries(), q), layer.k_norm.apply(k, model_.keys(), k);
+        for (int h = 0; h < model_.heads + model_.kv_heads; ++h) turn(layer, t, h);
+        kernels.store_row(attention, t);
+      });
+    }
+    multiply(layer.qkv, thread.rows.x, qkv_.data(), thread, [] {}, [&](int panel) { heads_.meet(panel, finish); });
   }
 
   // Normalises and turns a query or a key.
@@ -248,15 +244,27 @@ class Forward {
     const std::vector<Item>& items = items_.at(layer.window);
     const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
     const int count = static_cast<int>(items.size());
+    const bool lays_out = lays_out_heads(layer);
+    const auto lay_out = [&](const Item& item) {
+      const int last_head = item.kv_head + item.heads - 1, first = attention.first_head(item.kv_head) * model_.head_size;
+      const int size = (attention.first_head(last_head) + attention.heads_of(last_head)) * model_.head_size - first;
+      heads_made_.set_parts(layer.output, item.row, item.row + item.last - item.first, first, attended_.data(), size);
+    };
     const auto work = [&](int i) {
       kernels.attend_item(attention, items[i], i + 1 < count ? &items[i + 1] : nullptr, thread.attention, partials_.data());
+      if (lays_out && items[i].partial < 0) lay_out(items[i]);
     };
     team_.each(thread.phase, count, work, [&] { set_added(); });
     if (partials_.empty()) return;
     team_.each(thread.phase, count, [&](int i) {
-      if (items[i].chunks > 0) merge_item(attention, items[i], thread.attention, partials_.data());
+      if (items[i].chunks == 0) return;
+      merge_item(attention, items[i], thread.attention, partials_.data());
+      if (lays_out) lay_out(items[i]);
     });
   }
+
+  // Whether what a head gives may be laid out alone, by who made it, which saves a wait.
+  bool lays_out_heads(const Layer& layer) const { return model_.head_size % kPanel == 0 && heads_made_.takes_parts(layer.output); }
 
   // Gate and up rows of the same number are met together, so that neither is written.
   void open(const FeedForward& layer, StepThread& thread, const Last& last) {
@@ -289,7 +297,7 @@ class Forward {
   void mix(const Layer& layer, StepThread& thread) {
     const Routing& routing = layer.routing;
     const Mixture::Choice choice{ids_.data(), weights_.data(), step_.tokens, routing.top_k};
-    multiply(routing.router, logits_.data(), thread, [&] {
+    multiply(routing.router, thread.rows.x, logits_.data(), thread, [&] {
       for (int t = 0; t < step_.tokens; ++t)
         choose(routing, row(logits_, t, routing.router.rows), ids_.data() + t * routing.top_k, weights_.data() + t * routing.top_k);
       mixture_.group(layer.experts, choice);
@@ -353,6 +361,8 @@ class Forward {
   Team team_;
   const int width_;
   StepRows shared_;
+  Input heads_made_;  // what attention gave, where each head is laid out by who made it
+  Heads heads_;
   Likeliest likeliest_;
   bf16* added_ = nullptr;  // [T, N], of this rank
   std::vector<bf16> own_, qkv_, attended_, activated_;

@@ -77,6 +77,21 @@ struct Step {
 
 constexpr int kMostTokens = 64;
 
+// Attention of a layer over rows [T, H + 2 K, D] of queries, keys and values, to `out` [T, H, D].
+inline AttentionCall<bf16> attention_of(const Model& model, const Layer& layer, const Step& step, const bf16* qkv, bf16* out) {
+  AttentionCall<bf16> call{};
+  const int queries = model.queries(), keys = model.keys(), width = queries + 2 * keys;
+  call.q = qkv, call.k = call.q + queries, call.v = call.k + keys, call.out = out;
+  call.k_cache = layer.k_cache, call.v_cache = layer.v_cache, call.slots = step.slots[layer.table], call.table = step.tables[layer.table];
+  call.query_lens = step.query_lens, call.seq_lens = step.seq_lens;
+  call.q_stride = call.k_stride = call.v_stride = width, call.out_stride = queries, call.table_stride = step.table_stride;
+  call.requests = step.requests, call.tokens = step.tokens, call.heads = model.heads, call.kv_heads = model.kv_heads;
+  call.group = model.group, call.skipped = model.skipped;
+  call.head_size = call.value_size = model.head_size, call.page_size = model.page_size, call.window = layer.window, call.scale = layer.scale;
+  call.sinks = layer.sinks, call.softcap = layer.softcap, call.cache_kind = layer.cache_kind, call.k_scale = layer.k_scale, call.v_scale = layer.v_scale;
+  return call;
+}
+
 // The rows that layers go on from.
 struct StepRows {
   StepRows(int tokens, int samples, const Model& model)
@@ -109,5 +124,23 @@ struct StepThread {
   std::vector<float> gates;  // [T, 32]
   std::vector<float> sums;   // [N], over ranks
 };
+
+// Row t of what all ranks wrote to their slots, summed in float32, in the thread's `summand`.
+inline const bf16* sum_of_ranks(const Model& model, int t, StepThread& thread) {
+  const auto row_of = [&](int rank) { return reinterpret_cast<const bf16*>(model.member->slot(rank)) + static_cast<size_t>(t) * model.hidden; };
+  float* sums = thread.sums.data();
+  const bf16 *first = row_of(0), *second = row_of(1);
+#pragma omp simd
+  for (int i = 0; i < model.hidden; ++i) sums[i] = to_float(first[i]) + to_float(second[i]);
+  for (int rank = 2; rank < model.member->size; ++rank) {
+    const bf16* other = row_of(rank);
+#pragma omp simd
+    for (int i = 0; i < model.hidden; ++i) sums[i] += to_float(other[i]);
+  }
+  bf16* to = thread.summand.data();
+#pragma omp simd
+  for (int i = 0; i < model.hidden; ++i) to[i] = rounded(sums[i]);
+  return to;
+}
 
 }  // namespace piecework
