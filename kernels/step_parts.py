@@ -9,8 +9,11 @@ describes. Linear layers are told as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from .attention import AttentionMetadata
@@ -107,6 +110,29 @@ def part_or_none(module: Any) -> Any:
     return None if module is None else part_of(module)
 
 
+class Choosing(IntEnum):
+    """What is done to a row of logits: `argmax`, `sample_plain`, or `softmax` and then
+    `sample_filtered`.
+    """
+
+    LIKELIEST = 0
+    PLAIN = 1
+    FILTERED = 2
+
+
+DRAW = np.dtype(
+    [
+        *(("uniform", np.float64), ("top_k", np.int64)),
+        *((name, np.float32) for name in ("temperature", "top_p", "min_p")),
+        *(("halves", np.float32, 2), ("choosing", np.int32)),
+    ],
+    align=True,
+)
+"""How a row's token is chosen: the numbers that its `Choosing` takes (`kernels/ops.py`); `halves`
+are the `uniform` of `sample_plain`.
+"""
+
+
 class StepKernels(Protocol):
     """A model's forward without its ops, for steps of up to `max_tokens` tokens."""
 
@@ -126,9 +152,11 @@ class StepKernels(Protocol):
         positions: torch.Tensor,
         metadata: AttentionMetadata,
         rows: torch.Tensor,
+        draws: npt.NDArray[np.void] | None = None,
     ) -> torch.Tensor | None:
-        """The same to the likeliest tokens [N] int64 behind `rows` [N] int64 of the step, -1 where
-        logits are not finite; None, and nothing is done, of models of which that is not known.
+        """The same to tokens [N] int64 behind `rows` [N] int64 of the step, -1 where logits are not
+        finite: as `draws` [N] tell, of `DRAW`, or else the likeliest. None, and nothing is done, of
+        models of which that is not known.
         """
         ...
 

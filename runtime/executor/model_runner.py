@@ -168,8 +168,8 @@ class ModelRunner:
         return hidden
 
     def choose(self, batch: Batch) -> torch.Tensor | None:
-        """The likeliest tokens [N] of a step's samplers, where they are found with its forward;
-        None: nothing is done.
+        """The tokens [N] of a step's samplers, of which no more is asked, where they are found with
+        its forward; None: nothing is done.
         """
         return self.graphs.choose(batch) if self.states is None else None
 

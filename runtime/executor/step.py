@@ -38,8 +38,8 @@ class Forward(Protocol):
         ...
 
     def choose(self, batch: Batch) -> torch.Tensor | None:
-        """The likeliest tokens [N] int64 of a step's samplers, `NO_TOKEN` where logits are not
-        finite, where they are found with its forward; None: nothing is done.
+        """The tokens [N] int64 of a step's samplers, `NO_TOKEN` where logits are not finite, where
+        they are found with its forward; None: nothing is done.
         """
         ...
 
@@ -102,7 +102,7 @@ class PendingStep:
         self._prompt_rows: list[_PromptRows] = []
         # Of a prompt whose log-probabilities are wanted, hidden states are looked at.
         if not any(request.prompt_logprobs_due for request, _ in scheduled):
-            chosen = model.choose(batch) if _wants_likeliest(batch) else None
+            chosen = model.choose(batch) if _wants_no_more(batch) else None
             if chosen is not None:
                 self.samples = Samples(chosen, [], [])
                 return
@@ -139,11 +139,12 @@ class PendingStep:
         return results
 
 
-def _wants_likeliest(batch: Batch) -> bool:
-    """Whether of each row that gives a token no more is asked than the likeliest."""
-    return bool(batch.samplers) and all(
-        request.params.greedy and not request.processors and request.params.logprobs is None
-        for request in batch.samplers
+def _wants_no_more(batch: Batch) -> bool:
+    """Whether of each row that gives a token no more is asked than that: its logits stay as the
+    model has them, and nobody sees them.
+    """
+    return bool(batch.samplers) and not any(
+        request.processors or request.params.logprobs is not None for request in batch.samplers
     )
 
 

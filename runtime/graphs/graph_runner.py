@@ -25,6 +25,7 @@ from ..distributed.ranks import ALONE, Ranks
 from ..engine.messages import GraphInfo
 from ..executor.batch import Batch
 from ..executor.forward_context import PagedAttention
+from ..sampling.sampler import draws_of
 from .decode import DecodeGraph, batch_sizes
 from .prefill import PrefillGraph
 
@@ -155,13 +156,16 @@ class GraphRunner:
         return result
 
     def choose(self, batch: Batch) -> torch.Tensor | None:
-        """The likeliest tokens [N] of a step's samplers, `NO_TOKEN` where logits are not finite, if
-        they are found with the forward; None: nothing is done.
+        """The tokens [N] of a step's samplers, of which no more is asked, `NO_TOKEN` where logits
+        are not finite, if they are found with the forward; None: nothing is done.
         """
         kernels = self._whole_step(batch)
         if kernels is None:
             return None
-        return kernels.choose(batch.input_ids, batch.positions, batch.metadata, batch.sample_rows)
+        return kernels.choose(
+            *(batch.input_ids, batch.positions, batch.metadata, batch.sample_rows),
+            draws_of(batch.samplers),
+        )
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Their logits [N, V] float32 likewise."""

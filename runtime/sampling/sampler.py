@@ -6,7 +6,7 @@ else, so a request gives the same text alone, in a crowd, and after it was resum
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 
 from ...kernels import ops
 from ...kernels.staging import HostCopy, is_at_hand, to_device
+from ...kernels.step_parts import DRAW, Choosing
 from ..engine.messages import TokenLogprob
 from ..engine.request import Request
 from .logits_processors import adjust, ban_by_grammar
@@ -25,6 +26,8 @@ NO_TOKEN = -1
 """What is chosen from logits that are not finite."""
 _NEXT_SEED = 0xD1B54A32D192ED03
 """Added to a seed; odd, and far from any that are given side by side."""
+_NO_TOP_K = np.iinfo(np.int32).max
+"""More than any vocabulary has."""
 _STEPS = 2.0**24
 """How many numbers in [0, 1) float32 holds at even distances."""
 
@@ -165,6 +168,22 @@ def choose(logits: torch.Tensor, requests: list[Request], draw: int = 0) -> torc
     return chosen
 
 
+def draws_of(requests: Sequence[Request]) -> npt.NDArray[np.void] | None:
+    """What `choose` would do to the row of each, for kernels that do it with a whole step; None:
+    each gets the likeliest token.
+    """
+    if all(request.params.greedy for request in requests):
+        return None
+    numbers = _numbers_of(requests, 0)
+    draws = np.empty(len(requests), DRAW)
+    draws["uniform"], draws["halves"] = numbers, _split(numbers)
+    draws["top_k"] = [r.params.top_k if r.params.top_k > 0 else _NO_TOP_K for r in requests]
+    for name in ("temperature", "top_p", "min_p"):
+        draws[name] = _column(requests, name)
+    draws["choosing"] = [_CHOOSING[_kind(request)] for request in requests]
+    return draws
+
+
 def _kind(request: Request) -> Callable[[torch.Tensor, list[Request], int], torch.Tensor]:
     params = request.params
     if params.greedy:
@@ -210,6 +229,13 @@ def _sample_filtered(logits: torch.Tensor, requests: list[Request], draw: int) -
     )
 
 
+_CHOOSING: dict[Callable[[torch.Tensor, list[Request], int], torch.Tensor], Choosing] = {
+    _take_likeliest: Choosing.LIKELIEST,
+    _sample_plain: Choosing.PLAIN,
+    _sample_filtered: Choosing.FILTERED,
+}
+
+
 def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
     """The tokens [N], and `NO_TOKEN` where the witness [N] is not finite: softmax makes all of a
     row NaN where one of it is.
@@ -217,7 +243,7 @@ def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
     return torch.where(witness.isfinite(), tokens, NO_TOKEN)
 
 
-def _column(requests: list[Request], name: str) -> npt.NDArray[np.float32]:
+def _column(requests: Sequence[Request], name: str) -> npt.NDArray[np.float32]:
     return np.array([getattr(r.params, name) for r in requests], np.float32)
 
 
@@ -230,7 +256,7 @@ def _uniform_of(requests: list[Request], draw: int, device: torch.device) -> tor
     return to_device([numbers if dtype == np.float64 else _split(numbers)[:, 0]], device)[0]
 
 
-def _numbers_of(requests: list[Request], draw: int) -> npt.NDArray[np.float64]:
+def _numbers_of(requests: Sequence[Request], draw: int) -> npt.NDArray[np.float64]:
     # Another draw is that of another seed.
     seeds = np.array(
         [(r.seed + draw * _NEXT_SEED) & 0xFFFFFFFFFFFFFFFF for r in requests], np.uint64

@@ -105,6 +105,8 @@ class WholeStepToyRunner(ToyRunner):
         return self.compute_logits(self.forward(batch).index_select(0, batch.sample_rows))
 
     def choose(self, batch: Batch) -> torch.Tensor | None:
+        if not all(request.params.greedy for request in batch.samplers):
+            return None
         logits = self.forward_to_logits(batch)
         return None if logits is None else logits.argmax(-1)
 

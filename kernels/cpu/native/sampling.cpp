@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common.h"
+#include "sampling.h"
 
 namespace piecework {
 namespace {
@@ -227,6 +228,21 @@ void mask(float* row, const uint32_t* bits, int vocab) {
 }
 
 }  // namespace
+
+int64_t choose_token(float* row, int vocab, const Draw& how) {
+  if (how.choosing == kLikeliest) {
+    const int64_t token = argmax(row, vocab);
+    return is_finite(ordered(row[token])) ? token : -1;
+  }
+  if (how.choosing == kPlain) {
+    static thread_local Weights weights;
+    return pick(row, vocab, how.temperature, how.halves, weights);
+  }
+  static thread_local Candidates found;
+  softmax(row, vocab, how.temperature);
+  return std::isfinite(row[0]) ? draw(row, vocab, {std::min<int64_t>(how.top_k, vocab), how.top_p, how.min_p, how.uniform}, found) : -1;
+}
+
 }  // namespace piecework
 
 // logits: rows of `vocab` float32, `stride` apart; bits: `count` rows of ceil(vocab / 32) words.

@@ -34,7 +34,7 @@ class Forward {
         shared_(is_few_ ? 0 : step.tokens, is_few_ ? 0 : step.samples, model_),
         heads_made_(step.tokens, model_.queries()),
         heads_(model_.heads + 2 * model_.kv_heads, model_.head_size),
-        likeliest_(threads, step.chosen ? step.samples : 0) {
+        likeliest_(threads, step.logits ? 0 : step.samples) {
     const size_t tokens = step.tokens;
     if (ranks_)
       ranks_->enter(kDecodeStep, 0, static_cast<int64_t>(tokens) * model_.hidden);
@@ -340,16 +340,20 @@ class Forward {
       thread.multiplier.prepare(head, x);
       const auto work = [&](int i) {
         thread.multiplier.panel(head, x, i, 0, x.tokens, [&](int n, int first, const float* values, int count) {
-          if (step_.chosen) return likeliest_.meet(me, n, first, values, count);
+          if (!step_.logits) return likeliest_.meet(me, n, first, values, count);
           float* to = step_.logits + static_cast<size_t>(n) * head.rows + first;
 #pragma omp simd
           for (int i = 0; i < count; ++i) to[i] = as_rounded(values[i]);
         });
       };
       team_.each(thread.phase, (head.rows + kPanel - 1) / kPanel, work, [&] {
-        if (!step_.chosen) return;
+        if (step_.logits) return;
         for (int n = 0; n < step_.samples; ++n) step_.chosen[n] = likeliest_.token(n);
       });
+    });
+    if (!step_.draws) return;
+    team_.each(thread.phase, step_.samples, [&](int n) {
+      step_.chosen[n] = choose_token(step_.logits + static_cast<size_t>(n) * head.rows, head.rows, step_.draws[n]);
     });
   }
 

@@ -6,6 +6,7 @@
 #include "linear.h"
 #include "moe.h"
 #include "rows.h"
+#include "sampling.h"
 #include "shared.h"
 
 namespace piecework {
@@ -69,8 +70,9 @@ struct Step {
   bf16* out;            // [T, N], or null
   // Where not those are wanted, of the tokens `sampled` [samples] one of these:
   const int64_t* sampled;
-  int64_t* chosen;      // [samples] the likeliest tokens; -1 of logits that are not finite
-  float* logits;        // [samples, rows of the head]
+  int64_t* chosen;      // [samples] tokens, -1 of logits that are not finite: the likeliest, or as `draws` tells
+  float* logits;        // [samples, rows of the head], with `draws` to work in
+  const Draw* draws;    // [samples], or null
   int64_t table_stride;
   int32_t requests, tokens, samples;
 };

@@ -9,6 +9,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -112,15 +114,23 @@ class NativeStep:
         positions: torch.Tensor,
         metadata: AttentionMetadata,
         rows: torch.Tensor,
+        draws: npt.NDArray[np.void] | None = None,
     ) -> torch.Tensor | None:
-        """The likeliest tokens [N] int64 behind `rows` [N] int64 of the step instead, -1 of logits
-        that are not finite; None, and nothing done, where the head is not the kernels', or more is
-        done to its logits.
+        """Tokens [N] int64 behind `rows` [N] int64 of the step instead, -1 of logits that are not
+        finite: as `draws` [N] tell, of `DRAW`, or else the likeliest. None, and nothing done, where
+        the head is not the kernels', or more is done to its logits.
         """
         if not self._has_head or self._finish is not None:
             return None
         chosen = torch.empty(len(rows), dtype=torch.int64)
-        self._run(input_ids, positions, metadata, rows=rows, chosen=chosen)
+        logits = None if draws is None else self._logits_of(rows)
+        self._run(
+            *(input_ids, positions, metadata),
+            rows=rows,
+            chosen=chosen,
+            logits=logits,
+            draws=draws,
+        )
         return chosen
 
     def logits(
@@ -135,9 +145,12 @@ class NativeStep:
         """
         if not self._has_head:
             return None
-        logits = torch.empty(len(rows), self._model.head.rows, dtype=torch.float32)
+        logits = self._logits_of(rows)
         self._run(input_ids, positions, metadata, rows=rows, logits=logits)
         return logits if self._finish is None else self._finish(logits)
+
+    def _logits_of(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.empty(len(rows), self._model.head.rows, dtype=torch.float32)
 
     def _run(
         self,
@@ -149,6 +162,7 @@ class NativeStep:
         rows: torch.Tensor | None = None,
         chosen: torch.Tensor | None = None,
         logits: torch.Tensor | None = None,
+        draws: npt.NDArray[np.void] | None = None,
     ) -> None:
         # Names keep what is copied here until the step is done.
         ids, places = input_ids.contiguous(), positions.contiguous()
@@ -165,6 +179,7 @@ class NativeStep:
             *(_BOTH(*(part.data_ptr() for part in parts)) for parts in (slots, tables)),
             *map(ctypes.addressof, lens),
             *(None if each is None else each.data_ptr() for each in (out, rows, chosen, logits)),
+            None if draws is None else draws.ctypes.data,
             *(tables[0].stride(0), count, ids.shape[0], 0 if rows is None else len(rows)),
         )
         succeeded = self._step(ctypes.byref(step), torch.get_num_threads())

@@ -16,15 +16,20 @@ from native_variants import native_variants
 from quantized_checkpoints import make_fp8
 from tiny_models import make_tiny_model
 
+from piecework.kernels import ops
 from piecework.kernels.cache_format import CACHE_DTYPES
 from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import ops as native_ops
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.native.step import NativeStep, is_known
+from piecework.runtime.engine.messages import GenerateRequest
+from piecework.runtime.engine.request import Request
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.quantization.methods import named_linears
 from piecework.runtime.sampling.grammar import from_regex
 from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.sampling.sampler import choose, draws_of
 
 SHAPES: list[dict[str, Any]] = [
     {"architecture": "llama"},
@@ -160,6 +165,43 @@ def test_the_likeliest_tokens_are_those_of_the_logits(
     pool.k[0][int(step[2].block_table[0, lens[0][1] // PAGE])] = torch.nan
     broken = kernels.choose(*step, rows)
     assert broken is not None and broken[0] == -1 and torch.equal(broken[1:], chosen[1:])
+
+
+def test_tokens_are_drawn_as_the_sampler_draws_them(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "_versions", {"cpu": native_ops})
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.5, "top_k": 5},
+        {"temperature": 1.0, "min_p": 0.05},
+    ]
+    lens = [(1, i % 15) for i in range(40)]
+    requests = [
+        Request(
+            GenerateRequest(
+                rid=str(row), input_ids=[1], params=SamplingParams(**asked[row % len(asked)])
+            ),
+            seed=row,
+            stop_ids=frozenset(),
+            max_tokens=9,
+        )
+        for row in range(len(lens))
+    ]
+    pool, step, rows = case.filled(), case.step(lens), torch.arange(len(lens))
+    kernels = NativeStep(
+        build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
+    )
+    logits = kernels.logits(*step, rows)
+    drawn = kernels.choose(*step, rows, draws_of(requests))
+    assert logits is not None and drawn is not None
+    assert not torch.equal(drawn, logits.argmax(-1))
+    assert torch.equal(drawn, choose(logits.clone(), requests))
+    pool.k[0][int(step[2].block_table[2, 0])] = torch.nan
+    broken = kernels.choose(*step, rows, draws_of(requests))
+    assert broken is not None and broken[2] == -1 and torch.equal(broken[3:], drawn[3:])
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
