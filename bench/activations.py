@@ -2,13 +2,17 @@
 
 Of each model (a folder or .gguf file, `=q4_0` behind it to quantise it on load) the log-probability
 of GSM8K's worked answers, each behind its question: in float32, and on the CPU's own kernels with
-activations of 16 and of 8 bits. A row a model, in nats a token; in parentheses the mean absolute
-difference of single tokens from float32.
+activations of 16 and of 8 bits. A row a model, in nats a token: the mean in float32; by how much
+the others differ from it, with the mean absolute difference of single tokens in parentheses; and
+the difference of the two, with its standard error. Rows of 576 do not hold formats of blocks of
+256 columns: `python -m piecework.bench.padded_gguf` makes them longer.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +23,12 @@ from ..runtime.sampling.params import SamplingParams
 from .datasets import Question, load_gsm8k
 
 _EXACT: dict[str, Any] = {"dtype": "float32", "attention_backend": "torch"}
-_TOKENS = 32_768
+_SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "max_total_tokens": 32_768,
+    # Pieces have other last bits, and come in while answers are measured.
+    "disable_piecewise_cuda_graph": True,
+}
 
 
 def answer_logprobs(llm: LLM, questions: Sequence[Question]) -> list[float]:
@@ -42,21 +51,24 @@ def answer_logprobs(llm: LLM, questions: Sequence[Question]) -> list[float]:
 def measure(model: str, questions: Sequence[Question]) -> str:
     """The row of one model."""
     path, _, kind = model.partition("=")
-    settings: dict[str, Any] = {"device": "cpu", "max_total_tokens": _TOKENS}
-    quantized = settings | ({"quantization": kind} if kind else {})
-    exact = answer_logprobs(LLM(path, **quantized, **_EXACT), questions)
-    cells = [model, f"{_mean(exact):.4f}"]
-    means = []
-    for activations in CPU_ACTIVATIONS[1:]:
-        found = answer_logprobs(LLM(path, **quantized, cpu_activations=activations), questions)
-        apart = _mean([abs(a - b) for a, b in zip(found, exact, strict=True)])
-        means.append(_mean(found))
-        cells.append(f"{means[-1]:.4f} ({apart:.4f})")
-    return _row(*cells, f"{means[1] - means[0]:+.4f}")
+    settings = _SETTINGS | ({"quantization": kind} if kind else {})
+    exact = answer_logprobs(LLM(path, **settings, **_EXACT), questions)
+    bf16, int8 = (
+        _differences(answer_logprobs(LLM(path, **settings, cpu_activations=each), questions), exact)
+        for each in CPU_ACTIVATIONS[1:]
+    )
+    cells = [
+        f"{statistics.fmean(each):+.4f} ({statistics.fmean(map(abs, each)):.4f})"
+        for each in (bf16, int8)
+    ]
+    apart = _differences(int8, bf16)
+    error = statistics.stdev(apart) / math.sqrt(len(apart))
+    cells.append(f"{statistics.fmean(apart):+.4f} ± {error:.4f}")
+    return _row(model, f"{statistics.fmean(exact):.4f}", *cells)
 
 
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)
+def _differences(found: Sequence[float], exact: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(found, exact, strict=True)]
 
 
 def _row(*cells: str) -> str:
