@@ -46,6 +46,12 @@ _BUILD_SECONDS = 900
 """For one file by the clock: a compiler that waits for ever uses no processor."""
 _BUILD_BYTES = 4 * 2**20
 """More than the kernels and what they are made of take on disk."""
+_HEADER = "weights.h"
+"""What most files include, which takes a compiler a second each."""
+_HEADER_BYTES = 128 * 2**20
+"""More than it takes on disk when it is precompiled, while the others are made."""
+_LONGEST = ("integers", "step", "products", "recurrent_prompts")
+"""The files that take compilers longest."""
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 
@@ -233,14 +239,17 @@ def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> No
         _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull], environment)
         print(f"building the CPU kernels ({variant.name})", file=sys.stderr, flush=True)
         flags = [*_FLAGS, *variant.flags, *openmp.compile]
-        # The largest first, so that no thread is left with one at the end.
-        sources = sorted(_SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
+        sources = sorted(_SOURCES.glob("*.cpp"), key=_place)
         objects = [f"{folder}/{source.stem}.o" for source in sources]
-        commands = [
-            [compiler, *flags, "-c", str(source), "-o", made]
-            for source, made in zip(sources, objects, strict=True)
-        ]
-        list(pool.map(_run, commands, [environment] * len(commands)))
+        header = pool.submit(_precompiled, compiler, flags, environment)
+
+        def make(number: int) -> None:
+            # The first would be the last to end if it waited, too.
+            included = header.result() if number else []
+            source, made = str(sources[number]), objects[number]
+            _run([compiler, *flags, *included, "-c", source, "-o", made], environment)
+
+        list(pool.map(make, range(len(sources))))
         unfinished = f"{folder}/{library.name}"
         _run(
             [
@@ -255,6 +264,29 @@ def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> No
             environment,
         )
         os.replace(unfinished, library)
+
+
+def _place(source: Path) -> tuple[int, int]:
+    """By which they are sorted so that no thread is left with a long one at the end."""
+    is_long = source.stem in _LONGEST
+    return (_LONGEST.index(source.stem) if is_long else len(_LONGEST)), -source.stat().st_size
+
+
+def _precompiled(compiler: str, flags: list[str], environment: dict[str, str]) -> list[str]:
+    """What makes each file begin with the common header, parsed; nothing where that cannot be."""
+    header = Path(environment["TMPDIR"]) / "kernels.h"
+    # ccache would keep no object that is made so.
+    is_cached = Path(compiler).resolve().name == "ccache"
+    if is_cached or shutil.disk_usage(header.parent).free < _HEADER_BYTES:
+        return []
+    header.write_text(f'#include "{_SOURCES / _HEADER}"\n')
+    made = header.with_name("kernels.h.gch")
+    try:
+        _run([compiler, *flags, "-x", "c++-header", str(header), "-o", str(made)], environment)
+    except (OSError, subprocess.SubprocessError):
+        made.unlink(missing_ok=True)
+        return []
+    return ["-include", str(header)]
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:

@@ -1,5 +1,5 @@
 // Rows of an embedding whose table lies in panels, as a head that is tied to it is multiplied.
-#include "weights.h"
+#include "linear.h"
 
 namespace piecework {
 
@@ -8,14 +8,15 @@ void embed(const Linear& table, int64_t row, bf16* to) {
     std::memcpy(to, reinterpret_cast<const bf16*>(table.weight) + row * table.columns, table.columns * sizeof(bf16));
     return;
   }
+  constexpr int kAtOnce = 256;  // columns: whole groups of all formats
+  alignas(64) float wide[kAtOnce * kPanel];
   const uint8_t* panel = table.weight + row / kPanel * panel_bytes(table.format, table.columns);
-  const int part = static_cast<int>(row % kPanel) / kWide, lane = static_cast<int>(row % kWide);
-  with_format(table.format, [&](auto kind) {
-    for (int first = 0; first < table.columns; first += kind.kColumns, panel += kind.kBytes)
-      kind.each(panel, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
-        if (first + begin + i < table.columns) to[first + begin + i] = from_float<bf16>(lane < kLanes ? a[lane] : b[lane - kLanes]);
-      });
-  });
+  const float* from = wide + row % kPanel;
+  for (int first = 0; first < table.columns; first += kAtOnce, to += kAtOnce) {
+    const int count = std::min(kAtOnce, table.columns - first);
+    widen(table.format, panel + group_bytes(table.format, first), count, wide);
+    for (int i = 0; i < count; ++i) to[i] = from_float<bf16>(from[i * kPanel]);
+  }
 }
 
 }  // namespace piecework

@@ -71,6 +71,10 @@ inline const float* row_powers(const Linear& linear, const uint8_t* panel) {
 // The last of a panel, [row_scales][32].
 inline const float* scales_of_rows(const Linear& linear, const uint8_t* panel) { return row_powers(linear, panel) + kPanel; }
 
+// Columns of a panel's groups, from the first of which on they lie at `groups`, as float32 [columns][32]; an odd one brings the next
+// (products.cpp).
+void widen(int32_t format, const uint8_t* groups, int columns, float* out);
+
 // Row `row` of a table in one of the formats but kMixed and those of kInt8 and above, rounded to bfloat16 (embedding.cpp).
 void embed(const Linear& table, int64_t row, bf16* to);
 
@@ -335,8 +339,13 @@ class InputRows {
     switch (way_of(linear, tokens_)) {
       case kBytes: return work(RowsOf<byte>{static_cast<byte*>(memory), tokens_, nullptr, scales, groups});
       case kIntegers: return work(RowsOf<GroupedColumns>{static_cast<GroupedColumns*>(memory), tokens_});
-      case kHalves: return work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_, scales, groups});
-      case kDots: return work(RowsOf<bf16>{static_cast<bf16*>(memory), tokens_, nullptr, scales, groups});
+      // What the CPU lacks is no way of `way_of`, and would take long to compile.
+      case kHalves:
+        if constexpr (kHasHalves) work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_, scales, groups});
+        return;
+      case kDots:
+        if constexpr (kHasDots) work(RowsOf<bf16>{static_cast<bf16*>(memory), tokens_, nullptr, scales, groups});
+        return;
       case kFloats: return work(Rows{memory_, tokens_, nullptr, scales, groups});
     }
   }

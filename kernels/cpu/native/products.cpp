@@ -92,8 +92,9 @@ void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, 
   }
 }
 
+// Out of line: two functions call it, and it takes long to compile.
 template <class Kind>
-void widen_panel(const uint8_t* panel, int groups, float* out) {
+__attribute__((noinline)) void widen_panel(const uint8_t* panel, int groups, float* out) {
   for (int g = 0; g < groups; ++g, out += Kind::kColumns * kPanel) {
     prefetch(panel + static_cast<int64_t>(g) * Kind::kBytes, Kind::kBytes);
     for (int part = 0; part < kParts; ++part)
@@ -140,6 +141,10 @@ int64_t group_bytes(int32_t format, int columns) {
   int64_t bytes = 0;
   with_format(format, [&](auto kind) { bytes = static_cast<int64_t>((columns + kind.kColumns - 1) / kind.kColumns) * kind.kBytes; });
   return bytes;
+}
+
+void widen(int32_t format, const uint8_t* groups, int columns, float* out) {
+  with_format(format, [&](auto kind) { widen_panel<decltype(kind)>(groups, (columns + kind.kColumns - 1) / kind.kColumns, out); });
 }
 
 void Multiplier::prepare(const Linear& linear, const Rows& x) {
