@@ -159,3 +159,9 @@ def test_who_has_no_instructions_for_it_takes_numbers_unless_told() -> None:
     for kind in ("bfloat16", "int8"):
         layout = NativeLinear(best, activations="int8").layout(kind, 64)
         assert layout is not None and not layout & INTEGERS
+
+
+def test_a_format_that_it_costs_too_much_takes_numbers_unless_told() -> None:
+    library = build.load_variant(VARIANTS[0])
+    assert NativeLinear(library, activations="auto").layout("Q2_K", 256) == Layout.Q2_K
+    assert NativeLinear(library, activations="int8").layout("Q2_K", 256) == Layout.Q2_K | INTEGERS
