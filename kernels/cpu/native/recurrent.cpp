@@ -6,8 +6,7 @@
 namespace piecework {
 namespace {
 
-constexpr int64_t kAlone = 1 << 13;  // numbers that take no longer than waking another thread
-constexpr int kBlock = 256;          // channels of a convolution that a thread takes at once
+constexpr int kBlock = 256;  // channels of a convolution that a thread takes at once
 
 template <class T>
 void convolve(const Conv& call, int64_t token, int begin, int end) {

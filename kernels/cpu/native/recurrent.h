@@ -7,6 +7,8 @@
 
 namespace piecework {
 
+constexpr int64_t kAlone = 1 << 13;  // numbers that take no longer than waking another thread
+
 struct Conv {
   const void* x;        // [tokens], `stride` apart, of `channels` each
   void* states;         // [slots][columns - 1][channels], of the type of x
