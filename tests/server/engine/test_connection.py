@@ -60,10 +60,11 @@ async def test_what_the_process_does_not_take_yet_reaches_it_when_it_does() -> N
         connection.send(AbortRequests(rids=["r" * 2**20]))
         connection.send(FlushCache())
         taken = []
-        while len(taken) < 5:
-            if (frames := engine.receive()) is not None:
-                taken.append((frames[0], len(frames[1])))
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while len(taken) < 5:
+                if (frames := engine.receive()) is not None:
+                    taken.append((frames[0], len(frames[1])))
+                await asyncio.sleep(0)
         connection.kill()
         await life
         engine.close()
