@@ -12,14 +12,12 @@ from torch import nn
 
 from ..layers.decoder import DecoderLayer
 from ..layers.linear import StoredTensor
-from ..layers.mamba2 import Mamba2Mixer
 from ..layers.mlp import GatedMLP
-from ..layers.norm import GatedRMSNorm
 from ..layers.self_attention import SelfAttention
 from ..loader.checkpoint import renamed
 from ..model_config import ModelConfig
 from .causal_lm import CausalLM
-from .hybrid import Mamba2Config, kinds_of_layers, mamba_fields
+from .hybrid import Mamba2Config, kinds_of_layers, mamba2_mixer, mamba_fields
 
 ARCHITECTURE = "BambaForCausalLM"
 MODEL_TYPE = "bamba"
@@ -78,13 +76,4 @@ class BambaForCausalLM(CausalLM):
             return DecoderLayer(
                 config, SelfAttention(config, layer, qkv_bias=bias, o_bias=bias), mlp
             )
-        mixer = Mamba2Mixer(
-            layer,
-            config.hidden_size,
-            config.mamba,
-            GatedRMSNorm(config.mamba.inner, config.norm_eps, groups=config.mamba.groups),
-            conv_bias=config.mamba_conv_bias,
-            in_bias=config.mamba_proj_bias,
-            out_bias=config.mamba_proj_bias,
-        )
-        return DecoderLayer(config, mixer, mlp, "mamba")
+        return DecoderLayer(config, mamba2_mixer(config, layer), mlp, "mamba")

@@ -55,7 +55,7 @@ class CausalLM(nn.Module):
 
         class Qwen3ForCausalLM(CausalLM):
             config_class = Qwen3Config                  # its own members of config.json
-            def make_attention(self, layer): ...        # or make_mlp, make_layer, make_decoder
+            def make_attention(self, layer): ...        # or make_mlp, make_layer, make_rotaries
     """
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
@@ -153,7 +153,16 @@ class CausalLM(nn.Module):
         config = self.config
         layers = map(self.make_layer, range(config.num_layers))
         norm = RMSNorm(config.hidden_size, config.norm_eps)
-        return Decoder(config, layers, norm, [Rotary(config)])
+        scale = self.embedding_scale()
+        return Decoder(config, layers, norm, self.make_rotaries(), embedding_scale=scale)
+
+    def make_rotaries(self) -> Sequence[nn.Module]:
+        """The tables that layers turn by, by their index."""
+        return [Rotary(self.config)]
+
+    def embedding_scale(self) -> float | None:
+        """What embeddings are multiplied by."""
+        return None
 
     def make_layer(self, layer: int) -> nn.Module:
         return DecoderLayer(self.config, self.make_attention(layer), self.make_mlp(layer))

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..layers.decoder import Decoder
 from ..layers.norm import LayerNorm
-from ..layers.rotary import Rotary, Rotations
+from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
 from ..model_config import ModelConfig
 from .causal_lm import CausalLM
@@ -74,7 +74,7 @@ class CohereForCausalLM(CausalLM):
         config = self.config
         layers = map(self.make_layer, range(config.num_layers))
         norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
-        return Decoder(config, layers, norm, [Rotary(config)])
+        return Decoder(config, layers, norm, self.make_rotaries())
 
     def make_layer(self, layer: int) -> nn.Module:
         return CohereLayer(self.config, self.make_attention(layer), self.make_mlp(layer))

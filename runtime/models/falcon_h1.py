@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..layers.decoder import Decoder
 from ..layers.linear import StoredTensor
 from ..layers.mamba2 import Mamba2Mixer
 from ..layers.mlp import GatedMLP
 from ..layers.norm import GatedRMSNorm, RMSNorm
-from ..layers.rotary import Rotary, Rotations
+from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
 from ..loader.checkpoint import from_llama_cpp, renamed
 from ..model_config import ModelConfig
@@ -194,12 +193,9 @@ class FalconH1ForCausalLM(CausalLM):
             {r"\.feed_forward\.": ".mlp.", r"^model\.final_layernorm\.": "model.norm."},
         )
 
-    def make_decoder(self) -> Decoder:
-        config = self.config
-        layers = map(self.make_layer, range(config.num_layers))
-        norm = RMSNorm(config.hidden_size, config.norm_eps)
-        scale = config.embedding_multiplier
-        return Decoder(config, layers, norm, [Rotary(config)], embedding_scale=scale)
+    def embedding_scale(self) -> float:
+        scale: float = self.config.embedding_multiplier
+        return scale
 
     def make_layer(self, layer: int) -> nn.Module:
         return FalconLayer(self.config, layer)

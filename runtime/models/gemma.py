@@ -9,10 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..layers.decoder import Decoder
 from ..layers.linear import StoredTensor
-from ..layers.norm import RMSNorm
-from ..layers.rotary import Rotary
 from ..layers.self_attention import SelfAttention
 from ..loader.checkpoint import plus_one
 from ..model_config import ModelConfig
@@ -53,16 +50,9 @@ class GemmaForCausalLM(CausalLM):
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
         return add_one_to_norms(tensors)
 
-    def make_decoder(self) -> Decoder:
-        config = self.config
-        layers = map(self.make_layer, range(config.num_layers))
-        norm = RMSNorm(config.hidden_size, config.norm_eps)
+    def embedding_scale(self) -> float:
         # Rounded to the weights' dtype, which torch's default is while models are made.
-        scale = torch.tensor(config.hidden_size**0.5, device="cpu").item()
-        return Decoder(config, layers, norm, self.make_rotaries(), embedding_scale=scale)
-
-    def make_rotaries(self) -> list[Rotary]:
-        return [Rotary(self.config)]
+        return torch.tensor(self.config.hidden_size**0.5, device="cpu").item()
 
     def make_attention(self, layer: int) -> nn.Module:
         biased = self.config.attention_bias

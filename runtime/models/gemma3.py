@@ -4,7 +4,7 @@ five layers of a sliding window, which turn by frequencies of their own, to each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -67,7 +67,7 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         return {"query_pre_attn_scalar": query_scalar(get, _OF_27B)}
 
-    def make_rotaries(self) -> list[Rotary]:
+    def make_rotaries(self) -> Sequence[nn.Module]:
         config = self.config
         theta = config.rope_local_base_freq
         local = replace(config, rope_theta=theta, rope_type="default", rope_scaling={})

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from ...kernels.step_parts import LayerParts
-from ..layers.decoder import Decoder, DecoderLayer
-from ..layers.norm import RMSNorm
-from ..layers.rotary import Rotary, Rotations
+from ..layers.decoder import DecoderLayer
+from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
 from ..model_config import ModelConfig
 from .llama import LlamaConfig, LlamaForCausalLM
@@ -67,15 +66,9 @@ class GraniteForCausalLM(LlamaForCausalLM):
         "logit_scale": "logits_scaling",
     }
 
-    def make_decoder(self) -> Decoder:
-        config = self.config
-        layers = map(self.make_layer, range(config.num_layers))
-        norm = RMSNorm(config.hidden_size, config.norm_eps)
-        scale = config.embedding_multiplier
-        return Decoder(config, layers, norm, self.make_rotaries(), embedding_scale=scale)
-
-    def make_rotaries(self) -> list[Rotary]:
-        return [Rotary(self.config)]
+    def embedding_scale(self) -> float:
+        scale: float = self.config.embedding_multiplier
+        return scale
 
     def make_layer(self, layer: int) -> nn.Module:
         return GraniteLayer(self.config, self.make_attention(layer), self.make_mlp(layer))

@@ -11,11 +11,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ..layers.linear import StoredTensor
-from ..layers.mamba2 import Mamba2Mixer, Mamba2Sizes
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
-from ..layers.norm import GatedRMSNorm
-from ..layers.rotary import Rotary
 from ..layers.self_attention import SelfAttention
 from ..loader.checkpoint import from_llama_cpp, renamed, unfused
 from ..loader.experts import MERGED, take_apart
@@ -28,6 +25,7 @@ from .hybrid import (
     Mamba2Config,
     kinds_in_gguf,
     kinds_of_layers,
+    mamba2_mixer,
     mamba_fields,
 )
 from .qwen3_moe import GGUF_EXPERTS
@@ -126,7 +124,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
         parts = unfused(whole, "input_linear", {"gate_proj": size, "up_proj": size})
         return take_apart(parts, MERGED)
 
-    def make_rotaries(self) -> list[Rotary]:
+    def make_rotaries(self) -> Sequence[nn.Module]:
         """Without positions no tables of them, which in long contexts are large."""
         has_positions = self.config.position_embedding_type == "rope"
         return super().make_rotaries() if has_positions else []
@@ -135,17 +133,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
         config, mlp = self.config, self.make_mlp(layer)
         if config.layer_types[layer] == "full_attention":
             return GraniteLayer(config, self.make_attention(layer), mlp)
-        sizes: Mamba2Sizes = config.mamba
-        mixer = Mamba2Mixer(
-            layer,
-            config.hidden_size,
-            sizes,
-            GatedRMSNorm(sizes.inner, config.norm_eps, groups=sizes.groups),
-            conv_bias=config.mamba_conv_bias,
-            in_bias=config.mamba_proj_bias,
-            out_bias=config.mamba_proj_bias,
-        )
-        return GraniteLayer(config, mixer, mlp, "mamba")
+        return GraniteLayer(config, mamba2_mixer(config, layer), mlp, "mamba")
 
     def make_attention(self, layer: int) -> nn.Module:
         config = self.config

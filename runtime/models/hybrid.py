@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..layers.mamba2 import Mamba2Sizes
+from ..layers.mamba2 import Mamba2Mixer, Mamba2Sizes
+from ..layers.norm import GatedRMSNorm
 from ..model_config import ModelConfig
 from ..rope_config import number
 
@@ -133,6 +134,20 @@ def mamba_fields(config: Any, inner: int) -> dict[str, Any]:
             f"{config.time_step_limit!r:.60}; fetch the model again"
         )
     return {"mamba_d_head": inner // heads, "time_step_limit": limits}
+
+
+def mamba2_mixer(config: Any, layer: int) -> Mamba2Mixer:
+    """Of `config`, a `Mamba2Config`, as most models have it: all heads behind one norm."""
+    sizes: Mamba2Sizes = config.mamba
+    return Mamba2Mixer(
+        layer,
+        config.hidden_size,
+        sizes,
+        GatedRMSNorm(sizes.inner, config.norm_eps, groups=sizes.groups),
+        conv_bias=config.mamba_conv_bias,
+        in_bias=config.mamba_proj_bias,
+        out_bias=config.mamba_proj_bias,
+    )
 
 
 def _as_float(value: Any) -> float:

@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..layers.decoder import Decoder
 from ..layers.linear import StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
-from ..layers.norm import RMSNorm, UnweightedRMSNorm
-from ..layers.rotary import Rotary, Rotations
+from ..layers.norm import UnweightedRMSNorm
+from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
 from ..loader.checkpoint import renamed
 from ..loader.experts import Merged, take_apart
@@ -160,13 +159,11 @@ class Llama4ForCausalLM(CausalLM):
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
         return take_apart(renamed(tensors, _NAMES), _MERGED)
 
-    def make_decoder(self) -> Decoder:
-        config = self.config
-        tables: list[nn.Module] = [Rotary(config)]
-        if config.attn_temperature_tuning:
-            tables.append(QuerySharpening(config.attn_scale, config.floor_scale))
-        layers = map(self.make_layer, range(config.num_layers))
-        return Decoder(config, layers, RMSNorm(config.hidden_size, config.norm_eps), tables)
+    def make_rotaries(self) -> Sequence[nn.Module]:
+        config, tables = self.config, super().make_rotaries()
+        if not config.attn_temperature_tuning:
+            return tables
+        return [*tables, QuerySharpening(config.attn_scale, config.floor_scale)]
 
     def make_attention(self, layer: int) -> nn.Module:
         config = self.config

@@ -10,14 +10,12 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ..layers.decoder import Decoder, MixerLayer
+from ..layers.decoder import MixerLayer
 from ..layers.linear import StoredTensor
-from ..layers.mamba2 import Mamba2Mixer
-from ..layers.norm import GatedRMSNorm, RMSNorm
 from ..loader.checkpoint import from_llama_cpp, renamed
 from ..model_config import ModelConfig
 from .causal_lm import CausalLM, gguf_names
-from .hybrid import GGUF_MAMBA, GGUF_MAMBA_KEYS, Mamba2Config, mamba_fields
+from .hybrid import GGUF_MAMBA, GGUF_MAMBA_KEYS, Mamba2Config, mamba2_mixer, mamba_fields
 
 ARCHITECTURE = "Mamba2ForCausalLM"
 MODEL_TYPE = "mamba2"
@@ -104,21 +102,8 @@ class Mamba2ForCausalLM(CausalLM):
         }
         return renamed(tensors, names)
 
-    def make_decoder(self) -> Decoder:
-        config = self.config
-        norm = RMSNorm(config.hidden_size, config.norm_eps)
-        return Decoder(config, map(self.make_layer, range(config.num_layers)), norm, [])
+    def make_rotaries(self) -> Sequence[nn.Module]:
+        return []
 
     def make_layer(self, layer: int) -> nn.Module:
-        config, sizes = self.config, self.config.mamba
-        norm = GatedRMSNorm(sizes.inner, config.norm_eps, groups=sizes.groups)
-        mixer = Mamba2Mixer(
-            layer,
-            config.hidden_size,
-            sizes,
-            norm,
-            conv_bias=config.mamba_conv_bias,
-            in_bias=config.mamba_proj_bias,
-            out_bias=config.mamba_proj_bias,
-        )
-        return MixerLayer(config, mixer)
+        return MixerLayer(self.config, mamba2_mixer(self.config, layer))

@@ -4,16 +4,14 @@ before them, as Llama 4's do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from ..layers.decoder import Decoder
-from ..layers.norm import RMSNorm
-from ..layers.rotary import Rotary, Rotations
+from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
 from ..model_config import ModelConfig
 from ..rope_config import number
@@ -74,22 +72,20 @@ class Ministral3ForCausalLM(MistralForCausalLM):
             beta = number("llama_4_scaling_beta", beta)
         return {**MistralForCausalLM.config_fields(config), "llama_4_scaling_beta": beta}
 
-    def make_decoder(self) -> Decoder:
-        config = self.config
-        tables: list[nn.Module] = [Rotary(config)]
-        if config.llama_4_scaling_beta is not None:
-            original = config.rope_scaling.get("original_max_position_embeddings")
-            original = number(
-                "original_max_position_embeddings", original or config.max_position_embeddings
+    def make_rotaries(self) -> Sequence[nn.Module]:
+        config, tables = self.config, super().make_rotaries()
+        if config.llama_4_scaling_beta is None:
+            return tables
+        original = config.rope_scaling.get("original_max_position_embeddings")
+        original = number(
+            "original_max_position_embeddings", original or config.max_position_embeddings
+        )
+        if original <= 0:
+            raise ValueError(
+                f"original_max_position_embeddings must be more than 0, got {original}; fetch the "
+                "model again"
             )
-            if original <= 0:
-                raise ValueError(
-                    f"original_max_position_embeddings must be more than 0, got {original}; fetch "
-                    "the model again"
-                )
-            tables.append(QueryScale(config.llama_4_scaling_beta, original))
-        layers = map(self.make_layer, range(config.num_layers))
-        return Decoder(config, layers, RMSNorm(config.hidden_size, config.norm_eps), tables)
+        return [*tables, QueryScale(config.llama_4_scaling_beta, original)]
 
     def make_attention(self, layer: int) -> nn.Module:
         grows = self.config.llama_4_scaling_beta is not None

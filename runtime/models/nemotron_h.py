@@ -12,17 +12,22 @@ import torch
 from torch import nn
 
 from ..layers.activation import ACTIVATIONS
-from ..layers.decoder import Decoder, MixerLayer
+from ..layers.decoder import MixerLayer
 from ..layers.linear import StoredTensor
-from ..layers.mamba2 import Mamba2Mixer
 from ..layers.mlp import MLP
-from ..layers.norm import GatedRMSNorm, RMSNorm
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
 from ..loader.checkpoint import from_llama_cpp, renamed
 from ..model_config import ModelConfig, check_size
 from .causal_lm import CausalLM, gguf_names
-from .hybrid import GGUF_MAMBA, GGUF_MAMBA_KEYS, Mamba2Config, kinds_of_layers, mamba_fields
+from .hybrid import (
+    GGUF_MAMBA,
+    GGUF_MAMBA_KEYS,
+    Mamba2Config,
+    kinds_of_layers,
+    mamba2_mixer,
+    mamba_fields,
+)
 from .registry import UnsupportedError
 
 ARCHITECTURE = "NemotronHForCausalLM"
@@ -153,30 +158,16 @@ class NemotronHForCausalLM(CausalLM):
         }
         return renamed(tensors, names)
 
-    def make_decoder(self) -> Decoder:
-        config = self.config
-        norm = RMSNorm(config.hidden_size, config.norm_eps)
-        return Decoder(config, map(self.make_layer, range(config.num_layers)), norm, [])
+    def make_rotaries(self) -> Sequence[nn.Module]:
+        return []
 
     def make_layer(self, layer: int) -> nn.Module:
         config = self.config
         match config.layer_types[layer]:
             case "linear_attention":
-                return MixerLayer(config, self.make_mixer(layer))
+                return MixerLayer(config, mamba2_mixer(config, layer))
             case "full_attention":
                 return MixerLayer(config, SelfAttention(config, layer, rotary=None))
         size, between = config.hidden_size, config.intermediate_size
         activation = ACTIVATIONS[config.mlp_hidden_act]
         return MixerLayer(config, FeedForward(size, between, activation, bias=config.mlp_bias))
-
-    def make_mixer(self, layer: int) -> nn.Module:
-        config, sizes = self.config, self.config.mamba
-        return Mamba2Mixer(
-            layer,
-            config.hidden_size,
-            sizes,
-            GatedRMSNorm(sizes.inner, config.norm_eps, groups=sizes.groups),
-            conv_bias=config.mamba_conv_bias,
-            in_bias=config.mamba_proj_bias,
-            out_bias=config.mamba_proj_bias,
-        )

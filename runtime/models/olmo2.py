@@ -4,7 +4,7 @@ all heads of queries, and of keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from ...kernels.step_parts import LayerParts, part_of
-from ..layers.decoder import Decoder
 from ..layers.norm import AllHeadsRMSNorm, RMSNorm
 from ..layers.rotary import Rotary, Rotations
 from ..layers.self_attention import SelfAttention
@@ -82,14 +81,12 @@ class Olmo2ForCausalLM(CausalLM):
         window = getattr(config, "gguf_window", 0)
         return {"windows": patterned_windows(config, window, 4)} if window else {}
 
-    def make_decoder(self) -> Decoder:
+    def make_rotaries(self) -> Sequence[nn.Module]:
         """Rotary frequencies are scaled in layers that see all, and in no others."""
         config = self.config
-        layers = map(self.make_layer, range(config.num_layers))
         theta = config.rope_local_base_freq or config.rope_theta
         local = replace(config, rope_theta=theta, rope_type="default", rope_scaling={})
-        rotaries = [Rotary(config), Rotary(local)] if any(config.windows) else [Rotary(config)]
-        return Decoder(config, layers, RMSNorm(config.hidden_size, config.norm_eps), rotaries)
+        return [Rotary(config), Rotary(local)] if any(config.windows) else [Rotary(config)]
 
     def make_layer(self, layer: int) -> nn.Module:
         return Olmo2Layer(self.config, self.make_attention(layer), self.make_mlp(layer))
