@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "recurrent.h"
 #include "rows.h"
 
 using namespace piecework;
@@ -17,6 +18,8 @@ void piecework_attention_bf16(const void*, int);
 void piecework_attention_f32(const void*, int);
 void piecework_argmax(const float*, int64_t, int, int, int64_t*, int);
 void piecework_sample_filtered(const float*, int64_t, int, int, const int64_t*, const float*, const float*, const double*, int64_t*, int);
+void piecework_mamba2_prompts(const void*, const void*, const void*, int, int);
+void piecework_gated_delta_prompts(const void*, const void*, const void*, int, int);
 }
 
 namespace {
@@ -208,6 +211,32 @@ void sample() {
   print("sampled:", tokens, kRows);
 }
 
+// Two prompts whose states lie at slots 2 and 1: one of more than a part's tokens, and one of no whole chunk. The states go on, so a second
+// run begins with those that the first has left.
+template <class T>
+void recur(bool is_delta, int size, int numbers) {
+  constexpr int kHeads = 6, kGroups = 2, kColumns = 4, kCapacity = 512;
+  const int64_t begins[] = {0, 270}, lens[] = {270, 21}, slots[] = {2, 1};
+  const int tokens = 291, channels = kHeads * size + 2 * kGroups * numbers;
+  state = 19;
+  const auto x = some<T>(tokens * channels), first = some<T>(tokens * kHeads), second = some<T>(tokens * kHeads);
+  const auto weight = some<float>(channels * kColumns), bias = some<float>(channels), d = some<float>(kHeads), dt_bias = some<float>(kHeads);
+  std::vector<float> a = some<float>(kHeads), states = some<float>(3 * kHeads * size * numbers), room(kCapacity * channels);
+  for (float& each : a) each -= 1.5f;
+  std::vector<T> tails(3 * (kColumns - 1) * channels), out(tokens * kHeads * size);
+  const Conv conv{x.data(), tails.data(), weight.data(), is_delta ? nullptr : bias.data(), slots, nullptr, channels, tokens, channels, kColumns, 1};
+  const Heads heads{states.data(), first.data(), second.data(), a.data(), d.data(),  dt_bias.data(), out.data(),
+                    kHeads,        kHeads,       kHeads,        kGroups,  size,      numbers,        0.01f,      1.5f};
+  const Prompts prompts{begins, lens, room.data(), 2, kCapacity};
+  for (int run = 0; run < 2; ++run) {
+    (is_delta ? piecework_gated_delta_prompts : piecework_mamba2_prompts)(&conv, &heads, &prompts, sizeof(T) == 2, kThreads);
+    const std::string name = std::string(is_delta ? "gated delta" : "mamba2") + (sizeof(T) == 2 ? " bf16 " : " f32 ") + std::to_string(run);
+    print(name + " tokens:", out.data(), out.size());
+    print(name + " states:", states.data(), states.size());
+    print(name + " convolution:", tails.data(), tails.size());
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -220,4 +249,8 @@ int main() {
   attend<float>(CacheKind::kAsQueries, 64, kFloats);
   norms();
   sample();
+  for (bool is_delta : {false, true}) {
+    recur<bf16>(is_delta, 20, 24);
+    recur<float>(is_delta, 64, 16);
+  }
 }

@@ -30,6 +30,13 @@ struct Heads {
   float least_dt, most_dt;
 };
 
+// Prompts of a step: their first token, how many they have, and room for the convolution's results: [capacity][channels].
+struct Prompts {
+  const int64_t *begins, *lens;
+  float* room;
+  int32_t count, capacity;
+};
+
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 template <class T>

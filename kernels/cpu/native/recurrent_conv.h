@@ -10,13 +10,6 @@ constexpr int kPart = 256;      // tokens of a prompt in a part
 constexpr int kChannels = 256;  // that are computed together
 constexpr int kTokens = 64;     // the same
 
-// Prompts of a step: their first token, how many they have, and room for the convolution's results: [capacity][channels].
-struct Prompts {
-  const int64_t *begins, *lens;
-  float* room;
-  int32_t count, capacity;
-};
-
 // Tokens of a prompt, from its own token `first` on, whose results lie in the room from row `at` on.
 struct Stretch {
   int prompt, first, count, at;
