@@ -118,8 +118,8 @@ def _ssd_chunks(
         # [n, H, Q, P]; [n, G, Q, N]
         values = (x[tokens] * steps[..., None]).transpose(1, 2)
         keys, queries = b[tokens].transpose(1, 2), c[tokens].transpose(1, 2)
-        scores = (queries @ keys.mT).repeat_interleave(x.shape[1] // groups, 1) * _pairwise(decay)
-        y = (scores @ values).transpose(1, 2)
+        scores = (queries @ keys.mT).repeat_interleave(x.shape[1] // groups, 1)
+        y = _see_earlier(scores.mul_(_pairwise(decay)), values).transpose(1, 2)
         # Heads of a group are rows of one product, for they share b and c.
         left = values * (decay[..., -1:] - decay).exp()[..., None]
         added = (left.mT.reshape(n, groups, -1, CHUNK) @ keys).view(n, *states.shape[1:])
@@ -156,14 +156,17 @@ def _delta_chunks(
         queries, keys = (each[tokens].transpose(1, 2) for each in (q, k))
         pairwise = _pairwise(sums)
         # [n, H, Q, Q]
-        attends = (queries @ keys.mT).repeat_interleave(times, 1) * pairwise
-        system = (keys @ keys.mT).repeat_interleave(times, 1) * pairwise.mul_(rates)
+        attends = (queries @ keys.mT).repeat_interleave(times, 1).mul_(pairwise)
+        system = (keys @ keys.mT).repeat_interleave(times, 1).mul_(pairwise.mul_(rates)).tril_()
         # [n, H, Q, N] and [n, H, Q, P]
         queries, keys = (each.repeat_interleave(times, 1) for each in (queries, keys))
         grown = sums.exp()[..., None]
         wanted = torch.cat((v[tokens].transpose(1, 2), keys * grown), dim=-1).mul_(rates)
+        spoilt = _spoilt(system) + _spoilt(wanted)
+        for each in (system, wanted):
+            each.nan_to_num_(0.0, 0.0, 0.0)
         solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-        written, read = solved.tensor_split([size], dim=-1)
+        written, read = solved.add_(spoilt).tensor_split([size], dim=-1)
         queries = queries * grown
         left = (keys * (sums[..., -1:] - sums).exp()[..., None]).mT
         lasting = sums[..., -1].exp()[..., None, None]
@@ -171,7 +174,7 @@ def _delta_chunks(
         for chunk, owner in enumerate(owners):
             state = kept[owner]
             new = written[chunk] - read[chunk] @ state
-            y[chunk] = torch.baddbmm(queries[chunk] @ state, attends[chunk], new)
+            torch.add(queries[chunk] @ state, _see_earlier(attends[chunk], new), out=y[chunk])
             torch.baddbmm(lasting[chunk] * state, left[chunk], new, out=state)
         found.append(y.transpose(1, 2))
     put(states, prompts.slots, kept)
@@ -190,10 +193,20 @@ def _parts(prompts: Prompts) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[
 
 
 def _pairwise(decay: torch.Tensor) -> torch.Tensor:
-    """Of running sums of decays [n, H, Q], what is left of token j at token i: [n, H, Q, Q], 0
-    where j comes later.
+    """Of running sums of decays [n, H, Q], what is left of token j at token i, [n, H, Q, Q];
+    where j comes later, anything.
     """
-    later = torch.ones(decay.shape[-1], decay.shape[-1], dtype=torch.bool, device=decay.device)
-    gaps = decay[..., :, None] - decay[..., None, :]
-    # Before the exponential, which would overflow.
-    return gaps.masked_fill_(later.triu_(1), float("-inf")).exp_()
+    return (decay[..., :, None] - decay[..., None, :]).exp_()
+
+
+def _see_earlier(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """What tokens see of themselves and of those before them: by weights [.., Q, Q], which it
+    changes, of values [.., Q, P]. What is not finite is added behind the product, in which 0 times
+    it would spoil tokens before it, which other requests may share.
+    """
+    return (weights.tril_() @ values.nan_to_num(0.0, 0.0, 0.0)).add_(_spoilt(values))
+
+
+def _spoilt(rows: torch.Tensor) -> torch.Tensor:
+    """Of rows [.., Q, P], [.., Q, 1]: 0, and NaN from the first one on that is not finite."""
+    return (rows * 0.0).sum(-1, keepdim=True).cumsum(-2)

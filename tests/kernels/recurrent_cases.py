@@ -158,3 +158,53 @@ def assert_same_prompts(
         for own, other in zip(held, plain, strict=True):
             most = 1e-4 * max(1.0, other.abs().max().item())
             torch.testing.assert_close(own, other, atol=most, rtol=0.0, msg=name)
+
+
+def assert_spoils_what_follows_alone(kernels: Any, is_delta: bool, number: float) -> None:
+    """`kernels`: as of `assert_same_prompts`; `number`: one that is not finite, in what a token of
+    the second of three prompts gives: tokens before it, and other prompts, are as without it, what
+    follows is lost, and so is the state.
+    """
+    lens, heads, size = [20, 150, 45], 2, 16
+    noise = torch.Generator().manual_seed(0)
+    tokens, slots = sum(lens), torch.tensor([1, 2, 3])
+    prompts = plan_states(lens, slots).prompts
+    assert prompts is not None
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=noise)
+
+    inputs = random(tokens, 4 * size), random(tokens, heads), random(tokens, heads)
+    conv, bias, a = random(4 * size, 4), random(4 * size), -random(heads).exp()
+
+    def run(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> list[torch.Tensor]:
+        out = torch.empty(tokens, heads * size)
+        states = States(torch.zeros(4, 3, 4 * size), torch.zeros(4, heads, size, size))
+        if is_delta:
+            weights = DeltaWeights(conv, a, bias[:heads])
+            kernels.gated_delta_prompts(x, first, second, weights, out, states, prompts)
+        else:
+            limits = (0.0, float("inf"))
+            of_mamba = Mamba2Weights(conv, bias, a, bias[:heads], bias[:heads], limits)
+            kernels.mamba2_prompts(x, first, of_mamba, out, states, prompts)
+        first_prompt, second_prompt, third_prompt = out.split(lens)
+        return [second_prompt, first_prompt, third_prompt, *states.recurrent[[2, 1, 3]]]
+
+    expected, *others, _, state, another = run(*inputs)
+    # An infinite b writes all of a token, as a large one does.
+    count = 1 if is_delta and number == float("inf") else 2 + is_delta
+    for which, each in enumerate(inputs[:count]):
+        for place in (0, 1, 5, 31, 40, 64, 149):
+            broken = list(inputs)
+            broken[which] = each.clone()
+            broken[which][lens[0] + place] = number
+            found, *found_others, spoilt, found_state, found_another = run(*broken)
+            assert torch.equal(found[:place], expected[:place]), (which, place)
+            for own, other in zip(
+                (*found_others, found_state, found_another),
+                (*others, state, another),
+                strict=True,
+            ):
+                assert torch.equal(own, other), (which, place)
+            assert not found[place:].isfinite().any(), (which, place)
+            assert not spoilt.isfinite().any(), (which, place)
