@@ -75,11 +75,6 @@ def scaled_frequencies(config: ModelConfig) -> Scaled:
         ) from None
 
 
-def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """Of `scaled_frequencies`, the first."""
-    return scaled_frequencies(config)[0]
-
-
 def rotate(x: torch.Tensor, rotation: Rotation, *, interleaved: bool = False) -> torch.Tensor:
     """Turn the first R of the D numbers of each head of x [T, heads, D]; the others stay.
 

@@ -41,15 +41,10 @@ from .fleet import Fleet
 from .metrics import FleetMetrics
 
 _GIB = 2**30
-_STATUS = page_status.router
 _OWN_ROUTERS = (
     endpoints.router,
     endpoints.body_router,
-    *(
-        each
-        for each in COMMON_ROUTERS
-        if each is not models.router and each is not page_status.router
-    ),
+    *(each for each in COMMON_ROUTERS if each not in (models.router, page_status.router)),
     *BATCH_ROUTERS,
     responses.router,
 )

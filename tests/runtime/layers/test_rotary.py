@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from piecework.runtime.layers.rotary import Rotary, inverse_frequencies
+from piecework.runtime.layers.rotary import Rotary, scaled_frequencies
 from piecework.runtime.model_config import ModelConfig
 
 LLAMA3 = {
@@ -59,7 +59,8 @@ def test_tables_are_transformers_to_the_bit(rope_type: str, dtype: torch.dtype) 
 
 
 def test_llama_3_keeps_short_waves_and_stretches_long_ones() -> None:
-    ratio = inverse_frequencies(config()) / inverse_frequencies(config("llama3", LLAMA3))
+    plain, scaled = (scaled_frequencies(each)[0] for each in (config(), config("llama3", LLAMA3)))
+    ratio = plain / scaled
     assert ratio[0] == 1.0 and ratio[-1] == 8.0
     assert torch.all(ratio.diff() >= 0)
     assert torch.any((ratio > 1.1) & (ratio < 7.9))
@@ -67,9 +68,9 @@ def test_llama_3_keeps_short_waves_and_stretches_long_ones() -> None:
 
 def test_stored_factors_turn_as_the_scaling_they_were_made_from() -> None:
     """GGUF's converter works Llama 3.1's scaling out into a factor a frequency."""
-    scaled = inverse_frequencies(config("llama3", LLAMA3))
-    factors = (inverse_frequencies(config()) / scaled).tolist()
-    torch.testing.assert_close(inverse_frequencies(config("divided", {"factors": factors})), scaled)
+    plain, scaled = (scaled_frequencies(each)[0] for each in (config(), config("llama3", LLAMA3)))
+    stored = config("divided", {"factors": (plain / scaled).tolist()})
+    torch.testing.assert_close(scaled_frequencies(stored)[0], scaled)
 
 
 def test_stored_factors_must_fit_the_head_size() -> None:

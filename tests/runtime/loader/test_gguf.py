@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from loaded_weights import loaded_weights
 from tiny_models import make_tiny_model
 
-from piecework.runtime.layers.rotary import inverse_frequencies
+from piecework.runtime.layers.rotary import scaled_frequencies
 from piecework.runtime.loader.gguf import list_tensors
 from piecework.runtime.loader.gguf_reader import open_gguf
 from piecework.runtime.loader.loader import load_model
@@ -144,13 +144,14 @@ def test_stored_rope_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
     scaled = ModelConfig.from_pretrained(
         make_tiny_model(tmp_path / "model", "llama", rope_parameters=rope)
     )
-    frequencies = inverse_frequencies(scaled)
-    factors = (inverse_frequencies(replace(scaled, rope_type="default")) / frequencies).tolist()
+    frequencies, _ = scaled_frequencies(scaled)
+    plain, _ = scaled_frequencies(replace(scaled, rope_type="default"))
+    factors = (plain / frequencies).tolist()
     write_gguf(tmp_path / "model", tmp_path / "model.gguf", "llama", Kind.F32, rope_factors=factors)
     config = load_model(
         str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False
     ).config
-    torch.testing.assert_close(inverse_frequencies(config), frequencies)
+    torch.testing.assert_close(scaled_frequencies(config)[0], frequencies)
 
 
 def test_linear_rope_scaling_is_read(folder: Path, tmp_path: Path) -> None:
