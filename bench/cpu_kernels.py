@@ -23,8 +23,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import gguf.quants as gguf
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 
 from ..kernels import reference
@@ -38,6 +38,10 @@ from ..kernels.cpu.native.linear import NativeLinear, multiply, native_linear
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))
 """Rows and columns of the weights."""
 TOKENS = (1, 8, 64, 256, 1024)
+_BLOCKS = dict.fromkeys(("Q4_0", "Q8_0"), SHAPES[2:4]) | dict.fromkeys(
+    ("Q4_K", "Q6_K"), ((2048, 2048), (2048, 8192))
+)
+"""Formats of GGUF, and the weights that are in them."""
 _KINDS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 _BYTES = 3
 """`piecework_multiply_adds` knows products of bytes by it."""
@@ -156,9 +160,11 @@ def integers(rounds: int) -> list[str]:
     made = {"int8": lambda: multiply_adds(_BYTES, ctypes.c_int64(steps), 1)}
     peak = made["int8"]() / least(made, 5 * rounds)["int8"]
     lines = [_row("format, N x K", *map(str, TOKENS)), _row(*["---"] * (1 + len(TOKENS)))]
-    for kind in ("Q4_0", "Q8_0"):
-        for rows, columns in SHAPES[2:4]:
-            blocks = gguf.quantize(torch.randn(rows, columns).numpy(), Kind[kind])
+    for kind, shapes in _BLOCKS.items():
+        numbers, size = GGML_QUANT_SIZES[Kind[kind]]
+        for rows, columns in shapes:
+            # Any bytes are a weight, and what they stand for takes no more or less time.
+            blocks = torch.randint(0, 256, (rows, columns // numbers * size), dtype=torch.uint8)
             copies = min(30, _MOST_NUMBERS // (rows * columns))
             cells = []
             for tokens in TOKENS:
@@ -167,7 +173,7 @@ def integers(rounds: int) -> list[str]:
                     kernels = NativeLinear(library, activations=activations)
                     layout = kernels.layout(kind, columns)
                     assert layout is not None
-                    packed = [kernels.pack(kind, [torch.from_numpy(blocks)]) for _ in range(copies)]
+                    packed = [kernels.pack(kind, [blocks]) for _ in range(copies)]
 
                     def call(
                         x: Any = x, packed: Any = packed, rows: int = rows, layout: int = layout

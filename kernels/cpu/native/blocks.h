@@ -154,6 +154,14 @@ struct BlockScales {
     return load_bytes(reinterpret_cast<const int8_t*>(scales) + group * kPanel + row) * load_halves(reinterpret_cast<const uint16_t*>(factors) + row);
   }
 
+  // What `scale` is the product of.
+  static floats whole(const uint8_t* scales, int group, int row) {
+    return load_bytes(reinterpret_cast<const int8_t*>(scales) + group * kPanel + row);
+  }
+  static floats factor(const uint8_t* scales, int row) {
+    return load_halves(reinterpret_cast<const uint16_t*>(scales + kPart - 2 * kPanel) + row);
+  }
+
   static floats minimum(const uint8_t* scales, int group, int row) {
     if constexpr (HasMinima)
       return scale(scales + kPart, group, row);
@@ -170,10 +178,10 @@ struct NibbleScales {
   static floats scale(const uint8_t* scales, int group, int row) { return number<0>(scales, group, row) * factor(scales, row); }
   static floats minimum(const uint8_t* scales, int group, int row) { return number<4>(scales, group, row) * factor(scales, kPanel + row); }
 
+  static floats factor(const uint8_t* scales, int row) { return load_halves(reinterpret_cast<const uint16_t*>(scales + kGroupBytes) + row); }
+
  private:
   using Bytes = uint8_t __attribute__((vector_size(kLanes)));
-
-  static floats factor(const uint8_t* scales, int row) { return load_halves(reinterpret_cast<const uint16_t*>(scales + kGroupBytes) + row); }
 
   template <int Shift>
   static floats number(const uint8_t* scales, int group, int row) {

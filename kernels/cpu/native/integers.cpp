@@ -1,6 +1,7 @@
 // The products of linear.h by x of 8 bits in groups of 32 columns, and weights as the file holds them: sums of a group are whole numbers, and
 // exact; each is multiplied by the scales of both and added in float32. So a row's results are the same bits whatever rows are beside it.
 #include "linear.h"
+#include "pairs.h"
 #include "weights.h"
 
 namespace piecework {
@@ -136,10 +137,14 @@ void GroupedColumns::set(const bf16* values, int count, int first) {
       even[i] = nearest_ints(bits_as<floats>(pairs[i] << 16) * inverse);
       odd[i] = nearest_ints(bits_as<floats>(pairs[i] & 0xffff0000u) * inverse);
     }
-    store_by_fours(numbers + g * kGroup, even, odd);
-    sum_halves(even, odd, halves + 2 * g);
+    if constexpr (!kHasPairs) {
+      store_by_fours(numbers + g * kGroup, even, odd);
+      sum_halves(even, odd, halves + 2 * g);
+    }
     scales[g] = is_zero ? 0.0f : largest * (1.0f / 127.0f);
+    if constexpr (kHasPairs) set_pairs(*this, g, even, odd);
   }
+  if constexpr (kHasPairs) return;
   for (int g = begin; g < end; ++g) {
     sums[g] = halves[2 * g] + halves[2 * g + 1];
     scaled_sums[g] = scales[g] * static_cast<float>(sums[g]);
@@ -154,7 +159,9 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
     const GroupedColumns* from = x.at(span.begin / kColumnsAtOnce, span.first + t);
     with_constant<kIntegerRows>(std::min(size, span.tokens - t), [&](auto rows) {
       with_format(linear.format, [&](auto kind) {
-        if constexpr (kind.kIsScaled)
+        if constexpr (kind.kIsScaled && kHasPairs)
+          pair_products<decltype(kind), rows>(panel, from, span.begin % kColumnsAtOnce / kGroup, span.columns / kind.kColumns, to, adds);
+        else if constexpr (kind.kIsScaled)
           integer_products<decltype(kind), rows>(panel, from, span.begin % kColumnsAtOnce / kGroup, span.columns / kind.kColumns, to, adds);
       });
     });

@@ -103,7 +103,8 @@ struct half {
 };
 
 // Columns of a row of x in 8 bits (integers.cpp): of each eight, 0, 2, 4, 6 before 1, 3, 5, 7, as words of weights have them (blocks.h). Each
-// group of 32 has a scale, the sums of its numbers and of those of its halves, and these times the scale.
+// group of 32 has a scale, the sums of its numbers and of those of its halves, and these times the scale. For pairs.h the sums are minus those
+// of each lane of 16 bits, which has two of each four numbers.
 struct GroupedColumns {
   static constexpr int kGroup = 32, kGroups = kColumnsAtOnce / kGroup;
 

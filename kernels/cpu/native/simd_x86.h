@@ -165,8 +165,12 @@ inline ints nearest_ints(floats v) {
 #endif
 }
 
-// The bits of weights whose products are made fastest by `ByteSums`.
-constexpr int kIntegerBits = kHasByteDots ? 8 : 4;
+// The bits of weights whose products are made fastest by whole numbers.
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+constexpr int kIntegerBits = 4;
+#else
+constexpr int kIntegerBits = 8;
+#endif
 
 // As `PlainByteSums`, of up to 32 columns: the instructions take weights without a sign. Without dot products of bytes pairs are summed
 // in 16 bits, which they fit where the weights have 4 bits: more are the low 4 and those above. With them sums begin at the bits of a float32

@@ -11,15 +11,17 @@ namespace piecework {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16, kBlockRows = 12, kIntegerRows = 8;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && defined(__AVXVNNI__)
 constexpr int kLanes = 8, kBlockRows = 6, kIntegerRows = 3;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8, kBlockRows = 6, kIntegerRows = 8;
 #elif defined(__ARM_NEON)
 constexpr int kLanes = 4, kBlockRows = 12, kIntegerRows = 6;
 #else
 constexpr int kLanes = 4, kBlockRows = 6, kIntegerRows = 3;
 #endif
 // kBlockRows: rows times two vectors of sums, which fit the registers beside what they are made of. kIntegerRows: with as many
-// vectors of whole numbers.
+// vectors of whole numbers, or, where pairs.h makes them, half as many.
 
 using floats = float __attribute__((vector_size(4 * kLanes)));
 using words = uint32_t __attribute__((vector_size(4 * kLanes)));

@@ -1,0 +1,188 @@
+// The products of integers.cpp on CPUs that multiply bytes in pairs, AVX2's without dot products of bytes. `vpmaddubsw` takes weights without a
+// sign, and sums of its pairs stay in 16 bits as long as they fit them, which takes half the instructions of 32 bits:
+//   4 bits and fewer: 16 columns of a lane sum up to 16 * 15 * 127 = 30,480
+//   5 bits: the sums begin at minus 16 times x's, so that they are those of -16 to 15; the minimum makes up for it
+//   6 bits, of 16 columns: they begin at minus 32 times x's, which is what the format has for a minimum
+//   8 bits: no two pairs fit. Weights without their signs are multiplied by x with them, and added in 32 bits.
+// Whole scales of K-quants are multiplied in by the instruction that adds up pairs.
+#pragma once
+#include "linear.h"
+#include "weights.h"
+
+namespace piecework {
+
+#if defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
+constexpr bool kHasPairs = true;
+
+namespace pairs {
+
+template <class Scales>
+constexpr bool kHasWholeScales = Scales::kUnits > 1;
+
+// By how much sums begin below 0 for each number of x.
+template <class Kind>
+constexpr int kShift = Kind::Numbers::kBits == 5 ? 16 : Kind::Scales::kOffset;
+
+template <class Numbers>
+constexpr bool kHasSigns = Numbers::kBits == 8;
+
+// kLanes bytes with a sign, each twice in 16 bits.
+inline __m256i twice(const uint8_t* from) {
+  const __m256i upper =
+      _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
+  return _mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(load<int64_t>(from)), upper), 8);
+}
+
+// The whole scales of a group, likewise.
+template <int Columns, bool HasMinima, int Offset>
+inline __m256i scale_pairs(BlockScales<Columns, HasMinima, Offset>, const uint8_t* scales, int group, int row) {
+  return twice(scales + group * kPanel + row);
+}
+
+inline __m256i scale_pairs(NibbleScales, const uint8_t* scales, int group, int row) {
+  return _mm256_and_si256(twice(scales + group * kPanel + row), _mm256_set1_epi16(15));
+}
+
+// The minima of a group.
+template <class Scales>
+inline floats minimum_of(Scales, const uint8_t* scales, int group, int row) {
+  return Scales::minimum(scales, group, row);
+}
+
+// The same without vectors of half a register, which compilers take apart.
+inline floats minimum_of(NibbleScales, const uint8_t* scales, int group, int row) {
+  const __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + group * kPanel + row)));
+  return (floats)_mm256_cvtepi32_ps(_mm256_srli_epi32(both, 4)) * NibbleScales::factor(scales, kPanel + row);
+}
+
+inline __m256i four_columns(const int8_t* x) { return _mm256_set1_epi32(load<int32_t>(x)); }
+
+// Compilers would add up many products as a tree, whose leaves do not fit the registers, but for this after each.
+__attribute__((always_inline)) inline void in_order(__m256i& sum) { asm("" : "+x"(sum)); }
+
+// sum + the products of four columns of kLanes rows with x's, in pairs.
+template <class Numbers>
+__attribute__((always_inline)) inline void add(__m256i& sum, __m256i weights, __m256i sizes, __m256i x) {
+  if constexpr (kHasSigns<Numbers>) x = _mm256_sign_epi8(x, weights);
+  const __m256i pairs = _mm256_maddubs_epi16(sizes, x);
+  if constexpr (Numbers::kMost > 63)
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  else
+    sum = _mm256_add_epi16(sum, pairs);
+  in_order(sum);
+}
+
+// c [R][32] = or += the products of up to eight units from `block` on with R rows of x, for kLanes rows of the panel.
+template <class Kind, int R>
+void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, int units, float* c, bool adds) {
+  using Numbers = typename Kind::Numbers;
+  using Scales = typename Kind::Scales;
+  constexpr int kSteps = 2 * Scales::kColumns / 8;
+  constexpr bool kIsWhole = kHasWholeScales<Scales>, kHasMinimum = Scales::kHasMinimum && Scales::kOffset == 0;
+  const uint8_t* const scales = Kind::scales(block);
+  const int first = g;
+  floats totals[R] = {};
+  if (!kIsWhole && adds)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) totals[r] = load<floats>(c + r * kPanel + row);
+  for (int u = 0; u < units; ++u, ++g) {
+    const uint8_t *unit = kIsWhole ? Kind::unit(block, u) : block + u * Kind::kBytes, *of_unit = kIsWhole ? scales : Kind::scales(unit);
+    prefetch(unit + row / kLanes * (Kind::kBytes / Kind::kUnits / 4), Kind::kBytes / Kind::kUnits / 4);
+    __m256i both[R];
+    unrolled<Kind::kGroups>([&](auto half) __attribute__((always_inline)) {
+      __m256i sums[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        if constexpr (kShift<Kind> > 0) {
+          const __m256i below = _mm256_set1_epi32(Kind::kGroups == 2 ? x[r].halves[2 * g + half] : x[r].sums[g]);
+          sums[r] = _mm256_slli_epi16(below, __builtin_ctz(kShift<Kind>));
+        } else {
+          sums[r] = _mm256_setzero_si256();
+        }
+      }
+      unrolled<kSteps>([&](auto i) __attribute__((always_inline)) {
+        constexpr int kJ = (half * kSteps + i) / 2, kP = i % 2;
+        const __m256i weights = (__m256i)Numbers::template four<kJ, kP>(unit, row);
+        const __m256i sizes = kHasSigns<Numbers> ? _mm256_abs_epi8(weights) : weights;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) add<Numbers>(sums[r], weights, sizes, four_columns(x[r].numbers + g * kUnit + 8 * kJ + 4 * kP));
+      });
+      if constexpr (Numbers::kMost <= 63) {
+        __m256i by = _mm256_set1_epi16(1);
+        if constexpr (kIsWhole) by = scale_pairs(Scales{}, scales, u * Kind::kGroups + half, row);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) sums[r] = _mm256_madd_epi16(sums[r], by);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) both[r] = half == 0 ? sums[r] : _mm256_add_epi32(both[r], sums[r]);
+    });
+    floats scale{}, minimum{};
+    if constexpr (!kIsWhole) scale = Scales::scale(of_unit, 0, row);
+    if constexpr (kIsWhole && Numbers::kMost > 63) scale = Scales::whole(scales, u, row);
+    if constexpr (!kIsWhole && kHasMinimum) minimum = Scales::minimum(of_unit, 0, row);
+    if constexpr (!kIsWhole && Numbers::kBits == 5) minimum += scale * 16.0f;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const floats sum = (floats)_mm256_cvtepi32_ps(both[r]);
+      if constexpr (kIsWhole && Numbers::kMost <= 63)
+        totals[r] += sum * x[r].scales[g];
+      else
+        totals[r] += sum * (scale * x[r].scales[g]);
+      if constexpr (!kIsWhole && kHasMinimum) totals[r] += minimum * x[r].scaled_sums[g];
+    }
+  }
+  if constexpr (kIsWhole) {
+    const floats factor = Scales::factor(scales, row);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      totals[r] *= factor;
+      if (adds) totals[r] += load<floats>(c + r * kPanel + row);
+    }
+    if constexpr (kHasMinimum)
+      for (int i = 0; i < units * Kind::kGroups; ++i) {
+        floats minimum = minimum_of(Scales{}, scales, i, row);
+        if constexpr (Numbers::kBits == 5) minimum += Scales::scale(scales, i, row) * 16.0f;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) totals[r] += minimum * (Kind::kGroups == 2 ? x[r].scaled_halves[2 * first + i] : x[r].scaled_sums[first + i]);
+      }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) store(c + r * kPanel + row, totals[r]);
+}
+
+}  // namespace pairs
+
+// c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's. Few columns of all
+// rows of the panel come before the next ones, so that weights are read one after another.
+template <class Kind, int R>
+void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds) {
+  constexpr int kAtOnce = 8 / Kind::kUnits;
+  for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += 8, adds = true)
+    for (int row = 0; row < kPanel; row += kLanes)
+      pairs::few_columns<Kind, R>(panel, row, x, at, std::min(kAtOnce, blocks - b) * Kind::kUnits, c, adds);
+}
+
+// The numbers of a group whose scale is there, and their sums.
+inline void set_pairs(GroupedColumns& x, int g, const ints (&even)[2], const ints (&odd)[2]) {
+  const __m256i a = _mm256_packs_epi32((__m256i)even[0], (__m256i)odd[0]), b = _mm256_packs_epi32((__m256i)even[1], (__m256i)odd[1]);
+  store(x.numbers + g * GroupedColumns::kGroup, _mm256_permute4x64_epi64(_mm256_packs_epi16(a, b), 0xd8));
+  const auto folded = [](ints v) { return _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)); };
+  const __m128i lanes = _mm_hadd_epi32(folded(even[0] + odd[0]), folded(even[1] + odd[1]));  // two of each half
+  const __m128i below = _mm_packs_epi32(_mm_sub_epi32(_mm_setzero_si128(), lanes), _mm_setzero_si128());
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(x.halves + 2 * g), below);
+  x.sums[g] = _mm_cvtsi128_si32(_mm_add_epi16(below, _mm_srli_epi64(below, 32)));
+  const __m128i halves = _mm_hadd_epi32(lanes, lanes);
+  const __m128 scaled = _mm_mul_ps(_mm_cvtepi32_ps(_mm_hadd_epi32(halves, halves)), _mm_set1_ps(x.scales[g]));
+  x.scaled_sums[g] = _mm_cvtss_f32(scaled);
+  _mm_storel_pi(reinterpret_cast<__m64*>(x.scaled_halves + 2 * g), _mm_mul_ps(_mm_cvtepi32_ps(halves), _mm_set1_ps(x.scales[g])));
+}
+#else
+constexpr bool kHasPairs = false;
+
+template <class Kind, int R>
+void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds);
+template <int Vectors>
+void set_pairs(GroupedColumns& x, int g, const ints (&even)[Vectors], const ints (&odd)[Vectors]);
+#endif
+
+}  // namespace piecework
