@@ -36,6 +36,7 @@ class Prompt(NamedTuple):
 PROMPTS = (
     *(Prompt(new, 0, 9, 3, 64) for new in (64, 256, 1024, 4096)),
     Prompt(512, 3000, 9, 3, 64),
+    Prompt(512, 7680, 9, 3, 64),
     Prompt(1024, 0, 32, 8, 64),
     Prompt(1024, 0, 16, 2, 128),
 )

@@ -120,9 +120,13 @@ void find_tile(const AttentionCall<T>& call, const Item& item, const tiles::Tile
   }
 }
 
-// Many rows: keys and values are widened once for all of them.
+// Whether blocks of rows ask for the next tile while they work on one: what a CPU with AVX-512 was not seen to gain by.
+constexpr bool kBlocksAskAhead = kLanes == 8;
+
+// Many rows: keys and values are widened once for all of them. `next`, of which `count` are needed later, comes from memory meanwhile.
 template <class C>
-void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile, const tiles::Places<C>& places, Scratch& scratch) {
+void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile, const tiles::Places<C>& places, const tiles::Places<C>& next,
+                   int count, Scratch& scratch) {
   for (int j = 0; j < tile.count; ++j) {
     float factor = 1.0f;
     if constexpr (kIsInt8<C>) factor = places.value_scales[j];
@@ -133,7 +137,12 @@ void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile,
     if constexpr (kIsInt8<C>) factors = load<floats>(places.key_scales + j);
     tiles::widen_keys(places.keys + j, std::min(kLanes, tile.count - j), scratch.head_size, factors, scratch.keys + j, tiles::kTile);
   }
-  for (int row = 0; row < rows; row += tiles::kRows) scratch.attend(sight, tile, row, std::min(tiles::kRows, rows - row));
+  tiles::Ahead<C> keys{next.keys, next.keys + count, scratch.head_size}, values{next.values, next.values + count, scratch.value_size};
+  const int blocks = (rows + tiles::kRows - 1) / tiles::kRows, lines = tiles::lines_of<C>(scratch.head_size) * count / blocks + 1;
+  for (int row = 0; row < rows; row += tiles::kRows) {
+    if constexpr (kBlocksAskAhead) keys.ask(lines), values.ask(lines);
+    scratch.attend(sight, tile, row, std::min(tiles::kRows, rows - row));
+  }
 }
 
 // The same of pairs of bfloat16, whose scores are to be multiplied by `factor`.
@@ -169,6 +178,15 @@ void put_rows(const AttentionCall<T>& call, const Item& item, int rows, int at, 
   }
 }
 
+// The `h`-th head of an item alone.
+template <class T>
+Item one_head(const AttentionCall<T>& call, Item item, int h) {
+  if (item.partial >= 0 && h > 0) item.partial += partial_floats((item.last - item.first) * call.heads_of(item.kv_head, h), call.value_size);
+  item.kv_head += h;
+  item.heads = 1;
+  return item;
+}
+
 // `following`: what this thread most likely attends to next, or null.
 template <class T, class C>
 void attend_item(const AttentionCall<T>& call, const Item& item, const Item* following, Scratch& scratch, float* partials) {
@@ -178,11 +196,7 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
   const bool few = tiles::is_few<C>(rows, call.head_size) && tiles::is_few<C>(rows, size);
   // Of each head a block of rows; the queries of few rows lie where other items have their keys.
   tiles::FewRows heads[kMostRows / tiles::kRows];
-  const auto head_of = [&](int h) {
-    Item one = item;
-    one.kv_head += h;
-    return one;
-  };
+  const auto head_of = [&](int h) { return one_head(call, item, h); };
   scratch.start(item.heads > 1 ? item.heads * tiles::kRows : rows);
   float* queries = scratch.keys;
   for (int h = 0; h < item.heads; ++h) {
@@ -197,7 +211,7 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
   for (int start = item.begin, turn = 0; start < item.end; start += tiles::kTile, turn = 1 - turn) {
     const tiles::Tile tile = tile_of(item, start);
     tiles::Tile next = tile_of(item, start + tiles::kTile);
-    const Item* of = next.count > 0 ? &item : few ? following : nullptr;
+    const Item* of = next.count > 0 ? &item : few || kBlocksAskAhead ? following : nullptr;
     tiles::Places<C>& then = both[1 - turn];
     if (of == following && following) next = tile_of(*following, following->begin);
     if (of) find_tile(call, *of, next, then);
@@ -205,7 +219,7 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
       if (takes_pairs<T>()) {
         if constexpr (std::is_same_v<T, bf16>) attend_pairs(rows, sight, tile, both[turn], score_factor(call), scratch);
       } else {
-        attend_blocks(rows, sight, tile, both[turn], scratch);
+        attend_blocks(rows, sight, tile, both[turn], then, of ? next.count : 0, scratch);
       }
       continue;
     }
@@ -246,19 +260,20 @@ CacheKernels<T> kernels_for(CacheKind kind);
 
 CacheKernels<bf16> byte_kernels_for(CacheKind kind);
 
-// The chunks of `item`, the first of them, and those that it shares become the rows of `out`; a chunk in which a row sees nothing counts
-// nothing.
+// The chunks of one head, `chunk_floats` apart, of which `item` is the first, and those that it shares become its rows of `out`; a chunk in
+// which a row sees nothing counts nothing.
 template <class T>
-void merge_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, const float* partials) {
+void merge_head(const AttentionCall<T>& call, const Item& item, int64_t chunk_floats, Scratch& scratch, const float* partials) {
   const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.value_size;
   // work(peak, total, sums) of each chunk of a row.
   const auto each_chunk = [&](int row, auto work) {
-    const auto go = [&](int64_t begin, int chunks, int all, int row) {
-      for (const float* chunk = partials + begin; chunks > 0; --chunks, chunk += partial_floats(all, size))
+    const auto go = [&](int64_t begin, int chunks, int64_t apart, int all, int row) {
+      for (const float* chunk = partials + begin; chunks > 0; --chunks, chunk += apart)
         work(chunk[row], chunk[all + row], chunk + 2 * all + static_cast<int64_t>(row) * size);
     };
-    go(item.partial, item.chunks, rows, row);
-    go(item.shared.partial, item.shared.chunks, item.shared.tokens * group, item.shared.token * group + row);
+    go(item.partial, item.chunks, chunk_floats, rows, row);
+    const int all = item.shared.tokens * group;
+    go(item.shared.partial, item.shared.chunks, partial_floats(all, size), all, item.shared.token * group + row);
   };
   for (int row = 0; row < rows; ++row) {
     float peak = tiles::kNothing, total = 0.0f;
@@ -271,6 +286,12 @@ void merge_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch
     });
     write_row(call, item, row, scratch.sums, total, peak);
   }
+}
+
+template <class T>
+void merge_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, const float* partials) {
+  const int64_t chunk_floats = partial_floats((item.last - item.first) * call.heads_of(item.kv_head, item.heads), call.value_size);
+  for (int h = 0; h < item.heads; ++h) merge_head(call, one_head(call, item, h), chunk_floats, scratch, partials);
 }
 
 }  // namespace piecework

@@ -9,7 +9,9 @@ namespace piecework::tiles {
 
 constexpr int kFewRows = std::min(8, kRows);  // with more of them it pays to transpose keys
 constexpr int kKeysAtOnce = kLanes == 16 ? 4 : 2;
-constexpr int kColumnsAtOnce = kLanes == 16 ? 4 : 2;  // vectors
+// Vectors of columns that R rows are summed in together.
+template <int R>
+constexpr int kColumnsAtOnce = kLanes == 16 || (kLanes == 8 && R <= 2) ? 4 : 2;
 
 template <class C>
 constexpr int kVectors = std::is_same_v<C, bf16> ? 2 : 1;  // that are made at once
@@ -34,6 +36,19 @@ inline void widen_vectors(const C* from, floats* to) {
 
 // The lanes of each row summed: lane i of what is returned belongs to row i.
 inline floats sum_each(floats (&rows)[kLanes]) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // Shuffles that cross the halves of a vector are slow: those come last, and once.
+  const auto pairs = [&](int i) {
+    const __m256 a = (__m256)rows[i], b = (__m256)rows[i + 1];
+    return (__m256d)(_mm256_unpacklo_ps(a, b) + _mm256_unpackhi_ps(a, b));
+  };
+  const auto fours = [&](int i) {
+    const __m256d a = pairs(i), b = pairs(i + 2);
+    return (__m256)_mm256_unpacklo_pd(a, b) + (__m256)_mm256_unpackhi_pd(a, b);
+  };
+  const __m256 low = fours(0), high = fours(4);
+  return (floats)_mm256_permute2f128_ps(low, high, 0x20) + (floats)_mm256_permute2f128_ps(low, high, 0x31);
+#else
   constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
 #pragma GCC unroll 4
   for (int count = kLanes / 2; count > 0; count /= 2) {
@@ -44,6 +59,7 @@ inline floats sum_each(floats (&rows)[kLanes]) {
     }
   }
   return rows[0];
+#endif
 }
 
 // Rows of keys or values that will be needed, asked for line by line while others are worked on. They lie side by side as far as a page
@@ -165,7 +181,7 @@ void attend_few(const FewRows& few, const Sight& sight, const Tile& tile, const 
       sum_few<count, vectors>(weights, places.values, few.at + column, tile.count, kept + row, sums + column, size, values);
       column += vectors * kLanes;
     };
-    while (column + kColumnsAtOnce * kLanes <= size) sum(std::integral_constant<int, kColumnsAtOnce>{});
+    while (column + kColumnsAtOnce<count> * kLanes <= size) sum(std::integral_constant<int, kColumnsAtOnce<count>>{});
     while (column < size) sum(std::integral_constant<int, pack>{});
   });
   keys.ask(kTile * lines_of<C>(keys.width)), values.ask(kTile * lines_of<C>(values.width));

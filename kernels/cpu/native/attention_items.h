@@ -18,6 +18,7 @@ constexpr int kMostRows = 192;    // query rows of an item: tokens times the que
 constexpr int kLeastRows = 48;    // that are worth loading keys for, where many threads share few rows
 constexpr int kLeastChunk = 512;  // keys that are worth an item of their own
 constexpr int kLeastShared = 64;  // keys that are worth to be shared
+constexpr bool kCutsRows = kLanes == 8;  // whether chunks of a decode have all heads; with AVX-512 that was not tried
 
 template <class T>
 struct AttentionCall {
@@ -43,6 +44,7 @@ struct AttentionCall {
   // The query heads of a key/value head; the last has all that are left.
   int first_head(int kv_head) const { return std::max(0, kv_head * group - skipped); }
   int heads_of(int kv_head) const { return (kv_head + 1 == kv_heads ? heads : first_head(kv_head + 1)) - first_head(kv_head); }
+  int heads_of(int kv_head, int count) const { return first_head(kv_head + count - 1) + heads_of(kv_head + count - 1) - first_head(kv_head); }
   int most_heads() const { return std::max(std::min(group, heads), heads_of(kv_heads - 1)); }
 };
 
@@ -63,7 +65,7 @@ struct Item {
   Shared shared;    // of the item that merges
 };
 
-// Where the results of chunks wait: for each row its peak, its total, and E sums.
+// Where the results of chunks wait, head after head: for each row its peak, its total, and E sums.
 inline int64_t partial_floats(int rows, int value_size) { return static_cast<int64_t>(rows) * (value_size + 2); }
 
 // Query tokens of an item: as many as fill its rows, fewer where threads would have nothing to do.
@@ -101,9 +103,9 @@ Run find_run(const AttentionCall<T>& call, int first) {
 // Whether a decode's heads may be one item, of few rows each (attention_few.h): what it reads is then a row of memory. Not int8's, whose
 // scales lie apart.
 template <class T>
-bool takes_all_heads(const AttentionCall<T>& call, int threads) {
+bool takes_all_heads(const AttentionCall<T>& call) {
   const auto is_whole = [](int size) { return size % (2 * kLanes) == 0; };
-  return call.requests >= 2 * threads && call.most_heads() <= tiles::kFewRows && call.kv_heads * tiles::kRows <= kMostRows &&
+  return call.most_heads() <= tiles::kFewRows && call.kv_heads * tiles::kRows <= kMostRows &&
          call.heads <= tiles::kTile && is_whole(call.head_size) && is_whole(call.value_size) && call.cache_kind != CacheKind::kInt8;
 }
 
@@ -128,7 +130,9 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
   const int64_t parts = 4 * std::max(1, threads);
   const int64_t fair = is_batch_invariant() ? kLeastChunk : std::max<int64_t>(kLeastChunk, keys * call.kv_heads / parts);
   const int64_t fair_work = std::max<int64_t>(kLeastChunk, (keys + shared_work) * call.kv_heads / parts);
-  const bool all_heads = takes_all_heads(call, threads);
+  const bool all_heads = takes_all_heads(call), many = all_heads && call.requests >= 2 * threads;
+  // Chunks of long decodes too, where they are enough for all threads.
+  const bool cuts_rows = kCutsRows && all_heads && keys >= 2 * threads * kLeastChunk;
   int64_t floats = 0;
   items.clear();
   // The chunks of one key/value head, of which those that wait to be merged lie one after another.
@@ -141,15 +145,17 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
       item.partial = made > 1 || waits ? floats : -1;
       item.chunks = item.partial >= 0 && chunk == 0 && !item.is_shared ? made : 0;
       items.push_back(item);
-      if (item.partial >= 0) floats += partial_floats((item.last - item.first) * call.heads_of(item.kv_head), call.value_size);
+      if (item.partial >= 0) floats += partial_floats((item.last - item.first) * call.heads_of(item.kv_head, item.heads), call.value_size);
     }
     return made;
   };
   for (int n = 0, row = 0; n < static_cast<int>(runs.size()); ++n) {
     const Run& run = runs[n];
     const int tokens = run.last - run.first;
-    const bool is_one = all_heads && run.keys == 0 && call.query_lens[run.first] == 1 && (call.seq_lens[run.first] - first_key(run.first, 0)) / fair <= 1;
+    const bool is_alone = run.keys == 0 && call.query_lens[run.first] == 1;
+    const bool is_one = is_alone && (cuts_rows || (many && (call.seq_lens[run.first] - first_key(run.first, 0)) / fair <= 1));
     const int step = is_one ? call.kv_heads : 1;
+    const int64_t chunk = is_one && cuts_rows ? std::max<int64_t>(kLeastChunk, is_batch_invariant() ? 0 : keys / parts) : fair;
     for (int head = 0; head < call.kv_heads; head += step) {
       Shared shared;
       if (run.keys > 0) {
@@ -161,7 +167,7 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
         for (int first = 0; first < call.query_lens[b]; first += block) {
           const int last = std::min(first + block, call.query_lens[b]), end = call.seq_lens[b] - call.query_lens[b] + last;
           const int begin = std::max(run.keys, first_key(b, first));
-          cut({b, head, step, first, last, at + first, begin, end, -1, 0, false, shared}, std::max<int64_t>(1, (end - begin) / fair), run.keys > 0);
+          cut({b, head, step, first, last, at + first, begin, end, -1, 0, false, shared}, std::max<int64_t>(1, (end - begin) / chunk), run.keys > 0);
         }
       }
     }
