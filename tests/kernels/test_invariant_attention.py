@@ -14,7 +14,7 @@ from piecework.kernels.cpu.native.attention import NativeAttention
 KEYS = 1400
 PAGE = 16
 NEIGHBOURS = {
-    "decodes": [(1, 900), (1, 30), (1, 1399)],
+    "decodes": [(1, 900), (1, 30), (1, 1399)] * 3,
     "a_prompt": [(1, past) for past in range(1336, 1399)],
 }
 
