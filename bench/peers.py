@@ -175,11 +175,11 @@ async def _measure(
     questions: Sequence[Question],
     number: int,
 ) -> Measured:
-    with _server(label, command) as (process, port):
+    with running_server(label, command) as (process, port):
         # Some servers reset a connection that is used again.
         target = Target(base_url=f"http://127.0.0.1:{port}", keep_alive=False)
         began = time.perf_counter()
-        target = await _first_token(label, target, process)
+        target = await first_token(label, target, process)
         found = Measured(ready=time.perf_counter() - began)
         # Every load has prompts of its own: one that a server has seen is no work for its prefix
         # cache.
@@ -213,7 +213,7 @@ async def _put(load: Load, target: Target, settings: PeersSettings, seed: int) -
 
 
 @contextmanager
-def _server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A server on a free port, ended with all that it started. Raises `ValueError` where the
     command cannot be run.
     """
@@ -249,7 +249,7 @@ def _server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes],
             process.wait()
 
 
-async def _first_token(label: str, target: Target, process: subprocess.Popen[bytes]) -> Target:
+async def first_token(label: str, target: Target, process: subprocess.Popen[bytes]) -> Target:
     """The target with its model's name, as soon as it has answered. Raises `ValueError` where it
     does not.
     """
