@@ -143,6 +143,10 @@ class Request:
         """Tokens [begin, end), with 0 for a placeholder."""
         return self._tokens[begin:end]
 
+    def token(self, position: int) -> int:
+        """One of them."""
+        return self._tokens.item(position)
+
     def add_placeholder(self, row: int) -> None:
         """A step that was launched samples one more token, the one in this row."""
         self._append(0)

@@ -50,10 +50,7 @@ class Batch:
     sample_rows: torch.Tensor
     state_copies: list[tuple[int, int]]
     snapshots: list[tuple[int, int]]
-
-    @property
-    def num_tokens(self) -> int:
-        return self.input_ids.shape[0]
+    num_tokens: int
 
     @property
     def is_decode(self) -> bool:
@@ -70,19 +67,57 @@ class Batch:
         )
 
 
-def _places(
-    query_lens: list[int], seq_lens: list[int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The last row of each request [B]; of each row [T] whose it is, and its position."""
-    count, ends = len(query_lens), np.array(seq_lens) - 1
-    if sum(query_lens) == count:
-        # What follows gives the same; decodes are short, and wait for it.
-        rows = np.arange(count)
-        return rows, rows, ends
-    lens = np.array(query_lens)
+class _Rows(NamedTuple):
+    """The tokens of a step [T] and their positions, the last row of each request, and of each table
+    of pages the slots of the tokens.
+    """
+
+    input_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    last_rows: list[int]
+    slots: list[npt.NDArray[np.int64]]
+
+
+def _lay_out(
+    scheduled: list[Scheduled],
+    seq_lens: list[int],
+    tables: list[npt.NDArray[Any]],
+    page_size: int,
+) -> _Rows:
+    spans = [
+        request.span(end - num_new, end)
+        for (request, num_new), end in zip(scheduled, seq_lens, strict=True)
+    ]
+    lens = np.array([num_new for _, num_new in scheduled])
     last_rows = lens.cumsum() - 1
-    owner = np.arange(count).repeat(lens)
-    return last_rows, owner, np.arange(len(owner)) + (ends - last_rows)[owner]
+    owner = np.arange(len(lens)).repeat(lens)
+    positions = np.arange(len(owner)) + (np.array(seq_lens) - 1 - last_rows)[owner]
+    pages, inside = positions // page_size, positions % page_size
+    slots = [table[owner, pages].astype(np.int64) * page_size + inside for table in tables]
+    return _Rows(np.concatenate(spans), positions, last_rows.tolist(), slots)
+
+
+def _lay_decodes_out(
+    scheduled: list[Scheduled],
+    seq_lens: list[int],
+    tables: list[npt.NDArray[Any]],
+    page_size: int,
+) -> _Rows:
+    """The same of decodes, in Python's own numbers: nothing is computed while a CPU's next step is
+    made, and of a dozen functions of numpy each is read from memory again after a step.
+    """
+    ends = [length - 1 for length in seq_lens]
+    tokens = [request.token(end) for (request, _), end in zip(scheduled, ends, strict=True)]
+    slots = [
+        np.array(
+            [
+                table.item(row, end // page_size) * page_size + end % page_size
+                for row, end in enumerate(ends)
+            ]
+        )
+        for table in tables
+    ]
+    return _Rows(np.array(tokens), np.array(ends), list(range(len(ends))), slots)
 
 
 def build_batch(
@@ -107,35 +142,30 @@ def build_batch(
             ending.append(row)
         if request.num_placeholders:
             pending.append(row)
-    input_ids = np.concatenate(
-        [
-            request.span(end - num_new, end)
-            for (request, num_new), end in zip(scheduled, seq_lens, strict=True)
-        ]
-    )
-    last_rows, owner, positions = _places(query_lens, seq_lens)
     own = _numpy_dtype(slot_dtype)
-    arrays = [input_ids, positions, last_rows[ending]]
-    for table in _tables(scheduled, only_windows=only_windows):
-        slots = table[owner, positions // page_size] * page_size + positions % page_size
-        arrays += [table.astype(own, copy=False), slots.astype(own, copy=False)]
-    num_tables = (len(arrays) - 3) // 2
+    tables = [np.array(rows, own) for rows in _tables(scheduled, only_windows=only_windows)]
+    num_tokens = sum(query_lens)
+    lay_out = _lay_decodes_out if num_tokens == len(scheduled) else _lay_out
+    input_ids, positions, last_rows, slots = lay_out(scheduled, seq_lens, tables, page_size)
+    arrays = [input_ids, positions, np.array([last_rows[row] for row in ending], np.int64)]
+    for table, own_slots in zip(tables, slots, strict=True):
+        arrays += [table, own_slots.astype(own, copy=False)]
     states = []
     if scheduled[0].request.state is not None:
         states = [(request, request.state.number) for request, _ in scheduled if request.state]
         arrays.append(np.array([slot for _, slot in states]))
     if pending:
         rows = [scheduled[row].request.sampled_row for row in pending]
-        arrays += [last_rows[pending], np.array(rows)]
+        arrays += [np.array([last_rows[row] for row in pending]), np.array(rows)]
     tensors = iter(to_device(arrays, device))
     ids, places, sample_rows = next(tensors), next(tensors), next(tensors)
-    tables = [(next(tensors), next(tensors)) for _ in range(num_tables)]
+    of_layers = [(next(tensors), next(tensors)) for _ in tables]
     state_slots = next(tensors) if states else None
     if pending:
         assert sampled is not None
         ids.index_copy_(0, next(tensors), sampled.index_select(0, next(tensors)))
     metadata = None
-    for block_table, slot_mapping in reversed(tables):
+    for block_table, slot_mapping in reversed(of_layers):
         metadata = AttentionMetadata(
             query_lens=query_lens,
             seq_lens=seq_lens,
@@ -158,23 +188,24 @@ def build_batch(
             if request.state_source is not None
         ],
         snapshots=[(slot, request.snapshot.number) for request, slot in states if request.snapshot],
+        num_tokens=num_tokens,
     )
 
 
-def _tables(scheduled: list[Scheduled], *, only_windows: bool) -> Iterator[npt.NDArray[np.int64]]:
+def _tables(scheduled: list[Scheduled], *, only_windows: bool) -> Iterator[list[list[int]]]:
     """[B, most] page numbers: of layers that keep all pages, then of those that keep a window's."""
-    shape = len(scheduled), max(len(request.pages) for request, _ in scheduled)
+    requests = [request for request, _ in scheduled]
+    most = max([len(request.pages) for request in requests])
+    padding = [RESERVED_PAGE] * most
     if not only_windows:
-        table = np.full(shape, RESERVED_PAGE, np.int64)
-        for row, (request, _) in enumerate(scheduled):
-            table[row, : len(request.pages)] = request.pages
-        yield table
-    if scheduled[0].request.window:
-        table = np.full(shape, RESERVED_PAGE, np.int64)
-        for row, (request, _) in enumerate(scheduled):
-            begin, end = request.window_begin, len(request.window)
-            table[row, begin:end] = [block.number for block in request.window[begin:]]
-        yield table
+        yield [request.pages + padding[len(request.pages) :] for request in requests]
+    if requests[0].window:
+        yield [
+            padding[: request.window_begin]
+            + [block.number for block in request.window[request.window_begin :]]
+            + padding[len(request.window) :]
+            for request in requests
+        ]
 
 
 @cache
