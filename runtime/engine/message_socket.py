@@ -30,6 +30,7 @@ class MessageSocket:
         self._unsent: deque[memoryview] = deque()
         self._begun = bytearray()
         self._messages: deque[list[bytes]] = deque()
+        self._met_limit = False
         self._poll = select.poll()
         self.is_closed = False
         """The other end is gone, or this one is closed."""
@@ -40,6 +41,13 @@ class MessageSocket:
         connected = socket.socket(socket.AF_UNIX)
         connected.connect(path)
         return cls(connected)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be another message, as far as what was read last tells: if not, what
+        comes makes this end readable.
+        """
+        return bool(self._messages) or self._met_limit
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -111,6 +119,7 @@ class MessageSocket:
 
     def _read(self) -> bool:
         """What is there, to a limit; returns whether it met that."""
+        self._met_limit = False
         try:
             part = self._socket.recv(_READ)
         except BlockingIOError:
@@ -135,7 +144,8 @@ class MessageSocket:
             )
             begin = middle + content
         del self._begun[:begin]
-        return len(part) == _READ
+        self._met_limit = len(part) == _READ
+        return self._met_limit
 
     def _is_gone(self) -> None:
         self.is_closed = True

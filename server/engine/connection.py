@@ -163,7 +163,7 @@ class EngineConnection:
             loop.add_writer(to, self._send_later, to)
 
     def _receive(self) -> bool:
-        """Handle messages, some at a time; returns whether there may be more."""
+        """Handle messages, some at a time; returns whether there was one."""
         if self._more is not None:
             self._more.cancel()
             self._more = None
@@ -171,13 +171,15 @@ class EngineConnection:
             return False
         loop = asyncio.get_running_loop()
         try:
-            for _ in range(_AT_A_TIME):
+            for count in range(_AT_A_TIME):
                 frames = self._socket.receive()
                 if frames is None:
                     if self._socket.is_closed:
                         loop.remove_reader(self._socket)
-                    return False
+                    return count > 0
                 self._handle(frames)
+                if not self._socket.has_more:
+                    return True
         except Exception:
             # It must not leave requests waiting for ever: the next life begins anew.
             logger.exception("a message of the engine could not be handled")

@@ -64,11 +64,13 @@ class Watchdog:
             await asyncio.Event().wait()
         tick = min(1.0, self._timeout / _TICKS)
         while self.silence < self.limit:
-            before = time.monotonic()
+            before, silent = time.monotonic(), self.silence > 0
             await asyncio.sleep(tick)
+            # Who is heard need not be looked for among all processes of the machine.
+            silent &= self.silence > 0
             # While this process stood still, or the whole machine, it heard nothing that was said.
             self.silence += min(time.monotonic() - before, 2 * tick)
-            if self._may_build and self._works(pid()):
+            if silent and self._may_build and self._works(pid()):
                 self.silence = 0.0
             looked()
 

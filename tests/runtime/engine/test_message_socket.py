@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -41,12 +42,13 @@ def test_what_arrives_is_what_was_sent(messages: list[tuple[bytes, bytes]]) -> N
         sender.send(list(message))
     received = []
     while len(received) < len(messages):
-        if (frames := receiver.receive()) is None:
+        if not receiver.has_more:
             sender.flush()
-        else:
+            assert select.select([receiver], [], [], 5)[0], "this end is not told of what came"
+        if (frames := receiver.receive()) is not None:
             received.append(tuple(frames))
     assert received == messages
-    assert receiver.receive() is None
+    assert receiver.receive() is None and not receiver.has_more
     sender.close()
     receiver.close()
 

@@ -302,6 +302,23 @@ async def test_a_process_that_builds_shows_life_by_using_the_processor() -> None
         await resting.wait()
 
 
+async def test_of_a_process_that_is_heard_nobody_asks_what_it_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That is found among all processes of the machine, while tokens wait for the event loop."""
+    asked: list[int | None] = []
+    monkeypatch.setattr(Watchdog, "_works", lambda watchdog, pid: asked.append(pid))
+    watchdog = Watchdog(1.0)
+    watch = asyncio.create_task(watchdog.watch(os.getpid, lambda: None))
+    for _ in range(50):
+        watchdog.told(EngineAlive(doing="bringing graphs in", may_build=True))
+        await asyncio.sleep(0.01)
+    assert not asked
+    await asyncio.sleep(0.5)
+    watch.cancel()
+    assert asked
+
+
 @pytest.mark.parametrize("seconds", [-1.0, 1.0, float("inf"), float("nan")])
 def test_a_timeout_that_would_end_healthy_engines_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="--watchdog-timeout must be 0"):
