@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..huge_pages import Slabs
 from .build import load_kernels
 from .quantize import Quantization
 from .runs import MOST_RUNS, PanelRun, offsets_of, runs_of
@@ -269,7 +270,7 @@ class NativeLinear:
         `Platform.linear_kernels` takes them.
         """
         self._library, self._packs_numbers = library, packs_numbers
-        self._activations = activations
+        self._activations, self._memory = activations, Slabs()
 
     @property
     def embedding_op(self) -> torch._ops.OpOverload:
@@ -322,8 +323,7 @@ class NativeLinear:
         if runs := runs_of(kind):
             return self._pack_runs(runs, parts)
         rows = sum(len(part) for part in parts)
-        columns = _columns(kind, parts[0])
-        packed = torch.empty(self.packed_shape(kind, columns, rows), dtype=torch.uint8)
+        packed = self._memory.empty(self.packed_shape(kind, _columns(kind, parts[0]), rows))
         self._pack(kind, parts, scales, packed)
         return packed
 
@@ -332,15 +332,15 @@ class NativeLinear:
     ) -> torch.Tensor:
         columns, parts = _columns(runs[0][0], parts[0]), list(parts)
         *offsets, size = offsets_of(_sizes(runs, columns))
-        packed = torch.zeros(size, dtype=torch.uint8)
+        packed = self._memory.empty((1, size)).zero_()
         header = (PanelRun * MOST_RUNS).from_address(packed.data_ptr())
         for number, ((kind, rows), offset) in enumerate(zip(runs, offsets, strict=True)):
             header[number] = PanelRun(-(-rows // PANEL), _KINDS[kind][0], offset)
             taken: list[torch.Tensor] = []
             while sum(part.shape[0] for part in taken) < rows:
                 taken.append(parts.pop(0))
-            self._pack(kind, taken, (), packed[offset:])
-        return packed.unsqueeze(0)
+            self._pack(kind, taken, (), packed[0, offset:])
+        return packed
 
     def _pack(
         self,

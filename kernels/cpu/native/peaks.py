@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..huge_pages import on_huge_pages
 from .build import load_kernels
 
 _KINDS = ("float32", "bfloat16", "float16", "int8")
@@ -38,7 +39,7 @@ def measure_peaks(rounds: int = 5) -> Peaks | None:
         return None
     threads = torch.get_num_threads()
     count = _STREAM_BYTES // 4 // 3
-    a, b, c = torch.ones(3, count)
+    a, b, c = on_huge_pages(torch.empty(3, count)).fill_(1)
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, b, c)]
     number, bytes_moved = ctypes.c_int64(count), 3 * 4 * count
     triad = _least(rounds, lambda: library.piecework_triad(*pointers, number, threads))
