@@ -4,37 +4,29 @@ memory, side by side.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import shlex
-import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import uvloop
 
-from .apis import GenerationCall, ask
-from .client import Client, RequestFailed, ServerUnusable, resolve
+from .client import Client, RequestFailed, ServerUnusable
 from .datasets import Question, load_gsm8k
 from .quality import mean_logprob
 from .report import Report
+from .server_process import PORT, first_token, running_server
 from .server_state import MIB, resident_bytes
 from .serving import ServingResult, ServingSettings, measure
 from .target import Target
 from .workloads import Workload
 
-PORT = "{port}"
-_READY_SECONDS = 300.0
-_STOP_SECONDS = 30.0
-_POLL_SECONDS = 0.1
 _SEEDS = 1000
+_MISSING = "-"
 
 
 class Load(NamedTuple):
@@ -93,20 +85,22 @@ class PeersSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What one server did. `ready`: seconds from its start to its first token; `resident`: bytes
-    after the loads, of all its processes; `logprob`: None where the server does not tell it.
+    """What one server did, as far as it came. `ready`: seconds from its start to its first token;
+    `resident`: bytes after the loads, of all its processes; `logprob`: also None where the server
+    does not tell it; `failure`: why the rest is missing.
     """
 
-    ready: float
-    resident: int = 0
+    ready: float | None = None
+    resident: int | None = None
     logprob: float | None = None
     results: dict[str, ServingResult] = field(default_factory=dict)
     scaling: dict[int, ServingResult] = field(default_factory=dict)
+    failure: str | None = None
 
 
 def run(settings: PeersSettings, report: Report) -> int:
-    """Measure every server, and report; 1 where a request failed, else 0. Raises `ValueError` for
-    what the user can mend.
+    """Measure every server, and report; 1 where a request or a server failed, else 0. Raises
+    `ValueError` for what the user can mend, where nothing was measured.
     """
     if settings.plot is not None and not settings.scaling:
         raise ValueError("--plot shows a scaling run: give --scaling too")
@@ -118,13 +112,16 @@ def run(settings: PeersSettings, report: Report) -> int:
     }
     # Round by round, so that a minute in which the machine was slow does not fall on one server
     # alone.
-    rounds = [
-        {
-            label: uvloop.run(_measure(label, command, settings, questions, number))
-            for label, command in commands.items()
-        }
-        for number in range(settings.rounds)
-    ]
+    rounds: list[dict[str, Measured]] = []
+    everything: list[Measured] = []
+    for number in range(settings.rounds):
+        rounds.append({})
+        for label, command in commands.items():
+            found = _measured(label, command, settings, questions, number)
+            rounds[-1][label] = found
+            everything.append(found)
+            if all(one.ready is None for one in everything):
+                raise ValueError(found.failure)
     measured = {label: best_of([found[label] for found in rounds]) for label in commands}
     lines = table(measured, settings.loads, settings.answers)
     if settings.scaling:
@@ -141,46 +138,75 @@ def run(settings: PeersSettings, report: Report) -> int:
     )
     if settings.plot is not None:
         _plot(measured, settings.plot)
-    everything = [found for servers in rounds for found in servers.values()]
+    failures = [found.failure for found in everything if found.failure is not None]
+    for failure in failures:
+        print(f"piecework bench peers: {failure}", file=sys.stderr)
     failed = sum(
         result.failures.total
         for found in everything
         for result in [*found.results.values(), *found.scaling.values()]
     )
-    return 1 if failed else 0
+    return 1 if failed or failures else 0
 
 
 def best_of(rounds: Sequence[Measured]) -> Measured:
     """The best figure of a server's rounds for each load, start and memory."""
-    first = rounds[0]
     return Measured(
-        ready=min(found.ready for found in rounds),
-        resident=min(found.resident for found in rounds),
-        logprob=first.logprob,
+        ready=min((found.ready for found in rounds if found.ready is not None), default=None),
+        resident=min(
+            (found.resident for found in rounds if found.resident is not None), default=None
+        ),
+        logprob=next((found.logprob for found in rounds if found.logprob is not None), None),
         results={
-            name: max((found.results[name] for found in rounds), key=lambda r: _rate(r, name))
-            for name in first.results
+            name: max(
+                (found.results[name] for found in rounds if name in found.results),
+                key=lambda result: _rate(result, name),
+            )
+            for name in LOADS
+            if any(name in found.results for found in rounds)
         },
         scaling={
-            n: max((found.scaling[n] for found in rounds), key=lambda r: float(r.as_dict()[_OUT]))
-            for n in first.scaling
+            n: max(
+                (found.scaling[n] for found in rounds if n in found.scaling),
+                key=lambda result: float(result.as_dict()[_OUT]),
+            )
+            for n in CLIENTS
+            if any(n in found.scaling for found in rounds)
         },
+        failure=next((found.failure for found in rounds if found.failure), None),
     )
 
 
-async def _measure(
+def _measured(
     label: str,
     command: str,
     settings: PeersSettings,
     questions: Sequence[Question],
     number: int,
 ) -> Measured:
+    """A server that fails keeps what it did before, and the others keep their turns."""
+    found = Measured()
+    try:
+        uvloop.run(_measure(found, label, command, settings, questions, number))
+    except (ServerUnusable, RequestFailed, psutil.NoSuchProcess) as error:
+        found.failure = str(error) if found.ready is None else f"the server {label} failed: {error}"
+    return found
+
+
+async def _measure(
+    found: Measured,
+    label: str,
+    command: str,
+    settings: PeersSettings,
+    questions: Sequence[Question],
+    number: int,
+) -> None:
     with running_server(label, command) as (process, port):
         # Some servers reset a connection that is used again.
         target = Target(base_url=f"http://127.0.0.1:{port}", keep_alive=False)
         began = time.perf_counter()
         target = await first_token(label, target, process)
-        found = Measured(ready=time.perf_counter() - began)
+        found.ready = time.perf_counter() - began
         # Every load has prompts of its own: one that a server has seen is no work for its prefix
         # cache.
         seed = _SEEDS * (settings.seed + number)
@@ -197,7 +223,6 @@ async def _measure(
             print(f"{label}: answers", file=sys.stderr)
             async with Client(target) as client:
                 found.logprob = await mean_logprob(client, questions)
-    return found
 
 
 async def _put(load: Load, target: Target, settings: PeersSettings, seed: int) -> ServingResult:
@@ -210,65 +235,6 @@ async def _put(load: Load, target: Target, settings: PeersSettings, seed: int) -
     )
     fields = asdict(load.workload) | {"vocab_size": settings.vocab_size}
     return await measure(target, asked, Workload(**fields))
-
-
-@contextmanager
-def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server on a free port, ended with all that it started. Raises `ValueError` where the
-    command cannot be run.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    words = shlex.split(command)
-    words = (
-        [word.replace(PORT, str(port)) for word in words]
-        if PORT in command
-        else [*words, str(port)]
-    )
-    try:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ValueError(
-            f"the server {label} cannot be started: {words[0]}: {error.strerror}"
-        ) from None
-    try:
-        yield process, port
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-async def first_token(label: str, target: Target, process: subprocess.Popen[bytes]) -> Target:
-    """The target with its model's name, as soon as it has answered. Raises `ValueError` where it
-    does not.
-    """
-    deadline = time.monotonic() + _READY_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            named = await resolve(target)
-            async with Client(named) as client:
-                await ask(client, GenerationCall(prompt="Hello", max_tokens=1))
-            return named
-        except (ServerUnusable, RequestFailed):
-            await asyncio.sleep(_POLL_SECONDS)
-    state = (
-        "ended" if process.poll() is not None else f"gave no answer within {_READY_SECONDS:.0f} s"
-    )
-    raise ValueError(
-        f"the server {label} {state}; run its command by hand to see why: "
-        f"{shlex.join(map(str, process.args))}"  # type: ignore[arg-type]
-    )
 
 
 def table(measured: dict[str, Measured], loads: Sequence[str], answers: int = 0) -> list[str]:
@@ -284,21 +250,37 @@ def table(measured: dict[str, Measured], loads: Sequence[str], answers: int = 0)
     ]
     lines = [_row(heads), _row(["---"] * len(heads))]
     for label, found in measured.items():
-        figures = [f"{_figure(found, name):,.1f}" for name in loads]
         told = ["" if found.logprob is None else f"{found.logprob:.4f}" for _ in quality]
-        memory = f"{found.resident / MIB:,.0f} MiB"
-        lines.append(_row([label, f"{found.ready:.1f} s", *figures, memory, *told]))
+        cells = [
+            _cell(found.ready, "{:.1f} s"),
+            *(_cell(_figure(found, name), "{:,.1f}") for name in loads),
+            _cell(found.resident and found.resident / MIB, "{:,.0f} MiB"),
+        ]
+        lines.append(_row([label, *cells, *told]))
     own, *peers = measured.values()
     if peers:
-        best = [
-            f"{_figure(own, name) / max(_figure(peer, name) for peer in peers):.2f}x"
-            for name in loads
+        ratios = [
+            _ratio(own.ready, [peer.ready for peer in peers], min),
+            *(
+                _ratio(_figure(own, name), [_figure(peer, name) for peer in peers], max)
+                for name in loads
+            ),
+            _ratio(own.resident, [peer.resident for peer in peers], min),
         ]
-        ready = own.ready / min(peer.ready for peer in peers)
-        resident = own.resident / min(peer.resident for peer in peers)
-        last = [f"{ready:.2f}x", *best, f"{resident:.2f}x", *("" for _ in quality)]
-        lines.append(_row(["piecework / best peer", *last]))
+        cells = [_cell(ratio, "{:.2f}x") for ratio in ratios]
+        lines.append(_row(["piecework / best peer", *cells, *("" for _ in quality)]))
     return lines
+
+
+def _ratio(
+    own: float | None, peers: Sequence[float | None], best: Callable[[list[float]], float]
+) -> float | None:
+    there = [peer for peer in peers if peer]
+    return own / best(there) if own is not None and there else None
+
+
+def _cell(figure: float | None, form: str) -> str:
+    return _MISSING if figure is None else form.format(figure)
 
 
 def scaling_table(measured: dict[str, Measured]) -> list[str]:
@@ -313,7 +295,11 @@ def scaling_table(measured: dict[str, Measured]) -> list[str]:
     for clients in CLIENTS:
         cells = [str(clients)]
         for found in measured.values():
-            figures = found.scaling[clients].as_dict()
+            result = found.scaling.get(clients)
+            if result is None or not result.completed:
+                cells += [_MISSING, _MISSING]
+                continue
+            figures = result.as_dict()
             cells += [f"{figures[_OUT]:,.1f}", f"{figures['ttft_ms']['median']:,.0f} ms"]
         lines.append(_row(cells))
     return lines
@@ -323,8 +309,8 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _figure(found: Measured, name: str) -> float:
-    return _rate(found.results[name], name)
+def _figure(found: Measured, name: str) -> float | None:
+    return _rate(found.results[name], name) if name in found.results else None
 
 
 def _rate(result: ServingResult, name: str) -> float:
@@ -336,6 +322,7 @@ def _as_dict(found: Measured) -> dict[str, Any]:
         "ready_s": found.ready,
         "resident_bytes": found.resident,
         "mean_logprob": found.logprob,
+        "failure": found.failure,
         "loads": {name: result.as_dict() for name, result in found.results.items()},
         "scaling": {str(clients): result.as_dict() for clients, result in found.scaling.items()},
     }
@@ -351,11 +338,10 @@ def _plot(measured: dict[str, Measured], path: str) -> None:
         raise ValueError("--plot needs matplotlib: pip install 'piecework[plot]'") from None
     figure, (throughput, latency) = pyplot.subplots(1, 2, figsize=(10, 4))
     for label, found in measured.items():
-        figures = [found.scaling[clients].as_dict() for clients in CLIENTS]
-        throughput.plot(CLIENTS, [row[_OUT] for row in figures], marker="o", label=label)
-        latency.plot(
-            CLIENTS, [row["ttft_ms"]["median"] for row in figures], marker="o", label=label
-        )
+        told = {n: result.as_dict() for n, result in found.scaling.items() if result.completed}
+        throughput.plot(list(told), [row[_OUT] for row in told.values()], marker="o", label=label)
+        waits = [row["ttft_ms"]["median"] for row in told.values()]
+        latency.plot(list(told), waits, marker="o", label=label)
     for axes, title in (
         (throughput, "output tokens a second"),
         (latency, "median time to first token, ms"),

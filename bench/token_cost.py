@@ -25,8 +25,8 @@ from typing import Any
 
 from ..runtime.config import EngineConfig
 from ..runtime.engine.build import Engine, build_engine
-from .peers import PORT, first_token, running_server
 from .ranks import Load, run_load
+from .server_process import PORT, first_token, running_server
 from .serving import ServingSettings, measure
 from .target import Target
 from .workloads import Workload

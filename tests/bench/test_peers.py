@@ -127,6 +127,47 @@ def test_a_server_that_ends_is_named(
     assert "the server piecework ended" in capsys.readouterr().err
 
 
+def scripted_command(dies_at: int | None = None) -> str:
+    """A server of scripted answers, whose process ends at a request of this number."""
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from aiohttp import web
+from scripted_server import ScriptedServer
+ends = lambda number: os._exit(1) if number == {dies_at} else None
+web.run_app(ScriptedServer(fail=ends).app(), host="127.0.0.1", port=int(sys.argv[1]))
+"""
+    return shlex.join([sys.executable, "-c", script, peers.PORT])
+
+
+def test_a_server_that_dies_keeps_its_figures_and_so_do_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = Load(Workload(random_input_len=5, random_output_len=2), 2, 1, "output_throughput")
+    monkeypatch.setitem(peers.LOADS, "single", load)
+    monkeypatch.setitem(peers.LOADS, "batch8", load)
+    # One request until it is ready, and four of the first load, of which two warm it up.
+    servers = {
+        "piecework": scripted_command(),
+        "whole": scripted_command(),
+        "dies": scripted_command(6),
+        "never": "false",
+    }
+    written = tmp_path / "peers.json"
+    flags = ["--vocab-size", "400", "--loads", "single,batch8", "--json", str(written)]
+    for label, command in servers.items():
+        flags += ["--server", f"{label}={command}"]
+    assert main(["bench", "peers", *flags]) == 1
+    out, err = capsys.readouterr()
+    rows = {cells[1].strip(): cells[2:-1] for cells in (row.split("|") for row in out.splitlines())}
+    assert [cell.strip() == "-" for cell in rows["dies"]] == [False, False, True, True]
+    assert {cell.strip() for cell in rows["never"]} == {"-"}
+    assert "-" not in {cell.strip() for cell in [*rows["whole"], *rows["piecework / best peer"]]}
+    assert "the server dies failed" in err and "the server never ended" in err
+    failures = [found["failure"] for found in json.loads(written.read_text())["servers"].values()]
+    assert [failure is None for failure in failures] == [True, True, False, False]
+
+
 def measured(rate: float, ready: float, resident: int) -> Measured:
     result = ServingResult(10.0, Failures(), completed=1, output_tokens=int(10 * rate))
     return Measured(ready=ready, resident=resident, results={"single": result}, scaling={8: result})

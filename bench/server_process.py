@@ -1,0 +1,82 @@
+"""Servers that a measurement starts and ends: any command that takes a port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .apis import GenerationCall, ask
+from .client import Client, RequestFailed, ServerUnusable, resolve
+from .target import Target
+
+PORT = "{port}"
+"""Replaced by a free port in a command; where it is missing the port is added at the end."""
+_READY_SECONDS = 300.0
+_STOP_SECONDS = 30.0
+_POLL_SECONDS = 0.1
+
+
+@contextmanager
+def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A server on a free port, ended with all that it started. Raises `ServerUnusable` where the
+    command cannot be run.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    words = shlex.split(command)
+    words = (
+        [word.replace(PORT, str(port)) for word in words]
+        if PORT in command
+        else [*words, str(port)]
+    )
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ServerUnusable(
+            f"the server {label} cannot be started: {words[0]}: {error.strerror}"
+        ) from None
+    try:
+        yield process, port
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+async def first_token(label: str, target: Target, process: subprocess.Popen[bytes]) -> Target:
+    """The target with its model's name, as soon as it has answered. Raises `ServerUnusable` where
+    it does not.
+    """
+    deadline = time.monotonic() + _READY_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            named = await resolve(target)
+            async with Client(named) as client:
+                await ask(client, GenerationCall(prompt="Hello", max_tokens=1))
+            return named
+        except (ServerUnusable, RequestFailed):
+            await asyncio.sleep(_POLL_SECONDS)
+    state = (
+        "ended" if process.poll() is not None else f"gave no answer within {_READY_SECONDS:.0f} s"
+    )
+    raise ServerUnusable(
+        f"the server {label} {state}; run its command by hand to see why: "
+        f"{shlex.join(map(str, process.args))}"  # type: ignore[arg-type]
+    )
