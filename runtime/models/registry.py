@@ -17,7 +17,7 @@ Encoders, which make vectors and scores of texts, say theirs so, and the class h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +54,7 @@ def find_models() -> list[ModelNames]:
             names.get("GGUF_ARCHITECTURE"),
             names.get("ALSO_MODEL_TYPE"),
         )
-        for module, names in _named_files()
+        for module, names in _named_files(tuple(_folders))
         if "ARCHITECTURE" in names
     ]
 
@@ -63,14 +63,18 @@ def find_encoders() -> list[ModelNames]:
     """The same of encoders, whose `architecture` is what the names of their kinds begin with."""
     return [
         ModelNames(module, names["ENCODER"], names["MODEL_TYPE"], None)
-        for module, names in _named_files()
+        for module, names in _named_files(tuple(_folders))
         if "ENCODER" in names
     ]
 
 
-def _named_files() -> Iterator[tuple[str, dict[str, str]]]:
-    for path in sorted(path for folder in _folders for path in Path(folder).glob("*.py")):
-        yield path.stem, dict(_NAME.findall(path.read_text(encoding="utf-8")))
+@cache
+def _named_files(folders: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
+    """Read once: an engine's start asks a dozen times."""
+    return [
+        (path.stem, dict(_NAME.findall(path.read_text(encoding="utf-8"))))
+        for path in sorted(path for folder in folders for path in Path(folder).glob("*.py"))
+    ]
 
 
 def find_model(*, architecture: str | None = None, gguf: str | None = None) -> ModelNames:

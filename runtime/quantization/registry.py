@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,13 @@ _LEGACY = "compression_config"
 
 def find_formats() -> dict[str, str]:
     """Modules by `quant_method`. The files are read and not imported: see `models.registry`."""
+    return _formats_in(tuple(_folders))
+
+
+@cache
+def _formats_in(folders: tuple[str, ...]) -> dict[str, str]:
     found = {}
-    for path in sorted(path for folder in _folders for path in Path(folder).glob("*.py")):
+    for path in sorted(path for folder in folders for path in Path(folder).glob("*.py")):
         if name := _NAME.search(path.read_text(encoding="utf-8")):
             found[name[1]] = path.stem
     return found
