@@ -8,7 +8,9 @@ import ast
 import os
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -66,11 +68,49 @@ def floor_of(path: str) -> str:
     return path.split("/")[0] if "/" in path else ROOT_PACKAGE
 
 
-def parse(root: Path, path: str) -> ast.Module:
-    return ast.parse((root / path).read_text(), filename=path)
+class Facts(NamedTuple):
+    """What the rules ask of a file. Its tree is not kept: all trees together are hundreds of MB."""
+
+    lines: int
+    docstring: bool
+    imports: list[tuple[int, str]]
+    attributes: set[str]
+    functions: list[tuple[int, str, int]]
+    """First line, name and number of lines."""
 
 
-def imported_modules(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
+def facts(root: Path, path: str) -> Facts:
+    return facts_of((root / path).read_text(), path)
+
+
+@cache
+def facts_of(text: str, path: str) -> Facts:
+    """Of each text once, for several rules ask."""
+    tree = ast.parse(text, filename=path)
+    nodes = list(ast.walk(tree))
+    return Facts(
+        lines=len(text.splitlines()),
+        docstring=bool(ast.get_docstring(tree)),
+        imports=list(imported_modules(nodes, path)),
+        attributes={name_of(node) for node in nodes if isinstance(node, ast.Attribute)},
+        functions=[
+            (node.lineno, node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
+            for node in nodes
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ],
+    )
+
+
+def name_of(node: ast.expr) -> str:
+    """`a.b.c` as it is written; empty where it begins with no name."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+
+
+def imported_modules(nodes: list[ast.AST], path: str) -> Iterator[tuple[int, str]]:
     """(line, absolute module name) of every import anywhere in the file: under TYPE_CHECKING and in
     functions too.
 
@@ -78,7 +118,7 @@ def imported_modules(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
     resolved to `piecework...`.
     """
     package = ["piecework", *path.split("/")[:-1]]
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -92,7 +132,7 @@ def library_imports(root: Path, forbidden: set[str], concerns: Callable[[str], b
         f"{path}:{line} imports {module}"
         for path in product_files(root)
         if concerns(path)
-        for line, module in imported_modules(parse(root, path), path)
+        for line, module in facts(root, path).imports
         if module.split(".")[0] in forbidden
     ]
 
@@ -101,7 +141,7 @@ def upward_imports(root: Path) -> list[str]:
     problems = []
     for path in product_files(root):
         floor = floor_of(path)
-        for line, module in imported_modules(parse(root, path), path):
+        for line, module in facts(root, path).imports:
             parts = module.split(".")
             target = parts[1] if parts[0] == "piecework" and len(parts) > 1 else floor
             known = target in KNOWS.get(floor, set()) or target == floor
@@ -159,12 +199,9 @@ def compilers_in_serving_processes(root: Path) -> list[str]:
         module = to_visit.pop()
         if module not in reached:
             reached.add(module)
-            names = [
-                name for _, name in imported_modules(parse(root, files[module]), files[module])
-            ]
             to_visit += [
                 found
-                for name in names
+                for _, name in facts(root, files[module]).imports
                 for found in (name, name.rpartition(".")[0])
                 if found in files
             ]
@@ -177,14 +214,14 @@ def private_torch_in_several_files(root: Path) -> list[str]:
     users = [
         path
         for path in product_files(root)
-        if any(map(is_private_torch, dotted_names(parse(root, path), path)))
+        if any(map(is_private_torch, dotted_names(facts(root, path))))
     ]
     return users if len(users) > 1 else []
 
 
-def dotted_names(tree: ast.Module, path: str) -> Iterator[str]:
-    yield from (module for _, module in imported_modules(tree, path))
-    yield from (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+def dotted_names(found: Facts) -> Iterator[str]:
+    yield from (module for _, module in found.imports)
+    yield from found.attributes
 
 
 def is_private_torch(name: str) -> bool:
@@ -192,7 +229,7 @@ def is_private_torch(name: str) -> bool:
 
 
 def long_files(root: Path) -> list[str]:
-    lengths = {path: len((root / path).read_text().splitlines()) for path in python_files(root)}
+    lengths = {path: facts(root, path).lines for path in python_files(root)}
     return [
         f"{path} has {lines} lines"
         for path, lines in lengths.items()
@@ -201,18 +238,16 @@ def long_files(root: Path) -> list[str]:
 
 
 def long_functions(root: Path) -> list[str]:
-    problems = []
-    for path in python_files(root):
-        for node in ast.walk(parse(root, path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                if lines > MAX_FUNCTION_LINES:
-                    problems.append(f"{path}:{node.lineno} {node.name} has {lines} lines")
-    return problems
+    return [
+        f"{path}:{first} {name} has {lines} lines"
+        for path in python_files(root)
+        for first, name, lines in facts(root, path).functions
+        if lines > MAX_FUNCTION_LINES
+    ]
 
 
 def modules_without_docstring(root: Path) -> list[str]:
-    return [path for path in product_files(root) if not ast.get_docstring(parse(root, path))]
+    return [path for path in product_files(root) if not facts(root, path).docstring]
 
 
 def utils_modules(root: Path) -> list[str]:
