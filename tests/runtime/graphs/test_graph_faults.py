@@ -116,11 +116,6 @@ def test_logits_with_graphs_are_those_without(
 # Captures that fail
 
 
-@pytest.mark.parametrize(
-    "error",
-    [RuntimeError("no capture today"), torch.OutOfMemoryError("out of memory")],
-    ids=["fails", "no memory"],
-)
 @pytest.mark.parametrize("piece", range(LAYERS + 1))
 @pytest.mark.parametrize("number", range(len(SIZES)))
 def test_a_capture_that_fails_at_a_size_and_a_piece(
@@ -128,10 +123,12 @@ def test_a_capture_that_fails_at_a_size_and_a_piece(
     expected: list[Completion],
     recording: RecordingPlatform,
     compiled_here: None,
-    error: Exception,
     piece: int,
     number: int,
 ) -> None:
+    # Each error at every size, and at every piece.
+    errors = RuntimeError("no capture today"), torch.OutOfMemoryError("out of memory")
+    error = errors[(piece + number) % 2]
     # A failed capture ends its size, so the captures before it are those of whole sizes.
     recording.fail_at = {number * (LAYERS + 1) + piece: error}
     llm = engine(path, **pieces())
@@ -272,7 +269,13 @@ def test_two_engines_start_on_one_cache(
 
 
 @pytest.mark.parametrize(
-    "backend", ["piecewise", pytest.param("breakable", marks=pytest.mark.slow)]
+    ("backend", "stride"),
+    [
+        # Of each two moments one has a first request, the other a second one.
+        ("piecewise", 2),
+        pytest.param("piecewise", 1, marks=pytest.mark.slow),
+        pytest.param("breakable", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_request_at_each_moment_of_the_start_up(
     path: Path,
@@ -280,6 +283,7 @@ def test_a_request_at_each_moment_of_the_start_up(
     recording: RecordingPlatform,
     compiled_here: None,
     backend: str,
+    stride: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moments = look_when_done(path)
@@ -295,12 +299,12 @@ def test_a_request_at_each_moment_of_the_start_up(
     config = EngineConfig(
         model_path=str(path), **settings(**flags | {"piecewise_cuda_graph": False})
     )
-    for moment in range(moments):
+    for moment in range(0, moments, stride):
         found = build_engine(config, progress=False)
         # A second one while the first is decoding.
         arrivals = [
             (moment, PROMPTS[moment % len(PROMPTS)]),
-            (moment + 2, PROMPTS[(moment + 4) % len(PROMPTS)]),
+            (moment + 1, PROMPTS[(moment + 4) % len(PROMPTS)]),
         ]
         tokens = Inbox(arrivals).serve(found)
         for number, (_, prompt) in enumerate(arrivals):
