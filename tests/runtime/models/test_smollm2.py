@@ -109,7 +109,18 @@ def test_prompt_logprobs_are_those_of_transformers(
     assert (said - wanted).abs().mean() < tolerance
 
 
-@pytest.mark.parametrize("quantization", [pytest.param("auto", marks=pytest.mark.slow), "none"])
+def test_bfloat16_of_short_texts_is_nearly_as_near_to_float32_as_transformers(
+    transformers: dict[torch.dtype, Transformers],
+) -> None:
+    said, prompts = said_by(quantization="none", cpu_activations="bf16")
+    exact, rounded = (
+        transformers[dtype].said(prompts) for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert (said - exact).abs().mean() < 1.3 * (rounded - exact).abs().mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["auto", "none"])
 def test_bfloat16_is_as_near_to_float32_as_transformers_and_8_bits_find_texts_as_likely(
     transformers: dict[torch.dtype, Transformers], quantization: str
 ) -> None:
