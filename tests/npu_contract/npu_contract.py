@@ -116,7 +116,10 @@ def check_sources(paths: Iterable[Path]) -> list[Problem]:
 
 
 def _check_file(path: Path) -> Iterator[Problem]:
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    text = path.read_text(encoding="utf-8")
+    if not any(root.rpartition(".")[2] in text for root in ROOTS):
+        return
+    tree = ast.parse(text, filename=str(path))
     names = _imported_names(tree)
     calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

@@ -31,9 +31,15 @@ PARAMS = SamplingParams(
 LAYERS = 2
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An architecture's pieces are compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
+def here(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(cache))
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     # Hardware's kernel takes 16 bits alone; the simulated one takes 32, in which answers are
     # compared tightly.
@@ -72,10 +78,23 @@ def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
         assert said == pytest.approx(wanted, abs=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("backend", ["piecewise", "breakable"])
+@pytest.mark.parametrize(
+    ("backend", "architecture"),
+    [
+        # Each architecture and each backend in the default run.
+        *(("piecewise", "llama"), ("piecewise", "qwen3")),
+        *(("breakable", "mistral"), ("breakable", "qwen2")),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                *(("piecewise", "mistral"), ("piecewise", "qwen2")),
+                *(("breakable", "llama"), ("breakable", "qwen3")),
+            )
+        ),
+    ],
+)
 def test_every_size_and_its_neighbours_equal_the_cpu(
-    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, architecture: str, backend: str
+    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, backend: str, architecture: str
 ) -> None:
     def not_fused(*_: Any) -> None:
         raise AssertionError("plain torch ran where the fused kernel reaches")

@@ -27,9 +27,15 @@ PARAMS = [
 """The sequences end one after another, so that batches of 6, 5, ... 1 decodes come."""
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An architecture's pieces are compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
+def here(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(cache))
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
 
 

@@ -31,8 +31,19 @@ PARAMS = SamplingParams(
 )
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all tests that leave it as it is: an architecture's pieces are compiled once."""
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(cache))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, shared_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
 
 
@@ -96,6 +107,7 @@ def test_equal_layers_are_one_piece(tmp_path: Path) -> None:
     assert shallow == deep == 3
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_second_start_traces_and_compiles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +126,7 @@ def test_a_second_start_traces_and_compiles_nothing(
     assert graph_of(second).num_pieces == 3
 
 
-@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.usefixtures("compiled_here", "own_cache")
 def test_pieces_round_activations_as_this_start_is_told(tmp_path: Path) -> None:
     """Weights and their names are the same, and the cache holds what another start has made."""
     path = make_tiny_model(tmp_path / "model")
@@ -145,7 +157,7 @@ def test_pieces_round_activations_as_this_start_is_told(tmp_path: Path) -> None:
     assert said("bf16", **cut) == exact
 
 
-@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.usefixtures("compiled_here", "own_cache")
 def test_a_model_that_cannot_be_traced_runs_eagerly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,6 +173,7 @@ def test_a_model_that_cannot_be_traced_runs_eagerly(
     assert "run eagerly" in caplog.text and "no way" in caplog.text
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_cache_folder_that_cannot_be_leaves_steps_eager(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,7 +213,7 @@ def lengths_of(llm: LLM) -> Any:
     return llm.core._runner.seen_lengths  # type: ignore[attr-defined]
 
 
-@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.usefixtures("compiled_here", "own_cache")
 def test_auto_sizes_are_the_lengths_that_an_earlier_run_has_seen(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model")
     first = engine(path)
@@ -291,7 +304,7 @@ def test_recorded_steps_give_what_eager_gives(
     assert stats.graph_replays_total >= stats.steps_total - 3
 
 
-@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.usefixtures("compiled_here", "own_cache")
 def test_a_model_that_cannot_be_traced_is_recorded_as_it_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -310,7 +323,7 @@ def test_a_model_that_cannot_be_traced_is_recorded_as_it_runs(
     assert "no way" in caplog.text and "--cuda-graph-backend-prefill breakable" in caplog.text
 
 
-@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.usefixtures("compiled_here", "own_cache")
 def test_the_largest_size_comes_first_and_then_the_one_that_was_used_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: RecordingPlatform
 ) -> None:
@@ -348,6 +361,7 @@ def test_two_prefill_backends_at_once_are_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
 def test_inductors_pieces_give_what_eager_gives(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model", "qwen3")
     llm = in_pieces(
