@@ -55,8 +55,17 @@ def as_traced(self: CpuPlatform) -> CompileOptions:
     return CompileOptions(backend=run_as_it_is)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("regional", [True, False])
+@pytest.mark.parametrize(
+    ("family", "regional"),
+    [
+        *((family, True) for family in FAMILIES),
+        # Of whole transformers the one that has two.
+        *(
+            pytest.param(family, False, marks=[] if family == "wan" else [pytest.mark.slow])
+            for family in FAMILIES
+        ),
+    ],
+)
 def test_the_flags_reach_every_transformer(
     pipeline_folder: Folder, family: str, regional: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,27 +167,17 @@ async def test_pieces_come_in_while_requests_are_served(
         await client.stop()
 
 
-async def test_more_requests_than_places_are_refused(model: str) -> None:
-    client = EngineClient(
-        config(model, max_running_requests=1),
-        load_tokenizer(model),
-        max_queued_requests=2,
-        log_level="warning",
-    )
-    await client.start()
-    try:
-        assert await client.wait_ready()
-        jobs = [
-            asyncio.create_task(collect(client, request(f"r{i}", [1, 2], params(1, 60))))
-            for i in range(3)
-        ]
-        await asyncio.sleep(0)
-        with pytest.raises(QueueFull):
-            await collect(client, request("too many", [1], params(1)))
-        assert all(len(tokens(outputs)) == 60 for outputs in await asyncio.gather(*jobs))
-        await collect(client, request("room again", [1], params(1, 1)))
-    finally:
-        await client.stop()
+async def test_more_requests_than_places_are_refused(engine: EngineClient) -> None:
+    places = 4 + 64  # that run, and that wait: see `engine_clients.start`
+    jobs = [
+        asyncio.create_task(collect(engine, request(f"r{i}", [1, 2], params(1, 4))))
+        for i in range(places)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await collect(engine, request("too many", [1], params(1)))
+    assert all(len(tokens(outputs)) == 4 for outputs in await asyncio.gather(*jobs))
+    await collect(engine, request("room again", [1], params(1, 1)))
 
 
 async def test_flushing_frees_cached_prefixes(engine: EngineClient) -> None:
@@ -207,17 +197,6 @@ async def test_an_engine_that_is_asked_something_as_it_is_stopped_ends_in_order(
     with pytest.raises(EngineUnavailable, match="stopped"):
         await flush
     assert not caplog.records
-
-
-async def test_drain_finishes_what_it_can_and_cuts_off_the_rest(own_engine: EngineClient) -> None:
-    short = asyncio.create_task(collect(own_engine, request("short", [1, 2], params(1, 5))))
-    long = asyncio.create_task(collect(own_engine, request("long", [1, 2], params(1, 3900))))
-    await until(lambda: own_engine.stats.generation_tokens_total > 0)
-    await own_engine.drain(0.5)
-    assert (await short)[-1].finish_reason is FinishReason.LENGTH
-    assert (await long)[-1].finish_reason is FinishReason.ABORT
-    with pytest.raises(EngineUnavailable):
-        await collect(own_engine, request("late", [1], params(1)))
 
 
 async def test_a_setting_that_cannot_work_is_the_users_to_mend(model: str) -> None:
@@ -260,3 +239,18 @@ async def test_the_engine_ends_with_the_process_that_started_it(model: str, tmp_
     parent.kill()
     parent.wait()
     child.wait(timeout=10)
+
+
+# The last that takes the engine of all tests
+
+
+async def test_drain_finishes_what_it_can_and_cuts_off_the_rest(engine: EngineClient) -> None:
+    before = engine.stats.generation_tokens_total
+    short = asyncio.create_task(collect(engine, request("short", [1, 2], params(1, 5))))
+    long = asyncio.create_task(collect(engine, request("long", [1, 2], params(1, 3900))))
+    await until(lambda: engine.stats.generation_tokens_total > before)
+    await engine.drain(0.5)
+    assert (await short)[-1].finish_reason is FinishReason.LENGTH
+    assert (await long)[-1].finish_reason is FinishReason.ABORT
+    with pytest.raises(EngineUnavailable):
+        await collect(engine, request("late", [1], params(1)))
