@@ -2,6 +2,7 @@
 
 products  linear layers of SmolLM2's sizes: bfloat16's time divided by that of INT8 and FP8
 integers  weights in GGUF's blocks: the time with activations of 16 bits divided by that of 8
+packing   weights brought into panels: gigabytes a second
 quantise  activations, alone and behind norms and gates: plain torch, `torch.compile`, the kernel
 invariant linear layers in bfloat16 with `--batch-invariant`: their time divided by that without
 ways      the same by FMAs of float32: their time divided by that by dot products of bfloat16
@@ -42,6 +43,7 @@ _BLOCKS = dict.fromkeys(("Q4_0", "Q8_0"), SHAPES[2:4]) | dict.fromkeys(
     ("Q4_K", "Q6_K"), ((2048, 2048), (2048, 8192))
 )
 """Formats of GGUF, and the weights that are in them."""
+PACKED_KINDS = ("Q4_0", "Q5_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 _KINDS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 _BYTES = 3
 """`piecework_multiply_adds` knows products of bytes by it."""
@@ -187,6 +189,23 @@ def integers(rounds: int) -> list[str]:
                 share = f" ({rate / peak:.2f})" if peak else ""
                 cells.append(f"{best['bf16'] / best['int8']:.2f}{share}")
             lines.append(_row(f"{kind}, {rows:,} x {columns:,}", *cells))
+    return lines
+
+
+def packing(rounds: int) -> list[str]:
+    """A row a format: gigabytes of a file that are brought into panels in a second, with the
+    memory that they get.
+    """
+    kernels = native_linear()
+    assert kernels is not None
+    rows, columns = 2048, 8192
+    lines = [_row("format", "GB/s"), _row("---", "---")]
+    for kind in (*PACKED_KINDS, "bfloat16"):
+        numbers, size = GGML_QUANT_SIZES[Kind[kind]] if kind in PACKED_KINDS else (1, 2)
+        blocks = torch.randint(0, 256, (rows, columns // numbers * size), dtype=torch.uint8)
+        weight = blocks if kind in PACKED_KINDS else blocks.view(torch.bfloat16)
+        best = least({kind: partial(kernels.pack, kind, [weight])}, rounds)[kind]
+        lines.append(_row(kind, f"{blocks.numel() / best / 1e9:.2f}"))
     return lines
 
 
@@ -339,6 +358,7 @@ PARTS = {
     "invariant": invariant,
     "ways": ways,
     "integers": integers,
+    "packing": packing,
     "quantise": quantising,
     "cache": cache,
     "shared": shared,

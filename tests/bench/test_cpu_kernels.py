@@ -19,13 +19,18 @@ def test_each_part_is_a_table_of_positive_figures(
     monkeypatch.setattr(cpu_kernels, "_MOST_NUMBERS", 1)
     monkeypatch.setattr(cpu_kernels, "_LAYERS", 1)
     monkeypatch.setattr(cpu_kernels, "_SHARED", (cpu_kernels._Shared(3, 64, 20, 4, 2),))
-    assert cpu_kernels.main(["--parts", "products,invariant,cache,shared", "--rounds", "2"]) == 0
-    products, invariant, cache, shared = capsys.readouterr().out.strip().split("\n\n")
+    monkeypatch.setattr(cpu_kernels, "PACKED_KINDS", ("Q4_K",))
+    parts = "products,invariant,packing,cache,shared"
+    assert cpu_kernels.main(["--parts", parts, "--rounds", "2"]) == 0
+    products, invariant, packing, cache, shared = capsys.readouterr().out.strip().split("\n\n")
     _, _, cells = (line.strip("| ").split(" | ") for line in products.splitlines())
     assert cells[0] == "64 x 128" and len(cells) == 5
     assert all(float(cell.partition(" ")[0]) > 0 for cell in cells[1:])
     row = invariant.splitlines()[2].strip("| ").split(" | ")
     assert row[0] == "64 x 128" and all(float(cell) > 0 for cell in row[1:]) and len(row) == 3
+    rows = [line.strip("| ").split(" | ") for line in packing.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["Q4_K", "bfloat16"]
+    assert all(float(row[1]) > 0 for row in rows)
     rows = [line.strip("| ").split(" | ") for line in cache.splitlines()[2:]]
     assert [row[0] for row in rows] == ["bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"]
     assert rows[0][2] == "1.00" and all(float(row[1]) > 0 for row in rows)

@@ -29,9 +29,14 @@ uint16_t times_minus(uint16_t half, int power) {
   return static_cast<uint16_t>(exponent > 30 ? sign | 0x7c00u : sign | exponent << 10 | fraction);
 }
 
+constexpr uint64_t kOnes = 0x0101010101010101u;  // eight bytes
+
 // 2 * count numbers: the low halves of the bytes, then the high ones.
 void read_nibbles(const uint8_t* from, int count, uint8_t* numbers) {
-  for (int k = 0; k < count; ++k) numbers[k] = from[k] & 15, numbers[count + k] = from[k] >> 4;
+  for (int k = 0; k < count; k += 8) {
+    const uint64_t bytes = load<uint64_t>(from + k);
+    store(numbers + k, bytes & 15 * kOnes), store(numbers + count + k, bytes >> 4 & 15 * kOnes);
+  }
 }
 
 struct Q8_0 {
@@ -67,7 +72,11 @@ struct Q4_1 {
 
 // The fifth bits of 32 numbers.
 void add_fifth(const uint8_t* from, uint8_t* numbers) {
-  for (int k = 0; k < kUnit; ++k) numbers[k] |= (from[k / 8] >> (k % 8) & 1) << 4;
+  for (int e = 0; e < kUnit / 8; ++e, numbers += 8) {
+    // Bit k stays in byte k, whose highest one it then brings about.
+    const uint64_t each = (from[e] * kOnes & 0x8040201008040201u) + 0x00406070787c7e7fu;
+    store(numbers, load<uint64_t>(numbers) | (each >> 3 & 16 * kOnes));
+  }
 }
 
 // Without minima: they are minus sixteen scales.
@@ -159,7 +168,8 @@ struct Q5_K {
     read_factors(from, to);
     read_scales(from + 4, to);
     for (int two = 0; two < 4; ++two) read_nibbles(from + 48 + two * kUnit, kUnit, to.numbers + two * 2 * kUnit);
-    for (int k = 0; k < 8 * kUnit; ++k) to.numbers[k] |= (from[16 + k % kUnit] >> (k / kUnit) & 1) << 4;
+    for (int u = 0; u < 8; ++u)
+      for (int k = 0; k < kUnit; ++k) to.numbers[u * kUnit + k] |= (from[16 + k] >> u & 1) << 4;
   }
 };
 
@@ -171,15 +181,19 @@ struct Q6_K {
     for (int half = 0; half < 2; ++half) {
       uint8_t* numbers = to.numbers + half * 4 * kUnit;
       read_nibbles(from + half * 2 * kUnit, 2 * kUnit, numbers);
-      for (int k = 0; k < 4 * kUnit; ++k) numbers[k] |= (from[128 + half * kUnit + k % kUnit] >> (2 * (k / kUnit)) & 3) << 4;
+      for (int u = 0; u < 4; ++u)
+        for (int k = 0; k < kUnit; ++k) numbers[u * kUnit + k] |= (from[128 + half * kUnit + k] >> 2 * u & 3) << 4;
     }
     std::memcpy(to.scales, from + 192, 16);
     to.scale = half_at(from + 208);
   }
 };
 
-// The lower two bits, a plane of 32 bytes after another for each 128 columns.
-uint8_t two_bits(const uint8_t* from, int k) { return from[k / 128 * kUnit + k % kUnit] >> (k / kUnit % 4 * 2) & 3; }
+// 256 numbers of two bits: four times 32 in the same 32 bytes.
+void read_two_bits(const uint8_t* from, uint8_t* numbers) {
+  for (int u = 0; u < 8; ++u)
+    for (int k = 0; k < kUnit; ++k) numbers[u * kUnit + k] = from[u / 4 * kUnit + k] >> 2 * (u % 4) & 3;
+}
 
 struct Q2_K {
   using Kind = Q2K;
@@ -187,7 +201,7 @@ struct Q2_K {
 
   static void read(const uint8_t* from, Block& to) {
     std::memcpy(to.scales, from, 16);
-    for (int k = 0; k < 8 * kUnit; ++k) to.numbers[k] = two_bits(from + 16, k);
+    read_two_bits(from + 16, to.numbers);
     read_factors(from + 80, to);
   }
 };
@@ -197,7 +211,9 @@ struct Q3_K {
   static constexpr int kBytes = 110;
 
   static void read(const uint8_t* from, Block& to) {
-    for (int k = 0; k < 8 * kUnit; ++k) to.numbers[k] = two_bits(from + 32, k) | (from[k % kUnit] >> (k / kUnit) & 1) << 2;
+    read_two_bits(from + 32, to.numbers);
+    for (int u = 0; u < 8; ++u)
+      for (int k = 0; k < kUnit; ++k) to.numbers[u * kUnit + k] |= (from[k] >> u & 1) << 2;
     const uint8_t* scales = from + 96;
     for (int g = 0; g < 16; ++g) {
       const int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4, high = scales[8 + g % 4] >> (g / 4 * 2) & 3;
@@ -207,12 +223,26 @@ struct Q3_K {
   }
 };
 
-// The bits of 32 numbers from Above on, as words of row r in a plane.
+// Every other byte of eight, from the first on. Not several at a time in a vector: loads of those wait for the memory, where the numbers
+// were stored in smaller parts.
+uint32_t even_bytes(uint64_t bytes) {
+  asm("" : "+r"(bytes));
+  bytes &= 0x00ff00ff00ff00ffu;
+  bytes = (bytes | bytes >> 8) & 0x0000ffff0000ffffu;
+  return static_cast<uint32_t>(bytes | bytes >> 16);
+}
+
+// The N bits of 32 numbers from Above on, as words of row r in a plane: byte i of a word has those of numbers 2 i and 2 i + 1, then those
+// of the same two of the next eight, and so on.
 template <int N, int Above>
 void write_plane(const uint8_t* numbers, int r, uint8_t* plane) {
-  for (int w = 0; w < N; ++w, numbers += 32 / N) {
+  constexpr int eights = 4 / N;
+  for (int w = 0; w < N; ++w) {
     uint32_t word = 0;
-    for (int k = 0; k < 32 / N; ++k) word |= (numbers[k] >> Above & ((1u << N) - 1)) << (k % 8 / 2 * 8 + N * (k / 8 * 2 + k % 2));
+    for (int e = 0; e < eights; ++e, numbers += 8) {
+      const uint64_t bits = load<uint64_t>(numbers) >> Above & kOnes * ((1 << N) - 1);
+      word |= even_bytes(bits | bits >> (8 - N)) << 2 * N * e;
+    }
     std::memcpy(plane + (w * kPanel + r) * 4, &word, 4);
   }
 }
@@ -229,7 +259,13 @@ void write_numbers(Chosen<Table>, const uint8_t* numbers, int r, uint8_t* unit) 
 }
 
 void write_numbers(Bytes, const uint8_t* numbers, int r, uint8_t* unit) {
-  for (int k = 0; k < kUnit; ++k) unit[((k / 8 * 2 + k % 2) * kPanel + r) * 4 + k % 8 / 2] = numbers[k];
+  for (int e = 0; e < kUnit / 8; ++e) {
+    const uint64_t bytes = load<uint64_t>(numbers + 8 * e);
+    for (int odd = 0; odd < 2; ++odd) {
+      const uint32_t word = even_bytes(bytes >> 8 * odd);
+      std::memcpy(unit + ((2 * e + odd) * kPanel + r) * 4, &word, 4);
+    }
+  }
 }
 
 template <bool HasMinima>
@@ -255,13 +291,18 @@ void write_scales(NibbleScales, const Block& from, int r, uint8_t* scales) {
   std::memcpy(scales + NibbleScales::kGroupBytes + 2 * (kPanel + r), &from.minimum, 2);
 }
 
+constexpr int kAhead = 512;  // bytes
+
 template <class Stored>
 void pack(const uint8_t* const* rows, int count, int columns, uint8_t* out) {
   using Kind = typename Stored::Kind;
   for (int b = 0; b < columns / Kind::kColumns; ++b, out += Kind::kBytes)
     for (int r = 0; r < count; ++r) {
+      const uint8_t* from = rows[r] + b * Stored::kBytes;
+      // The row's next blocks: a processor's own prefetching does not follow so many rows.
+      for (int line = 0; line < Stored::kBytes; line += 64) __builtin_prefetch(from + kAhead + line);
       Block block;
-      Stored::read(rows[r] + b * Stored::kBytes, block);
+      Stored::read(from, block);
       for (int u = 0; u < Kind::kUnits; ++u) write_numbers(typename Kind::Numbers{}, block.numbers + u * kUnit, r, out + u * Kind::Numbers::kBytes);
       write_scales(typename Kind::Scales{}, block, r, out + Kind::kUnits * Kind::Numbers::kBytes);
     }

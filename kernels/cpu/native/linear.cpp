@@ -27,22 +27,28 @@ int chunk_bytes() {
   return bytes;
 }
 
+// work(r, k) for each number of a panel, some lines of each row after another, so that what is written stays in the cache meanwhile.
+template <class Work>
+void each_number(int count, int columns, Work work) {
+  constexpr int kAtOnce = 256;
+  for (int begin = 0; begin < columns; begin += kAtOnce)
+    for (int r = 0; r < count; ++r)
+      for (int k = begin; k < std::min(columns, begin + kAtOnce); ++k) work(r, k);
+}
+
 void pack_bf16(const bf16* const* rows, int count, int columns, uint8_t* out) {
   uint16_t* to = reinterpret_cast<uint16_t*>(out);
-  for (int k = 0; k < columns + columns % 2; ++k)
-    for (int r = 0; r < kPanel; ++r) to[(k / 2 * kPanel + r) * 2 + k % 2] = r < count && k < columns ? rows[r][k].bits : 0;
+  each_number(count, columns, [&](int r, int k) { to[(k / 2 * kPanel + r) * 2 + k % 2] = rows[r][k].bits; });
 }
 
 // Numbers and 128.
 void pack_int8(const int8_t* const* rows, int count, int columns, uint8_t* out) {
-  for (int k = 0; k < columns; ++k)
-    for (int r = 0; r < count; ++r) out[(k / 4 * kPanel + r) * 4 + k % 4] = static_cast<uint8_t>(rows[r][k] + 128);
+  each_number(count, columns, [&](int r, int k) { out[(k / 4 * kPanel + r) * 4 + k % 4] = static_cast<uint8_t>(rows[r][k] + 128); });
 }
 
 // Numbers as they are.
 void pack_fp8(const uint8_t* const* rows, int count, int columns, uint8_t* out) {
-  for (int k = 0; k < columns; ++k)
-    for (int r = 0; r < count; ++r) out[k * kPanel + r] = rows[r][k];
+  each_number(count, columns, [&](int r, int k) { out[k * kPanel + r] = rows[r][k]; });
 }
 
 // The scales of rows [count][columns], of fp8 those of numbers that are a 256th of what they stand for: a NaN where the row holds one.
@@ -180,7 +186,7 @@ extern "C" void piecework_pack(int stored, const void* const* rows, int count, i
     const int size = std::min(kPanel, count - first);
     const auto* bytes_of = reinterpret_cast<const uint8_t* const*>(rows + first);
     auto* powers = reinterpret_cast<float*>(to + group_bytes(format, columns));
-    if (size < kPanel || format >= kInt8) std::memset(to, 0, bytes);
+    if (size < kPanel || columns % 2 == 1 || format >= kInt8) std::memset(to, 0, bytes);
     if (format == kBf16) pack_bf16(reinterpret_cast<const bf16* const*>(rows + first), size, columns, to);
     pack_blocks(static_cast<Stored>(stored), bytes_of, size, columns, to);
     if (format == kInt8) pack_int8(reinterpret_cast<const int8_t* const*>(rows + first), size, columns, to);
