@@ -43,7 +43,7 @@ def test_both_say_the_same_of_a_llama(tmp_path: Path) -> None:
     params = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, prompt_logprobs=0)
     said = []
     for impl in ("piecework", "transformers"):
-        llm = LLM(str(path), dtype="float32", max_total_tokens=512, model_impl=impl)
+        llm = LLM(str(path), dtype="float32", max_total_tokens=512, model_impl=impl, num_threads=1)
         (done,) = llm.generate([PROMPT], params)
         said.append((done.token_ids, [one.logprob for one in done.prompt_logprobs or [] if one]))
     assert said[0][0] == said[1][0]
@@ -220,7 +220,7 @@ def test_what_our_own_code_of_a_model_refuses_goes_to_transformers(tmp_path: Pat
         )
     wanted = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     params = SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True)
-    llm = LLM(str(path), dtype="float32", max_total_tokens=512)
+    llm = LLM(str(path), dtype="float32", max_total_tokens=512, num_threads=1)
     (done,) = llm.generate([PROMPT], params)
     with torch.inference_mode():
         said = wanted(torch.tensor([PROMPT + done.token_ids])).logits[0].argmax(-1)

@@ -156,7 +156,8 @@ def test_the_format_is_found_by_the_template() -> None:
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return LLM(str(make_tiny_model(tmp_path_factory.mktemp("tools") / "model")), dtype="float32")
+    model = make_tiny_model(tmp_path_factory.mktemp("tools") / "model")
+    return LLM(str(model), dtype="float32", num_threads=1)
 
 
 @pytest.mark.parametrize("parallel", [False, True])

@@ -39,7 +39,7 @@ PERSON = {
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     model = make_tiny_model(tmp_path_factory.mktemp("grammar") / "model")
-    return LLM(str(model), dtype="float32", max_total_tokens=2048)
+    return LLM(str(model), dtype="float32", max_total_tokens=2048, num_threads=1)
 
 
 def params(grammar: str, count: int = 200, **kwargs: Any) -> SamplingParams:
@@ -126,7 +126,7 @@ def test_a_resumed_request_goes_on_where_it_was(llm: LLM, told: int) -> None:
 
 def test_requests_that_give_way_keep_their_place(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
-    crowded = LLM(str(model), dtype="float32", max_total_tokens=120, page_size=4)
+    crowded = LLM(str(model), dtype="float32", max_total_tokens=120, page_size=4, num_threads=1)
     grammar = grammars.from_json_schema(
         {"type": "array", "items": {"enum": ["ab", "cd"]}, "minItems": 9}
     )
