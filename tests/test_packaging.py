@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
@@ -37,14 +37,20 @@ def product_files() -> list[Path]:
     ]
 
 
-def third_party_imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        yield from (
-            top for name in names if (top := name.split(".")[0]) not in sys.stdlib_module_names
-        )
+owners_of_modules = cache(packages_distributions)
+
+
+@cache
+def third_party_imports() -> frozenset[str]:
+    """The top modules of all imports of the product."""
+    found: set[str] = set()
+    for path in product_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                found.add((node.module or "").split(".")[0])
+    return frozenset(found - sys.stdlib_module_names)
 
 
 def normal(name: str) -> str:
@@ -59,11 +65,10 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_import_of_the_product_is_declared() -> None:
-    owners = packages_distributions()
-    modules = {top for path in product_files() for top in third_party_imports(path)}
+    owners = owners_of_modules()
     imported = {
         normal(owner)
-        for top in modules
+        for top in third_party_imports()
         for owner in ([MODULES[top]] if top in MODULES else owners.get(top, [top]))
     }
     optional = {
@@ -74,13 +79,8 @@ def test_every_import_of_the_product_is_declared() -> None:
 
 
 def test_every_dependency_is_imported() -> None:
-    owners = packages_distributions()
-    imported = {
-        normal(owner)
-        for path in product_files()
-        for top in third_party_imports(path)
-        for owner in owners.get(top, [])
-    }
+    owners = owners_of_modules()
+    imported = {normal(owner) for top in third_party_imports() for owner in owners.get(top, [])}
     # Starlette reads forms by python-multipart, which it does not ask for itself.
     assert {normal(name) for name in PROJECT["dependencies"]} - {"python-multipart"} <= imported
 

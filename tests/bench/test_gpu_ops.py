@@ -22,6 +22,12 @@ from piecework.bench.gpu_engines import TINY
 from piecework.kernels import reference
 
 
+@pytest.fixture(autouse=True)
+def few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are of no interest here."""
+    monkeypatch.setattr(gpu_ops, "_CALLS", 3)
+
+
 def no_product(*given: Any) -> torch.Tensor:
     return reference.scaled_linear(*given) * 2
 
