@@ -1,6 +1,11 @@
-"""How much memory the machine has, and has left, for this process."""
+"""How much memory the machine has, and has left, for this process, and what this process can do
+without.
+"""
 
 from __future__ import annotations
+
+import ctypes
+import sys
 
 import psutil
 
@@ -15,3 +20,12 @@ def host_memory() -> MemoryInfo:
     if group is None:
         return host
     return MemoryInfo(min(host.free, group.free), min(host.total, group.total))
+
+
+def give_back_memory() -> None:
+    """What was freed leaves the process, where its allocator keeps it: glibc's keeps all that lies
+    below something in use, after a long prompt hundreds of MiB. A millisecond, and as much again as
+    the system takes to lend it anew.
+    """
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(ctypes.c_size_t(0))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...kernels.collectives import CollectiveError
+from ...kernels.cpu.host_memory import give_back_memory
 from ..cache.kv_events import KVEventsConfig
 from ..config import EngineConfig
 from ..distributed.processes import start_ranks
@@ -115,6 +116,10 @@ class EngineProcess:
             patience = min(patience, _COMPILING_POLL_MS)
         elif not self._core.has_work and not self._startup.pending:
             self._heart.beat("waiting for requests")
+            if not self._mailbox.waits(BEAT_MS):
+                # Not sooner: the next step would take it again at once.
+                give_back_memory()
+                self._heart.beat("waiting for requests")
             while not self._mailbox.waits(BEAT_MS):
                 self._heart.beat("waiting for requests")
         for message in self._mailbox.received(patience):

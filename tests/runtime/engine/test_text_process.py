@@ -57,11 +57,15 @@ class Client:
 def serve(core: EngineCore, messages: Sequence[GenerateRequest | FlushCache]) -> EngineStats:
     """What the client was told last."""
     client = Client(messages)
+    run(core, client)
+    return client.stats
+
+
+def run(core: EngineCore, client: Client) -> None:
     shell = SimpleNamespace(ranks=ALONE, rest=lambda: None, close=lambda: None)
     startup = SimpleNamespace(pending=False, stop=lambda: None)
     engine = Engine(core, cast("Any", shell), cast("Any", startup))
     EngineProcess(engine, Mailbox(cast("Any", client))).run()
-    return client.stats
 
 
 def asked(rid: str, count: int) -> GenerateRequest:
@@ -85,3 +89,24 @@ def test_a_cache_that_was_flushed_is_told_to_be_empty() -> None:
     core, _ = make_core()
     assert serve(core, [asked("r", 3)]).kv_tokens_cached > 0
     assert serve(core, [asked("s", 3), FlushCache()]).kv_tokens_cached == 0
+
+
+def test_memory_is_given_back_once_in_a_while_without_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(text_process, "give_back_memory", lambda: given.append(len(polls)))
+    polls: list[int] = []
+
+    class Late(Client):
+        """Asks nothing for five seconds after each answer, and then at once."""
+
+        def poll(self, patience: int | None) -> bool:
+            if patience == text_process.BEAT_MS:
+                polls.append(patience)
+                return len(polls) % 6 == 0
+            return super().poll(patience)
+
+    core, _ = make_core()
+    run(core, Late([asked("r", 3), asked("s", 3)]))
+    assert given == [1, 7, 13]

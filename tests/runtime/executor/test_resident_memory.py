@@ -1,0 +1,72 @@
+"""What an engine keeps in memory beside its weights."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from gguf_models import Kind, write_gguf
+from tiny_models import make_tiny_model
+
+from piecework.kernels.cpu.host_memory import give_back_memory
+
+MIB = 2**20
+_LEFT = 16 * MIB
+"""Tables, modules, and a part of the last huge page."""
+_LOADS = """
+import sys
+
+import psutil
+
+from piecework.runtime.config import EngineConfig
+from piecework.runtime.engine.build import build_engine
+
+def grown(path):
+    before = psutil.Process().memory_info().rss
+    engine = build_engine(EngineConfig(model_path=path, device="cpu", max_total_tokens=256))
+    after = psutil.Process().memory_info().rss
+    return engine, after - before
+
+first = grown(sys.argv[1])  # which imports, and starts threads
+engine, size = grown(sys.argv[2])
+print(size, engine.runner.info().weight_bytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count otherwise")
+def test_loading_leaves_the_packed_weights_and_little_else(tmp_path: Path) -> None:
+    """No page of the file, and no second copy of a weight."""
+    paths = []
+    for name, hidden in (("small", 64), ("large", 1024)):
+        sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": 2}
+        folder = make_tiny_model(tmp_path / name, **sizes)
+        paths.append(tmp_path / f"{name}.gguf")
+        write_gguf(folder, paths[-1], "llama", Kind.Q8_0)
+    command = [sys.executable, "-c", _LOADS, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    grown, weights = map(int, done.stdout.split())
+    assert paths[-1].stat().st_size > 2 * _LEFT
+    assert grown < weights + _LEFT
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"),
+    reason="an allocator that is not glibc's",
+)
+def test_freed_memory_below_something_in_use_is_given_back() -> None:
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    blocks = [ctypes.c_void_p(library.malloc(ctypes.c_size_t(64 * 1024))) for _ in range(1000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 64 * 1024)
+    for block in blocks[:-1]:
+        library.free(block)
+    before = psutil.Process().memory_info().rss
+    give_back_memory()
+    assert psutil.Process().memory_info().rss < before - 40 * MIB
+    library.free(blocks[-1])
