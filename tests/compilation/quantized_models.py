@@ -4,8 +4,10 @@ run as they stand on any number of tokens.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from pathlib import Path
+from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -82,11 +84,18 @@ class Plain:
         return nn.functional.linear(x, self._weight, layer.bias)
 
 
-def traced_model(folder: Path, architecture: str, scheme: str | None, *, ranks: int = 1) -> Trace:
+def traced_model(architecture: str, scheme: str | None, *, ranks: int = 1) -> Trace:
     """`scheme`: one of `SCHEMES`; None: 16-bit weights. Activations are in bfloat16. `ranks`: with
-    an all_reduce where a model has one that is split over so many.
+    an all_reduce where a model has one that is split over so many. The graph is the caller's own.
     """
-    CONFIGS[architecture](
+    found = _traced(architecture, scheme, ranks)
+    return found._replace(graph=copy.deepcopy(found.graph))
+
+
+@cache
+def _traced(architecture: str, scheme: str | None, ranks: int) -> Trace:
+    """Once a process: a second each."""
+    config = CONFIGS[architecture](
         vocab_size=64,
         hidden_size=64,
         intermediate_size=96,
@@ -96,9 +105,11 @@ def traced_model(folder: Path, architecture: str, scheme: str | None, *, ranks: 
         head_dim=16,
         max_position_embeddings=256,
         architectures=[f"{architecture.capitalize()}ForCausalLM"],
-    ).save_pretrained(folder)
+    )
     register_attention("CPU")
-    config = ModelConfig.from_pretrained(str(folder))
+    with TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        config = ModelConfig.from_pretrained(folder)
     model = empty_model(config, torch.bfloat16, torch.device("cpu"))
     torch.manual_seed(1)
     for tensor in model.parameters():

@@ -4,7 +4,6 @@ which group computes it at once.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +29,8 @@ def on_all(found: Trace, tokens: int) -> tuple[list[torch.Tensor], list[str]]:
 
 
 @pytest.mark.parametrize(("architecture", "scheme"), CASES)
-def test_every_norm_behind_an_all_reduce_takes_it_in(
-    tmp_path: Path, architecture: str, scheme: str | None
-) -> None:
-    found = traced_model(tmp_path, architecture, scheme, ranks=RANKS)
+def test_every_norm_behind_an_all_reduce_takes_it_in(architecture: str, scheme: str | None) -> None:
+    found = traced_model(architecture, scheme, ranks=RANKS)
     before = {tokens: on_all(found, tokens) for tokens in (1, 7)}
     manager = PassManager(PASSES, CpuPlatform(), fuses=True, ranks=RANKS)
     assert manager.run(found.graph, CONTEXT)["allreduce_norm"] == 2 * LAYERS
@@ -56,8 +53,8 @@ def test_every_norm_behind_an_all_reduce_takes_it_in(
 
 
 @pytest.mark.parametrize("place", ["residual", "another op"])
-def test_a_sum_that_something_else_needs_stays(tmp_path: Path, place: str) -> None:
-    graph = traced_model(tmp_path, "llama", None, ranks=RANKS).graph
+def test_a_sum_that_something_else_needs_stays(place: str) -> None:
+    graph = traced_model("llama", None, ranks=RANKS).graph
     norm = next(node for node in graph.nodes if "add_rms_norm" in str(node.target))
     reduced: Any = norm.args[0]
     if place == "residual":
@@ -108,7 +105,7 @@ def test_a_group_that_does_it_at_once_is_asked(dtype: torch.dtype) -> None:
     assert ranks.calls == ["all_reduce", *at_once]
 
 
-def test_by_itself_it_runs_where_the_device_gains_and_says_why_not(tmp_path: Path) -> None:
+def test_by_itself_it_runs_where_the_device_gains_and_says_why_not() -> None:
     class Gains(CpuPlatform):
         def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
             return (torch.float16,)
@@ -124,7 +121,7 @@ def test_by_itself_it_runs_where_the_device_gains_and_says_why_not(tmp_path: Pat
     assert left.off["allreduce_norm"] == "no gain was measured on cpu"
     asked = PassManager(PassConfig(allreduce_norm=True), Not(), fuses=True, ranks=RANKS)
     assert "allreduce_norm None" in asked.key
-    graph = traced_model(tmp_path, "llama", None, ranks=RANKS).graph
+    graph = traced_model("llama", None, ranks=RANKS).graph
     assert taken.run(graph, CONTEXT)["allreduce_norm"] == 0
     alone = PassManager(PassConfig(allreduce_norm=True), Gains(), fuses=True)
     assert "one rank" in alone.off["allreduce_norm"]

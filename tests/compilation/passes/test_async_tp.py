@@ -5,7 +5,6 @@ group computes both at once.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +30,9 @@ def manager(config: PassConfig = PASSES, *, long: bool = True) -> PassManager:
 
 @pytest.mark.parametrize(("architecture", "scheme"), CASES)
 def test_products_take_in_what_is_sent_before_and_after_them(
-    tmp_path: Path, architecture: str, scheme: str | None
+    architecture: str, scheme: str | None
 ) -> None:
-    found = traced_model(tmp_path, architecture, scheme, ranks=RANKS)
+    found = traced_model(architecture, scheme, ranks=RANKS)
 
     def on_all(tokens: int) -> tuple[list[torch.Tensor], Counter[str]]:
         with thread_ranks(RANKS) as ranks:
@@ -56,8 +55,8 @@ def test_products_take_in_what_is_sent_before_and_after_them(
     assert AsyncTp()(found.graph, CONTEXT) == 0
 
 
-def test_rows_that_others_read_too_are_gathered_by_themselves(tmp_path: Path) -> None:
-    graph = traced_model(tmp_path, "llama", None, ranks=RANKS).graph
+def test_rows_that_others_read_too_are_gathered_by_themselves() -> None:
+    graph = traced_model("llama", None, ranks=RANKS).graph
     manager(PassConfig.parse("none,+sequence_parallel")).run(graph, CONTEXT)
     gather = next(node for node in graph.nodes if "all_gather" in str(node.target))
     with graph.inserting_after(gather):
@@ -65,15 +64,15 @@ def test_rows_that_others_read_too_are_gathered_by_themselves(tmp_path: Path) ->
     assert AsyncTp()(graph, CONTEXT) == 4 * LAYERS - 1
 
 
-def test_without_split_rows_there_is_nothing_to_overlap(tmp_path: Path) -> None:
-    graph = traced_model(tmp_path, "llama", None, ranks=RANKS).graph
+def test_without_split_rows_there_is_nothing_to_overlap() -> None:
+    graph = traced_model("llama", None, ranks=RANKS).graph
     assert manager(long=False).run(graph, CONTEXT)["async_tp"] == 0
     own = manager(PassConfig())
     assert own.off["async_tp"] == "what is sent takes the cores that multiply"
 
 
-def test_a_device_that_gains_by_it_takes_in_the_sum(tmp_path: Path) -> None:
-    found = traced_model(tmp_path, "llama", None, ranks=RANKS)
+def test_a_device_that_gains_by_it_takes_in_the_sum() -> None:
+    found = traced_model("llama", None, ranks=RANKS)
 
     def on_all() -> list[torch.Tensor]:
         with thread_ranks(RANKS) as ranks:

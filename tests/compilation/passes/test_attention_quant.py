@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from quantized_models import ARCHITECTURES, CONTEXT, LAYERS, ours, run, traced_model
@@ -23,8 +21,8 @@ ATTENTION_QUANT = AttentionQuant()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_each_attention_takes_its_quantisation_in(tmp_path: Path, architecture: str) -> None:
-    found = traced_model(tmp_path, architecture, "static fp8")
+def test_each_attention_takes_its_quantisation_in(architecture: str) -> None:
+    found = traced_model(architecture, "static fp8")
     before = {tokens: run(found, tokens) for tokens in (1, 4, 17)}
     quantised = ours(found.graph)["quantize_static"]
     assert ATTENTION_QUANT(found.graph, CONTEXT) == LAYERS
@@ -39,13 +37,13 @@ def test_each_attention_takes_its_quantisation_in(tmp_path: Path, architecture: 
 
 
 @pytest.mark.parametrize("scheme", [None, "static int8", "per token int8", "blocks fp8"])
-def test_what_attention_cannot_write_stays(tmp_path: Path, scheme: str | None) -> None:
-    graph = traced_model(tmp_path, "llama", scheme).graph
+def test_what_attention_cannot_write_stays(scheme: str | None) -> None:
+    graph = traced_model("llama", scheme).graph
     assert ATTENTION_QUANT(graph, CONTEXT) == 0
 
 
-def test_the_forward_is_cut_at_it(tmp_path: Path) -> None:
-    found = traced_model(tmp_path, "llama", "static fp8")
+def test_the_forward_is_cut_at_it() -> None:
+    found = traced_model("llama", "static fp8")
     ATTENTION_QUANT(found.graph, CONTEXT)
     cut = split(found, [value for value in found.values if _is_input(value)])
     names = [call.name for call in cut.calls if hasattr(call, "name")]

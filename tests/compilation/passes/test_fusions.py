@@ -4,8 +4,6 @@ says.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from quantized_models import ARCHITECTURES, CONTEXT, LAYERS, SCHEMES, ours, run, traced_model
@@ -35,10 +33,8 @@ def own_kernels() -> type:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_each_norm_and_each_silu_takes_its_quantisation_in(
-    tmp_path: Path, architecture: str, scheme: str
-) -> None:
-    found = traced_model(tmp_path, architecture, scheme)
+def test_each_norm_and_each_silu_takes_its_quantisation_in(architecture: str, scheme: str) -> None:
+    found = traced_model(architecture, scheme)
     before = {tokens: run(found, tokens) for tokens in (1, 2, 5, 33)}
     kind = "static" if "static" in scheme else "dynamic"
     norms = ours(found.graph)["rms_norm"]
@@ -65,9 +61,9 @@ def test_each_norm_and_each_silu_takes_its_quantisation_in(
 @pytest.mark.parametrize("scheme", [None, "per token int8"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_heads_that_are_normalised_are_turned_in_the_same_op(
-    tmp_path: Path, architecture: str, scheme: str | None
+    architecture: str, scheme: str | None
 ) -> None:
-    found = traced_model(tmp_path, architecture, scheme)
+    found = traced_model(architecture, scheme)
     before = {tokens: run(found, tokens) for tokens in (1, 3, 20)}
     matches = LAYERS if architecture == "qwen3" else 0
     rotations = ours(found.graph)["rotary_embedding"]
@@ -82,13 +78,13 @@ def test_heads_that_are_normalised_are_turned_in_the_same_op(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_models_of_16_bits_have_nothing_to_fuse(tmp_path: Path, architecture: str) -> None:
-    graph = traced_model(tmp_path, architecture, None).graph
+def test_models_of_16_bits_have_nothing_to_fuse(architecture: str) -> None:
+    graph = traced_model(architecture, None).graph
     assert NORM_QUANT(graph, CONTEXT) == SILU_QUANT(graph, CONTEXT) == 0
 
 
-def test_a_norm_that_others_read_too_stays(tmp_path: Path) -> None:
-    graph = traced_model(tmp_path, "llama", "per token int8").graph
+def test_a_norm_that_others_read_too_stays() -> None:
+    graph = traced_model("llama", "per token int8").graph
     norm = next(node for node in graph.nodes if str(node.target) == "piecework.rms_norm.default")
     with graph.inserting_after(norm):
         other = graph.call_method("abs", (norm,))
@@ -99,8 +95,8 @@ def test_a_norm_that_others_read_too_stays(tmp_path: Path) -> None:
     assert ours(graph)["rms_norm"] == 1
 
 
-def test_what_is_lowered_after_a_fusion_computes_the_same(tmp_path: Path) -> None:
-    found = traced_model(tmp_path, "qwen3", "per token int8")
+def test_what_is_lowered_after_a_fusion_computes_the_same() -> None:
+    found = traced_model("qwen3", "per token int8")
     expected = run(found, 7)
     manager = PassManager(PassConfig.parse("+norm_quant,+silu_quant"), CpuPlatform(), fuses=True)
     matches = manager.run(found.graph, CONTEXT)
@@ -128,18 +124,16 @@ def test_by_itself_a_platform_fuses_what_it_has_kernels_for(own_kernels: type) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_a_kernel_does_not_take_is_not_fused(
-    tmp_path: Path, own_kernels: type, dtype: torch.dtype
-) -> None:
+def test_what_a_kernel_does_not_take_is_not_fused(own_kernels: type, dtype: torch.dtype) -> None:
     own_kernels.DTYPES = (dtype,)  # type: ignore[attr-defined]
     own_kernels.silu_and_mul_quantize_static = staticmethod(lambda *given: given)  # type: ignore[attr-defined]
-    graph = traced_model(tmp_path, "llama", "static int8").graph
+    graph = traced_model("llama", "static int8").graph
     taken = LAYERS if dtype == torch.bfloat16 else 0
     manager = PassManager(PassConfig(), CpuPlatform(), fuses=True)
     assert manager.run(graph, CONTEXT)["silu_quant"] == taken
     assert ours(graph)["silu_and_mul_quantize_static"] == taken
     # Asked for, it is fused, and what no kernel takes becomes plain torch again.
-    graph = traced_model(tmp_path, "llama", "static int8").graph
+    graph = traced_model("llama", "static int8").graph
     manager = PassManager(PassConfig(silu_quant=True), CpuPlatform(), fuses=True)
     assert manager.run(graph, CONTEXT)["silu_quant"] == LAYERS
     assert ours(graph)["silu_and_mul_quantize_static"] == taken

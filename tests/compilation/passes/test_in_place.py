@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,8 +107,8 @@ def test_what_the_forward_writes_over_is_read_by_its_first_name(
 
 @pytest.mark.parametrize("scheme", [None, "static fp8", "per token int8"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_models_compute_the_same(tmp_path: Path, architecture: str, scheme: str | None) -> None:
-    found = traced_model(tmp_path, architecture, scheme)
+def test_models_compute_the_same(architecture: str, scheme: str | None) -> None:
+    found = traced_model(architecture, scheme)
     expected = {tokens: run(found, tokens) for tokens in (1, 5, 18)}
     Lower(tuple(name for name in ops.TRACED if name not in ops.PRODUCTS), "cpu")(
         found.graph, CONTEXT
@@ -122,8 +121,8 @@ def test_models_compute_the_same(tmp_path: Path, architecture: str, scheme: str 
     assert IN_PLACE(found.graph, CONTEXT) == 0
 
 
-def test_sums_over_ranks_take_no_memory(tmp_path: Path) -> None:
-    found = traced_model(tmp_path, "llama", None, ranks=2)
+def test_sums_over_ranks_take_no_memory() -> None:
+    found = traced_model("llama", None, ranks=2)
 
     def on_all(tokens: int) -> list[torch.Tensor]:
         with thread_ranks(2) as ranks:

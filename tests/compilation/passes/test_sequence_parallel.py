@@ -5,7 +5,6 @@ numbers stay, and which numbers of tokens the forward is good for.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,9 +41,9 @@ def on_all(found: Trace, tokens: int, size: int) -> tuple[list[torch.Tensor], Co
 @pytest.mark.parametrize("lowered", [True, False])
 @pytest.mark.parametrize(("architecture", "scheme", "ranks"), CASES)
 def test_every_sum_is_split_until_the_norm_behind_it(
-    tmp_path: Path, architecture: str, scheme: str | None, ranks: int, lowered: bool
+    architecture: str, scheme: str | None, ranks: int, lowered: bool
 ) -> None:
-    found = traced_model(tmp_path, architecture, scheme, ranks=ranks)
+    found = traced_model(architecture, scheme, ranks=ranks)
     before = {tokens: on_all(found, tokens, ranks)[0] for tokens in (2 * ranks, 6 * ranks)}
     passes = manager(ranks, lower=lowered)
     assert passes.unit == ranks
@@ -64,8 +63,8 @@ def test_every_sum_is_split_until_the_norm_behind_it(
     assert SequenceParallel(ranks)(found.graph, CONTEXT) == 0
 
 
-def test_what_is_gathered_behind_a_quantised_norm_has_8_bits(tmp_path: Path) -> None:
-    found = traced_model(tmp_path, "llama", "static int8", ranks=2)
+def test_what_is_gathered_behind_a_quantised_norm_has_8_bits() -> None:
+    found = traced_model("llama", "static int8", ranks=2)
     # Not even where norm and quantisation have stayed two ops.
     manager(2, norm_quant=False, lower=False).run(found.graph, CONTEXT)
     gathers = [node for node in found.graph.nodes if "all_gather" in str(node.target)]
@@ -73,8 +72,8 @@ def test_what_is_gathered_behind_a_quantised_norm_has_8_bits(tmp_path: Path) -> 
     assert dtypes == [torch.int8] * (2 * LAYERS) + [torch.bfloat16]
 
 
-def test_a_residual_that_is_not_split_keeps_its_sums_whole(tmp_path: Path) -> None:
-    graph = traced_model(tmp_path, "llama", None, ranks=2).graph
+def test_a_residual_that_is_not_split_keeps_its_sums_whole() -> None:
+    graph = traced_model("llama", None, ranks=2).graph
     first: Any = next(node for node in graph.nodes if "all_reduce" in str(node.target))
     first.replace_all_uses_with(first.args[0])
     graph.erase_node(first)
