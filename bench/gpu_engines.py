@@ -183,7 +183,8 @@ def _batch(engine: Engine, lens: list[tuple[int, int]]) -> Batch:
         request.num_computed = length - new
         request.pages = [next(pages) for _ in range(-(-length // pool.page_size))]
         scheduled.append(Scheduled(request, new))
-    return build_batch(scheduled, pool.page_size, engine.runner.device, engine.runner.slot_dtype)
+    slot_dtype = engine.runner.platform.slot_dtype
+    return build_batch(scheduled, pool.page_size, engine.runner.device, slot_dtype)
 
 
 def fill_cache(engine: Engine) -> None:

@@ -122,19 +122,21 @@ class Choosing(IntEnum):
 
 DRAW = np.dtype(
     [
-        *(("uniform", np.float64), ("top_k", np.int64)),
+        *(("seed", np.uint64), ("top_k", np.int64)),
         *((name, np.float32) for name in ("temperature", "top_p", "min_p")),
-        *(("halves", np.float32, 2), ("choosing", np.int32)),
+        ("choosing", np.int32),
     ],
     align=True,
 )
-"""How a row's token is chosen: the numbers that its `Choosing` takes (`kernels/ops.py`); `halves`
-are the `uniform` of `sample_plain`.
+"""How a row's token is chosen: the numbers that its `Choosing` takes (`kernels/ops.py`), the random
+ones made of `seed` and the position of the token.
 """
 
 
 class StepKernels(Protocol):
-    """A model's forward without its ops, for steps of up to `max_tokens` tokens."""
+    """A model's forward without its ops, for steps of up to `max_tokens` tokens. Of tensors that it
+    is given again it may know where they lie, not what they hold.
+    """
 
     max_tokens: int
 
@@ -153,8 +155,8 @@ class StepKernels(Protocol):
         metadata: AttentionMetadata,
         rows: torch.Tensor,
         draws: npt.NDArray[np.void] | None = None,
-    ) -> torch.Tensor | None:
-        """The same to tokens [N] int64 behind `rows` [N] int64 of the step, -1 where logits are not
+    ) -> list[int] | None:
+        """The same to tokens [N] behind `rows` [N] int64 of the step, -1 where logits are not
         finite: as `draws` [N] tell, of `DRAW`, or else the likeliest. None, and nothing is done, of
         models of which that is not known.
         """

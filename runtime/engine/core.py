@@ -16,8 +16,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import torch
-
 from ..cache.kv_cache import KVCache
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.batch import Scheduled, digest
@@ -139,7 +137,6 @@ class EngineCore:
         self._ranks.tell("flush_cache")
         return self._cache.flush()
 
-    @torch.inference_mode()
     def step(self) -> StepOutput:
         """Launch one batch, and say what the one before it delivered; without overlap, what it
         delivered itself.

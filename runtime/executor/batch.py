@@ -38,8 +38,9 @@ def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """`input_ids`, `positions` [T] int64, request after request. `sample_rows`: rows whose logits
-    give `samplers` their next token. `state_copies`: from which slot to
-    which states are copied before the step, `snapshots`: behind it.
+    give `samplers` their next token; `asks_no_more`: of those nothing else is asked, and of no
+    prompt. `reach_end`: whether all of each request's tokens are computed then. `state_copies`:
+    from which slot to which states are copied before the step, `snapshots`: behind it.
     """
 
     scheduled: list[Scheduled]
@@ -48,6 +49,8 @@ class Batch:
     metadata: AttentionMetadata
     samplers: list[Request]
     sample_rows: torch.Tensor
+    asks_no_more: bool
+    reach_end: list[bool]
     state_copies: list[tuple[int, int]]
     snapshots: list[tuple[int, int]]
     num_tokens: int
@@ -136,12 +139,14 @@ def build_batch(
     """
     query_lens = [num_new for _, num_new in scheduled]
     seq_lens = [request.num_computed + num_new for request, num_new in scheduled]
-    ending, pending = [], []
+    reach_end, ending, pending = [], [], []
     for row, ((request, _), seq_len) in enumerate(zip(scheduled, seq_lens, strict=True)):
-        if seq_len == request.num_tokens and request.params.max_new_tokens > 0:
+        reach_end.append(seq_len == request.num_tokens)
+        if reach_end[row] and request.params.max_new_tokens > 0:
             ending.append(row)
         if request.num_placeholders:
             pending.append(row)
+    samplers = [scheduled[row].request for row in ending]
     own = _numpy_dtype(slot_dtype)
     tables = [np.array(rows, own) for rows in _tables(scheduled, only_windows=only_windows)]
     num_tokens = sum(query_lens)
@@ -180,8 +185,14 @@ def build_batch(
         input_ids=ids,
         positions=places,
         metadata=metadata,
-        samplers=[scheduled[row].request for row in ending],
+        samplers=samplers,
         sample_rows=sample_rows,
+        asks_no_more=bool(samplers)
+        and not any(
+            request.processors or request.params.logprobs is not None for request in samplers
+        )
+        and not any(request.prompt_logprobs_due for request, _ in scheduled),
+        reach_end=reach_end,
         state_copies=[
             (request.state_source, slot)
             for request, slot in states
@@ -190,6 +201,93 @@ def build_batch(
         snapshots=[(slot, request.snapshot.number) for request, slot in states if request.snapshot],
         num_tokens=num_tokens,
     )
+
+
+class Layout:
+    """Lays out the steps of a model, which `build_batch` says. Where the host computes, decodes of
+    the requests of the step before are the same batch again, in whose tensors only tokens,
+    positions and slots have changed: between two steps of a CPU everything that is touched comes
+    from memory, and most of it is not touched then.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        device: torch.device,
+        slot_dtype: torch.dtype,
+        *,
+        only_windows: bool = False,
+    ) -> None:
+        self._form = (page_size, device, slot_dtype)
+        self._only_windows = only_windows
+        self._decodes: _Decodes | None = None
+
+    def batch(self, scheduled: list[Scheduled], sampled: torch.Tensor | None = None) -> Batch:
+        """Good until the next one is made. `sampled`: as of `build_batch`."""
+        if self._decodes is not None and self._decodes.go_on(scheduled):
+            return self._decodes.batch
+        batch = build_batch(scheduled, *self._form, sampled, only_windows=self._only_windows)
+        page_size, device, _ = self._form
+        stays = device.type == "cpu" and batch.is_decode and _keep_pages(scheduled)
+        self._decodes = _Decodes(batch, page_size) if stays else None
+        return batch
+
+
+def _keep_pages(scheduled: list[Scheduled]) -> bool:
+    """Whether decodes go on with the pages that they have, and more: not those of which others are
+    still to find the prompt, nor those that leave windows behind.
+    """
+    return not any(
+        request.num_computed < request.num_prompt
+        or request.num_placeholders
+        or request.window
+        or request.state is not None
+        for request, _ in scheduled
+    )
+
+
+class _Decodes:
+    """A batch of decodes, and where what changes of it lies."""
+
+    def __init__(self, batch: Batch, page_size: int) -> None:
+        self.batch = batch
+        self._page_size = page_size
+        self._requests = [request for request, _ in batch.scheduled]
+        self._pages = [request.pages for request in self._requests]
+        self._seq_lens = batch.metadata.seq_lens
+        self._table = batch.metadata.block_table.numpy()
+        self._ids, self._positions, self._slots = (
+            tensor.numpy().data
+            for tensor in (batch.input_ids, batch.positions, batch.metadata.slot_mapping)
+        )
+
+    def go_on(self, scheduled: list[Scheduled]) -> bool:
+        """Make it the batch of the next step, if that is these requests with a token more each."""
+        if len(scheduled) != len(self._requests):
+            return False
+        page_size, width = self._page_size, self._table.shape[1]
+        for row, (request, num_new) in enumerate(scheduled):
+            position, pages = self._seq_lens[row], self._pages[row]
+            if (
+                request is not self._requests[row]
+                or num_new != 1
+                or request.num_computed != position
+                or request.num_tokens != position + 1
+                or request.num_placeholders
+                # It had to give them back meanwhile.
+                or request.pages is not pages
+            ):
+                return False
+            place, inside = divmod(position, page_size)
+            if not inside:
+                if place == width:
+                    return False
+                self._table[row, place] = pages[place]
+            self._slots[row] = pages[place] * page_size + inside
+            self._ids[row] = request.token(position)
+            self._positions[row] = position
+            self._seq_lens[row] = position + 1
+        return True
 
 
 def _tables(scheduled: list[Scheduled], *, only_windows: bool) -> Iterator[list[list[int]]]:

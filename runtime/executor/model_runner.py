@@ -42,7 +42,7 @@ from ..resolve_config import (
     resolve_steps,
     with_states,
 )
-from .batch import Batch, Scheduled
+from .batch import Batch, Layout, Scheduled
 from .forward_context import PagedAttention
 from .memory_profile import profile_memory
 from .step import PendingStep
@@ -90,7 +90,6 @@ class ModelRunner:
         register_attention(self.platform.dispatch_key)
         self.platform.begin_trials()
         self.device = self.platform.device()
-        self.slot_dtype = self.platform.slot_dtype
         self.dtype: torch.dtype = (
             self.platform.default_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         )
@@ -130,10 +129,10 @@ class ModelRunner:
         with self.clock.phase("memory"):
             self.config = self._resolve(config, backend)
         self.pool = self._make_pool(self.config)
-        self.only_windows = self.pool.only_windows
         self.states = self._make_states(self.config.state_slots)
         attention = PagedAttention(backend=backend, pool=self.pool, states=self.states)
-        self.page_size = self.pool.page_size
+        form = self.pool.page_size, self.device, self.platform.slot_dtype
+        self.layout = Layout(*form, only_windows=self.pool.only_windows)
         self._kv_bytes = self.pool.num_bytes + (self.states.num_bytes if self.states else 0)
         own = RankInfo(weight_bytes=weight_bytes(self.model), kv_bytes=self._kv_bytes)
         self._rank_infos = ranks.gathered(own) or []
@@ -167,7 +166,7 @@ class ModelRunner:
         self.states.copy(batch.snapshots)
         return hidden
 
-    def choose(self, batch: Batch) -> torch.Tensor | None:
+    def choose(self, batch: Batch) -> list[int] | None:
         """The tokens [N] of a step's samplers, of which no more is asked, where they are found with
         its forward; None: nothing is done.
         """
@@ -368,7 +367,7 @@ class ModelRunner:
                 f"than {self._windows.typical(self.config):,} take less of it, shorter ones more"
             )
         elif self.pool.window is not None:
-            tokens = (self.pool.window_pages - 1) * self.page_size
+            tokens = (self.pool.window_pages - 1) * self.pool.page_size
             remarks["windows"] = (
                 f"{tokens:,} tokens in the KV cache for layers that see {self.pool.window:,}"
             )

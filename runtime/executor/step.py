@@ -13,8 +13,8 @@ from ...kernels.staging import HostCopy, to_device
 from ..engine.messages import TokenLogprob
 from ..engine.request import Request
 from ..sampling.logprobs import gather_logprobs, gather_ranks, read_logprobs, with_ranks
-from ..sampling.sampler import NO_TOKEN, Samples, choose, sample
-from .batch import Batch, Scheduled, build_batch
+from ..sampling.sampler import NO_TOKEN, KnownSamples, Samples, choose, sample
+from .batch import Batch, Layout, Scheduled
 
 _LOGIT_ROWS = 256
 """Prompt positions whose logits are held at once: 256 rows of a vocabulary of 150,000 take 150 MB.
@@ -25,10 +25,7 @@ class Forward(Protocol):
     """What a step needs of a model."""
 
     device: torch.device
-    slot_dtype: torch.dtype
-    page_size: int
-    only_windows: bool
-    """Whether all layers have a sliding window (`KVPool`)."""
+    layout: Layout
     group: Group | None
     """Of the ranks, each of which gets the tokens that rank 0 samples; None: there are no others.
     """
@@ -37,8 +34,8 @@ class Forward(Protocol):
         """Hidden states [T, hidden] of a step; writes keys and values of its tokens."""
         ...
 
-    def choose(self, batch: Batch) -> torch.Tensor | None:
-        """The tokens [N] int64 of a step's samplers, `NO_TOKEN` where logits are not finite, where
+    def choose(self, batch: Batch) -> list[int] | None:
+        """The tokens [N] of a step's samplers, `NO_TOKEN` where logits are not finite, where
         they are found with its forward; None: nothing is done.
         """
         ...
@@ -88,30 +85,28 @@ class PendingStep:
             if previous is not None and previous.samples is not None
             else None
         )
-        batch = build_batch(
-            *(scheduled, model.page_size, model.device, model.slot_dtype, sampled),
-            only_windows=model.only_windows,
-        )
+        batch = model.layout.batch(scheduled, sampled)
         self.scheduled = scheduled
         self.samplers = batch.samplers
-        self._reach_end = [
-            seq_len == request.num_tokens
-            for (request, _), seq_len in zip(scheduled, batch.metadata.seq_lens, strict=True)
-        ]
-        self.samples: Samples | None = None
+        self._reach_end = batch.reach_end
+        self.samples: Samples | KnownSamples | None = None
         self._prompt_rows: list[_PromptRows] = []
+        chosen = model.choose(batch) if batch.asks_no_more else None
+        if chosen is not None:
+            self.samples = KnownSamples(chosen)
+        else:
+            self._compute(model, batch, sampled)
+
+    @torch.inference_mode()
+    def _compute(self, model: Forward, batch: Batch, sampled: torch.Tensor | None) -> None:
         # Of a prompt whose log-probabilities are wanted, hidden states are looked at.
-        if not any(request.prompt_logprobs_due for request, _ in scheduled):
-            chosen = model.choose(batch) if _wants_no_more(batch) else None
-            if chosen is not None:
-                self.samples = Samples(chosen, [], [])
-                return
+        if not any(request.prompt_logprobs_due for request, _ in self.scheduled):
             logits = model.forward_to_logits(batch)
             if logits is not None:
                 self.samples = sample(logits, batch.samplers, sampled)
                 return
         hidden = model.forward(batch)
-        self._prompt_rows = list(_prompt_rows(model, scheduled, hidden))
+        self._prompt_rows = list(_prompt_rows(model, self.scheduled, hidden))
         if batch.samplers:
             rows = hidden.index_select(0, batch.sample_rows)
             self.samples = _sample(model, rows, batch.samplers, sampled)
@@ -137,15 +132,6 @@ class PendingStep:
             else:
                 results.append(StepTokens(request, [], None, ended))
         return results
-
-
-def _wants_no_more(batch: Batch) -> bool:
-    """Whether of each row that gives a token no more is asked than that: its logits stay as the
-    model has them, and nobody sees them.
-    """
-    return bool(batch.samplers) and not any(
-        request.processors or request.params.logprobs is not None for request in batch.samplers
-    )
 
 
 def _sample(

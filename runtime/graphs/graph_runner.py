@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -83,6 +85,8 @@ class GraphRunner:
         self.decode: DecodeGraph | None = None
         """None also before `use`."""
         self.kernels = None
+        self._drawn: Batch | None = None
+        self._draws: npt.NDArray[np.void] | None = None
         if self.decode_backend is Backend.NATIVE:
             pool = attention.pool
             self.kernels = platform.step_kernels(
@@ -155,17 +159,18 @@ class GraphRunner:
             result: torch.Tensor = forward(batch.input_ids, batch.positions)
         return result
 
-    def choose(self, batch: Batch) -> torch.Tensor | None:
+    def choose(self, batch: Batch) -> list[int] | None:
         """The tokens [N] of a step's samplers, of which no more is asked, `NO_TOKEN` where logits
         are not finite, if they are found with the forward; None: nothing is done.
         """
         kernels = self._whole_step(batch)
         if kernels is None:
             return None
-        return kernels.choose(
-            *(batch.input_ids, batch.positions, batch.metadata, batch.sample_rows),
-            draws_of(batch.samplers),
-        )
+        if batch is not self._drawn:
+            # A request asks the same for all of its tokens.
+            self._drawn, self._draws = batch, draws_of(batch.samplers)
+        step = batch.input_ids, batch.positions, batch.metadata, batch.sample_rows
+        return kernels.choose(*step, self._draws)
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Their logits [N, V] float32 likewise."""

@@ -41,6 +41,24 @@ class Sampled(NamedTuple):
     logprob: TokenLogprob | None
 
 
+class KnownSamples:
+    """The next tokens of a step's requests, a token or `NO_TOKEN` each, of a device that is the
+    host: nothing of torch's is needed to look at them.
+    """
+
+    def __init__(self, chosen: list[int]) -> None:
+        self._chosen = chosen
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """As of `Samples`."""
+        return torch.tensor(self._chosen).clamp_min(0)
+
+    def read(self) -> list[Sampled]:
+        """One a request."""
+        return [Sampled(token, None) for token in self._chosen]
+
+
 class Samples:
     """The next tokens of a step's requests."""
 
@@ -174,9 +192,8 @@ def draws_of(requests: Sequence[Request]) -> npt.NDArray[np.void] | None:
     """
     if all(request.params.greedy for request in requests):
         return None
-    numbers = _numbers_of(requests, 0)
     draws = np.empty(len(requests), DRAW)
-    draws["uniform"], draws["halves"] = numbers, _split(numbers)
+    draws["seed"] = _seeds_of(requests, 0)
     draws["top_k"] = [r.params.top_k if r.params.top_k > 0 else _NO_TOP_K for r in requests]
     for name in ("temperature", "top_p", "min_p"):
         draws[name] = _column(requests, name)
@@ -257,12 +274,15 @@ def _uniform_of(requests: list[Request], draw: int, device: torch.device) -> tor
 
 
 def _numbers_of(requests: Sequence[Request], draw: int) -> npt.NDArray[np.float64]:
+    positions = np.array([r.num_tokens for r in requests], np.uint64)
+    return uniform(_seeds_of(requests, draw), positions)
+
+
+def _seeds_of(requests: Sequence[Request], draw: int) -> npt.NDArray[np.uint64]:
     # Another draw is that of another seed.
-    seeds = np.array(
+    return np.array(
         [(r.seed + draw * _NEXT_SEED) & 0xFFFFFFFFFFFFFFFF for r in requests], np.uint64
     )
-    positions = np.array([r.num_tokens for r in requests], np.uint64)
-    return uniform(seeds, positions)
 
 
 def _split(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:

@@ -15,7 +15,7 @@ from piecework.runtime.cache.slabs import SharedPages
 from piecework.runtime.distributed.ranks import ALONE, Ranks
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import TokenOutput
-from piecework.runtime.executor.batch import Batch, Scheduled
+from piecework.runtime.executor.batch import Batch, Layout, Scheduled
 from piecework.runtime.executor.step import PendingStep
 from piecework.runtime.graphs.graph_runner import GraphCounts
 
@@ -44,15 +44,14 @@ class ToyRunner:
     """
 
     device = torch.device("cpu")
-    slot_dtype = torch.int64
     group: Group | None = None
-    only_windows = False
     vocab_size = VOCAB
     eos_token_ids = frozenset({EOS})
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.cache = np.full(num_pages * page_size, -1)
         self.page_size = page_size
+        self.layout = Layout(page_size, self.device, torch.int64)
         self.step_tokens: list[int] = []
 
     def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
@@ -78,7 +77,7 @@ class ToyRunner:
     def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
         return None
 
-    def choose(self, batch: Batch) -> torch.Tensor | None:
+    def choose(self, batch: Batch) -> list[int] | None:
         return None
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
@@ -104,11 +103,11 @@ class WholeStepToyRunner(ToyRunner):
             return None
         return self.compute_logits(self.forward(batch).index_select(0, batch.sample_rows))
 
-    def choose(self, batch: Batch) -> torch.Tensor | None:
+    def choose(self, batch: Batch) -> list[int] | None:
         if not all(request.params.greedy for request in batch.samplers):
             return None
         logits = self.forward_to_logits(batch)
-        return None if logits is None else logits.argmax(-1)
+        return None if logits is None else logits.argmax(-1).tolist()
 
 
 class RecurrentToyRunner(ToyRunner):

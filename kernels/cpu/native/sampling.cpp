@@ -227,20 +227,31 @@ void mask(float* row, const uint32_t* bits, int vocab) {
   }
 }
 
+// SplitMix64's output mix, as `uniform` of runtime/sampling/sampler.py has it.
+uint64_t mix(uint64_t z) {
+  z += 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
 }  // namespace
 
-int64_t choose_token(float* row, int vocab, const Draw& how) {
+int64_t choose_token(float* row, int vocab, const Draw& how, int64_t position) {
   if (how.choosing == kLikeliest) {
     const int64_t token = argmax(row, vocab);
     return is_finite(ordered(row[token])) ? token : -1;
   }
+  // Of 53 bits: in [0, 1), or the first 24 and the 24 behind them.
+  const uint64_t bits = mix(mix(how.seed) + static_cast<uint64_t>(position)) >> 11;
   if (how.choosing == kPlain) {
+    const float halves[] = {(bits >> 29) * 0x1p-24f, (bits >> 5 & 0xFFFFFF) * 0x1p-24f};
     static thread_local Weights weights;
-    return pick(row, vocab, how.temperature, how.halves, weights);
+    return pick(row, vocab, how.temperature, halves, weights);
   }
   static thread_local Candidates found;
   softmax(row, vocab, how.temperature);
-  return std::isfinite(row[0]) ? draw(row, vocab, {std::min<int64_t>(how.top_k, vocab), how.top_p, how.min_p, how.uniform}, found) : -1;
+  return std::isfinite(row[0]) ? draw(row, vocab, {std::min<int64_t>(how.top_k, vocab), how.top_p, how.min_p, bits * 0x1p-53}, found) : -1;
 }
 
 }  // namespace piecework

@@ -31,6 +31,7 @@ class Forward {
         is_few_(!ranks_ && step.tokens <= kFewTokens),
         team_(threads),
         width_(model_.queries() + 2 * model_.keys()),
+        seq_lens_(step.seq_lens()),
         shared_(is_few_ ? 0 : step.tokens, is_few_ ? 0 : step.samples, model_),
         heads_made_(step.tokens, model_.queries()),
         heads_(model_.heads + 2 * model_.kv_heads, model_.head_size),
@@ -136,7 +137,7 @@ class Forward {
     add(residual(t, thread), from, model_.hidden, residual(t, thread));
   }
 
-  AttentionCall<bf16> call(const Layer& layer) { return attention_of(model_, layer, step_, qkv_.data(), attended_.data()); }
+  AttentionCall<bf16> call(const Layer& layer) { return attention_of(model_, layer, step_, seq_lens_.data(), qkv_.data(), attended_.data()); }
 
   void layer(const Layer& layer, bool is_first, StepThread& thread) {
     normalise(layer.before_attention, layer.qkv, is_first, thread);
@@ -353,7 +354,10 @@ class Forward {
     });
     if (!step_.draws) return;
     team_.each(thread.phase, step_.samples, [&](int n) {
-      step_.chosen[n] = choose_token(step_.logits + static_cast<size_t>(n) * head.rows, head.rows, step_.draws[n]);
+      float* logits = step_.logits + static_cast<size_t>(n) * head.rows;
+      // That of the token to be chosen.
+      const int64_t position = step_.positions[step_.sampled[n]] + 1;
+      step_.chosen[n] = choose_token(logits, head.rows, step_.draws[n], position);
     });
   }
 
@@ -364,6 +368,7 @@ class Forward {
   const bool is_few_;  // each thread has all rows to itself
   Team team_;
   const int width_;
+  const std::vector<int32_t> seq_lens_;
   StepRows shared_;
   Input heads_made_;  // what attention gave, where each head is laid out by who made it
   Heads heads_;

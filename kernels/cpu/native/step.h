@@ -9,6 +9,8 @@
 #include "sampling.h"
 #include "shared.h"
 
+#include <vector>
+
 namespace piecework {
 
 // RMSNorm; no weight: numbers stay as they are.
@@ -66,7 +68,7 @@ struct Step {
   const Model* model;
   const int64_t *ids, *positions;
   const int64_t *slots[2], *tables[2];  // of layers that keep all pages, and of those that keep a window's
-  const int32_t *query_lens, *seq_lens;
+  const int32_t* query_lens;
   bf16* out;            // [T, N], or null
   // Where not those are wanted, of the tokens `sampled` [samples] one of these:
   const int64_t* sampled;
@@ -75,17 +77,24 @@ struct Step {
   const Draw* draws;    // [samples], or null
   int64_t table_stride;
   int32_t requests, tokens, samples;
+
+  // Length of each request with its new tokens.
+  std::vector<int32_t> seq_lens() const {
+    std::vector<int32_t> lens(requests);
+    for (int b = 0, last = -1; b < requests; ++b) lens[b] = static_cast<int32_t>(positions[last += query_lens[b]]) + 1;
+    return lens;
+  }
 };
 
 constexpr int kMostTokens = 64;
 
 // Attention of a layer over rows [T, H + 2 K, D] of queries, keys and values, to `out` [T, H, D].
-inline AttentionCall<bf16> attention_of(const Model& model, const Layer& layer, const Step& step, const bf16* qkv, bf16* out) {
+inline AttentionCall<bf16> attention_of(const Model& model, const Layer& layer, const Step& step, const int32_t* seq_lens, const bf16* qkv, bf16* out) {
   AttentionCall<bf16> call{};
   const int queries = model.queries(), keys = model.keys(), width = queries + 2 * keys;
   call.q = qkv, call.k = call.q + queries, call.v = call.k + keys, call.out = out;
   call.k_cache = layer.k_cache, call.v_cache = layer.v_cache, call.slots = step.slots[layer.table], call.table = step.tables[layer.table];
-  call.query_lens = step.query_lens, call.seq_lens = step.seq_lens;
+  call.query_lens = step.query_lens, call.seq_lens = seq_lens;
   call.q_stride = call.k_stride = call.v_stride = width, call.out_stride = queries, call.table_stride = step.table_stride;
   call.requests = step.requests, call.tokens = step.tokens, call.heads = model.heads, call.kv_heads = model.kv_heads;
   call.group = model.group, call.skipped = model.skipped;

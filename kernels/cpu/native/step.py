@@ -6,6 +6,7 @@ T tokens, B requests, N hidden size.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,6 +68,7 @@ class NativeStep:
         second: Sequence[bool] = (),
     ) -> None:
         self._step = library.piecework_step
+        self._last: _Call | None = None
         self._group = group
         parts: DecoderParts = part_of(model)
         self._has_head = group is None and parts.head is not None and _is_packed(parts.head)
@@ -105,7 +107,9 @@ class NativeStep:
         values go to their slots.
         """
         out = torch.empty(input_ids.shape[0], self._hidden, dtype=torch.bfloat16)
-        self._run(input_ids, positions, metadata, out=out)
+        call = self._call(input_ids, positions, metadata, None)
+        call.write_hidden(out)
+        self._run(call)
         return out
 
     def choose(
@@ -115,23 +119,17 @@ class NativeStep:
         metadata: AttentionMetadata,
         rows: torch.Tensor,
         draws: npt.NDArray[np.void] | None = None,
-    ) -> torch.Tensor | None:
-        """Tokens [N] int64 behind `rows` [N] int64 of the step instead, -1 of logits that are not
-        finite: as `draws` [N] tell, of `DRAW`, or else the likeliest. None, and nothing done, where
-        the head is not the kernels', or more is done to its logits.
+    ) -> list[int] | None:
+        """Tokens [N] behind `rows` [N] int64 of the step instead, -1 of logits that are not finite:
+        as `draws` [N] tell, of `DRAW`, or else the likeliest. None, and nothing done, where the
+        head is not the kernels', or more is done to its logits.
         """
         if not self._has_head or self._finish is not None:
             return None
-        chosen = torch.empty(len(rows), dtype=torch.int64)
-        logits = None if draws is None else self._logits_of(rows)
-        self._run(
-            *(input_ids, positions, metadata),
-            rows=rows,
-            chosen=chosen,
-            logits=logits,
-            draws=draws,
-        )
-        return chosen
+        call = self._call(input_ids, positions, metadata, rows)
+        call.draw_by(draws, self._model.head.rows)
+        self._run(call)
+        return list(call.chosen)
 
     def logits(
         self,
@@ -145,46 +143,94 @@ class NativeStep:
         """
         if not self._has_head:
             return None
-        logits = self._logits_of(rows)
-        self._run(input_ids, positions, metadata, rows=rows, logits=logits)
+        logits = torch.empty(len(rows), self._model.head.rows, dtype=torch.float32)
+        call = self._call(input_ids, positions, metadata, rows)
+        call.write_logits(logits)
+        self._run(call)
         return logits if self._finish is None else self._finish(logits)
 
-    def _logits_of(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.empty(len(rows), self._model.head.rows, dtype=torch.float32)
-
-    def _run(
+    def _call(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         metadata: AttentionMetadata,
-        *,
-        out: torch.Tensor | None = None,
-        rows: torch.Tensor | None = None,
-        chosen: torch.Tensor | None = None,
-        logits: torch.Tensor | None = None,
-        draws: npt.NDArray[np.void] | None = None,
-    ) -> None:
-        # Names keep what is copied here until the step is done.
-        ids, places = input_ids.contiguous(), positions.contiguous()
-        both = [each for each in (metadata, metadata.window) if each is not None]
-        tables = [each.block_table.to(torch.int64).contiguous() for each in both]
-        slots = [each.slot_mapping.to(torch.int64).contiguous() for each in both]
-        count = len(metadata.seq_lens)
-        lens = [
-            (ctypes.c_int32 * count)(*each) for each in (metadata.query_lens, metadata.seq_lens)
-        ]
-        step = StepStruct(
-            ctypes.addressof(self._model),
-            *(ids.data_ptr(), places.data_ptr()),
-            *(_BOTH(*(part.data_ptr() for part in parts)) for parts in (slots, tables)),
-            *map(ctypes.addressof, lens),
-            *(None if each is None else each.data_ptr() for each in (out, rows, chosen, logits)),
-            None if draws is None else draws.ctypes.data,
-            *(tables[0].stride(0), count, ids.shape[0], 0 if rows is None else len(rows)),
-        )
-        succeeded = self._step(ctypes.byref(step), torch.get_num_threads())
+        rows: torch.Tensor | None,
+    ) -> _Call:
+        given = (input_ids, positions, metadata, rows)
+        if self._last is None or not self._last.is_of(given):
+            self._last = _Call(self._model, *given)
+        return self._last
+
+    def _run(self, call: _Call) -> None:
+        succeeded = self._step(call.reference, call.threads)
         if self._group is not None:
             self._group.check(succeeded)
+
+
+class _Call:
+    """What the kernels read of a step. Decodes of the same requests are told in the same tensors
+    from step to step: to look for them again would take as long as to plan the step.
+    """
+
+    def __init__(
+        self,
+        model: ModelStruct,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
+    ) -> None:
+        self._given = (input_ids, positions, metadata, rows)
+        both = [each for each in (metadata, metadata.window) if each is not None]
+        given = [
+            *(input_ids, positions),
+            *(each.slot_mapping for each in both),
+            *(each.block_table for each in both),
+        ]
+        read = [each.to(torch.int64).contiguous() for each in given]
+        self._is_copied = any(one is not other for one, other in zip(given, read, strict=True))
+        ids, places, *others = read
+        slots, tables = others[: len(both)], others[len(both) :]
+        count, samples = len(metadata.query_lens), 0 if rows is None else len(rows)
+        lens = (ctypes.c_int32 * count)(*metadata.query_lens)
+        self.chosen = (ctypes.c_int64 * samples)()
+        self._owners: list[Any] = [model, read, lens]
+        self._logits: torch.Tensor | None = None
+        self._draws: npt.NDArray[np.void] | None = None
+        self._step = StepStruct(
+            ctypes.addressof(model),
+            *(ids.data_ptr(), places.data_ptr()),
+            *(_BOTH(*(part.data_ptr() for part in parts)) for parts in (slots, tables)),
+            *(ctypes.addressof(lens), None, None if rows is None else rows.data_ptr()),
+            *(None, None, None),
+            *(tables[0].stride(0), count, ids.shape[0], samples),
+        )
+        self.reference = ctypes.byref(self._step)
+        self.threads = torch.get_num_threads()
+
+    def is_of(self, given: tuple[Any, ...]) -> bool:
+        """Whether a step in these tensors would be read from the same memory."""
+        return not self._is_copied and all(map(operator.is_, self._given, given))
+
+    def write_hidden(self, out: torch.Tensor) -> None:
+        """[T, N] bfloat16."""
+        self._step.out = out.data_ptr()
+
+    def write_logits(self, logits: torch.Tensor) -> None:
+        """[N, V] float32."""
+        self._step.logits, self._step.chosen, self._step.draws = logits.data_ptr(), None, None
+
+    def draw_by(self, draws: npt.NDArray[np.void] | None, vocab: int) -> None:
+        """To `chosen`, by `draws` [N], or else the likeliest."""
+        if self._step.chosen is not None and draws is self._draws:
+            return
+        self._draws = draws
+        self._step.chosen = ctypes.addressof(self.chosen)
+        self._step.logits = self._step.draws = None
+        if draws is not None:
+            # Where their logits are worked in.
+            self._logits = torch.empty(len(self.chosen), vocab, dtype=torch.float32)
+            self._step.logits, self._step.draws = self._logits.data_ptr(), draws.ctypes.data
 
 
 def make_native_step(

@@ -82,7 +82,7 @@ class StepStruct(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("model", "ids", "positions")),
         *((name, _POINTER * 2) for name in ("slots", "tables")),
-        *((name, _POINTER) for name in ("query_lens", "seq_lens", "out")),
+        *((name, _POINTER) for name in ("query_lens", "out")),
         *((name, _POINTER) for name in ("sampled", "chosen", "logits", "draws")),
         ("table_stride", _LONG),
         *((name, _INT) for name in ("requests", "tokens", "samples")),

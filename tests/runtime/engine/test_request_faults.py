@@ -15,6 +15,7 @@ from toy_runner import ToyRunner, continuation, make_core
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import FinishReason, GenerateRequest, TokenOutput
 from piecework.runtime.executor import step as launch
+from piecework.runtime.executor.batch import Layout
 from piecework.runtime.executor.step import PendingStep
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -45,10 +46,10 @@ def seed(place: str, guilty: Guilty, patch: pytest.MonkeyPatch) -> None:
     match place:
         case "batch":
             patch.setattr(
-                launch,
-                "build_batch",
+                Layout,
+                "batch",
                 failing(
-                    launch.build_batch, lambda scheduled, *_: [entry.request for entry in scheduled]
+                    Layout.batch, lambda _, scheduled, *__: [entry.request for entry in scheduled]
                 ),
             )
         case "forward":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+from itertools import count
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from piecework.runtime.cache.block_pool import HOLE, Block
 from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.engine.request import Request
-from piecework.runtime.executor.batch import Scheduled, build_batch
+from piecework.runtime.executor.batch import Batch, Layout, Scheduled, build_batch
 from piecework.runtime.sampling.params import SamplingParams
 
 _PAGE = 4
@@ -64,3 +67,85 @@ def test_each_token_has_its_id_its_position_and_its_slot(
     for row, (request, _) in enumerate(scheduled):
         known = window.block_table[row, request.window_begin : len(request.pages)]
         assert known.tolist() == [page + 500 for page in request.pages[request.window_begin :]]
+
+
+def fields(batch: Batch) -> list[object]:
+    """All that a step is told of a batch without windows and states."""
+    metadata = batch.metadata
+    used = [-(-length // _PAGE) for length in metadata.seq_lens]
+    return [
+        *(metadata.query_lens, list(metadata.seq_lens), metadata.slot_mapping.tolist()),
+        [row[:count].tolist() for row, count in zip(metadata.block_table, used, strict=True)],
+        *(batch.input_ids.tolist(), batch.positions.tolist(), batch.sample_rows.tolist()),
+        *(batch.samplers, batch.reach_end, batch.asks_no_more, batch.num_tokens),
+    ]
+
+
+def go_on(request: Request, token: int, next_page: int) -> None:
+    """What a step and its reading do to a request."""
+    request.num_computed = request.num_tokens
+    request.add_placeholder(0)
+    request.resolve([token])
+    if len(request.pages) * _PAGE < request.num_tokens:
+        request.pages.append(next_page)
+
+
+class Change(Enum):
+    """What happens between two steps, beside a token for each request."""
+
+    NOTHING = auto()
+    LEAVES = auto()
+    COMES = auto()
+    CHANGES_PLACES = auto()
+    OTHER_PAGES = auto()
+    TWO_TOKENS = auto()
+    FAILED = auto()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    changes=st.lists(st.sampled_from(Change), max_size=12),
+)
+def test_a_batch_that_goes_on_is_the_one_that_would_be_laid_out(
+    lengths: list[int], changes: list[Change]
+) -> None:
+    pages = count(1000)
+
+    def new(length: int) -> Request:
+        request = request_of(length, next(pages) * 10, 0)
+        request.window = []
+        request.window_begin = 0
+        go_on(request, 7, next(pages))
+        return request
+
+    device = torch.device("cpu")
+    layout, requests = Layout(_PAGE, device, torch.int64), [new(length) for length in lengths]
+    for step, change in enumerate([Change.NOTHING, *changes]):
+        if change is Change.LEAVES and len(requests) > 1:
+            requests.pop(0)
+        elif change is Change.COMES:
+            requests.append(new(step % 9 + 1))
+        elif change is Change.CHANGES_PLACES:
+            requests.reverse()
+        elif change is Change.OTHER_PAGES:
+            requests[-1].pages = [next(pages) for _ in requests[-1].pages]
+        elif change is Change.TWO_TOKENS:
+            computed = requests[0].num_computed
+            go_on(requests[0], 50, next(pages))
+            requests[0].num_computed = computed
+        scheduled = [Scheduled(each, each.num_tokens - each.num_computed) for each in requests]
+        batch = layout.batch(scheduled)
+        assert fields(batch) == fields(build_batch(scheduled, _PAGE, device, torch.int64))
+        if change is not Change.FAILED:
+            for row, request in enumerate(requests):
+                go_on(request, 10 * step + row, next(pages))
+
+
+def test_decodes_of_the_same_requests_are_the_same_batch_again() -> None:
+    request = request_of(5, 10, 0)
+    request.window = []
+    go_on(request, 7, 12)
+    layout = Layout(_PAGE, torch.device("cpu"), torch.int64)
+    first = layout.batch([Scheduled(request, 1)])
+    go_on(request, 8, 12)
+    assert layout.batch([Scheduled(request, 1)]) is first

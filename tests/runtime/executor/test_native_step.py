@@ -160,11 +160,11 @@ def test_the_likeliest_tokens_are_those_of_the_logits(
     assert found is not None and torch.equal(found, logits[rows])
     rows = torch.arange(len(lens))
     chosen = kernels.choose(*step, rows)
-    assert chosen is not None and torch.equal(chosen, logits.argmax(-1))
+    assert chosen is not None and chosen == logits.argmax(-1).tolist()
     # A key of one request that is NaN reaches its row alone.
     pool.k[0][int(step[2].block_table[0, lens[0][1] // PAGE])] = torch.nan
     broken = kernels.choose(*step, rows)
-    assert broken is not None and broken[0] == -1 and torch.equal(broken[1:], chosen[1:])
+    assert broken is not None and broken[0] == -1 and broken[1:] == chosen[1:]
 
 
 def test_tokens_are_drawn_as_the_sampler_draws_them(
@@ -182,13 +182,15 @@ def test_tokens_are_drawn_as_the_sampler_draws_them(
     requests = [
         Request(
             GenerateRequest(
-                rid=str(row), input_ids=[1], params=SamplingParams(**asked[row % len(asked)])
+                rid=str(row),
+                input_ids=[1] * (past + 1),
+                params=SamplingParams(**asked[row % len(asked)]),
             ),
             seed=row,
             stop_ids=frozenset(),
-            max_tokens=9,
+            max_tokens=99,
         )
-        for row in range(len(lens))
+        for row, (_, past) in enumerate(lens)
     ]
     pool, step, rows = case.filled(), case.step(lens), torch.arange(len(lens))
     kernels = NativeStep(
@@ -197,11 +199,46 @@ def test_tokens_are_drawn_as_the_sampler_draws_them(
     logits = kernels.logits(*step, rows)
     drawn = kernels.choose(*step, rows, draws_of(requests))
     assert logits is not None and drawn is not None
-    assert not torch.equal(drawn, logits.argmax(-1))
-    assert torch.equal(drawn, choose(logits.clone(), requests))
+    assert drawn != logits.argmax(-1).tolist()
+    assert drawn == choose(logits.clone(), requests).tolist()
     pool.k[0][int(step[2].block_table[2, 0])] = torch.nan
     broken = kernels.choose(*step, rows, draws_of(requests))
-    assert broken is not None and broken[2] == -1 and torch.equal(broken[3:], drawn[3:])
+    assert broken is not None and broken[2] == -1 and broken[3:] == drawn[3:]
+
+
+def test_a_step_in_the_tensors_of_the_last_one_reads_them_again(case: Case) -> None:
+    library = build.load_variant(native_variants()[0])
+    pool, (ids, positions, metadata) = case.filled(), case.step([(1, 20), (1, 35)])
+    kernels = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
+    rows = torch.arange(2)
+    kernels.logits(ids, positions, metadata, rows)
+    ids += 1
+    positions += 1
+    metadata.slot_mapping.add_(1)
+    again = kernels.logits(ids, positions, metadata, rows)
+    fresh = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
+    expected = fresh.logits(ids.clone(), positions.clone(), metadata, rows)
+    assert again is not None and expected is not None and torch.equal(again, expected)
+
+
+def test_a_step_in_other_tensors_is_read_from_those(case: Case) -> None:
+    library = build.load_variant(native_variants()[0])
+    pool, rows = case.filled(), torch.arange(2)
+    kernels = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
+    ids, positions, metadata = case.step([(1, 20), (1, 35)])
+    small = replace(
+        metadata,
+        block_table=metadata.block_table.int(),
+        slot_mapping=metadata.slot_mapping.int(),
+    )
+    kernels.choose(ids, positions, small, rows)
+    # A copy was read.
+    small.block_table.copy_(small.block_table.flip(0))
+    small.slot_mapping.copy_(small.slot_mapping.flip(0))
+    again = kernels.logits(ids, positions, small, rows)
+    fresh = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
+    expected = fresh.logits(ids, positions, replace(small), rows)
+    assert again is not None and expected is not None and torch.equal(again, expected)
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
