@@ -57,13 +57,14 @@ LOADS = {
 }
 
 
-def run_load(engine: Engine, load: Load, seed: int) -> float:
+def run_load(engine: Engine, load: Load, seed: int, **asked: Any) -> float:
     """Seconds from the first token of all to the last, or from the beginning where each request
-    gets one alone. Prompts are random.
+    gets one alone. Prompts are random. `asked`: of `SamplingParams`, instead of greedy tokens.
     """
     draw = np.random.default_rng(seed)
     engine.core.flush_cache()
-    params = SamplingParams(temperature=0.0, max_new_tokens=load.decoded, ignore_eos=True)
+    asked = {"temperature": 0.0, **asked}
+    params = SamplingParams(max_new_tokens=load.decoded, ignore_eos=True, **asked)
     began = time.perf_counter()
     for number in range(load.requests):
         ids = draw.integers(3, engine.runner.vocab_size, load.prompt).tolist()

@@ -34,7 +34,9 @@ from .workloads import Workload
 _PROMPT, _ANSWER = 128, 128
 
 
-def between_steps(engine: Engine, clients: int, seed: int) -> tuple[float, float]:
+def between_steps(
+    engine: Engine, clients: int, seed: int, temperature: float = 0.0, top_p: float = 1.0
+) -> tuple[float, float]:
     """Milliseconds of this thread's time in a native step, and between two."""
     kernels: Any = engine.runner.graphs.kernels
     moments: list[tuple[float, float]] = []
@@ -48,7 +50,8 @@ def between_steps(engine: Engine, clients: int, seed: int) -> tuple[float, float
 
     kernels._step = timed
     try:
-        run_load(engine, Load(clients, _PROMPT, _ANSWER), seed)
+        load = Load(clients, _PROMPT, _ANSWER)
+        run_load(engine, load, seed, temperature=temperature, top_p=top_p)
     finally:
         kernels._step = step
     inside = [end - begin for begin, end in moments]
@@ -87,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the engine's requests")
+    parser.add_argument("--top-p", type=float, default=1.0, help="the same")
     parser.add_argument("--parts", nargs="+", default=["engine", "web"], choices=["engine", "web"])
     parser.add_argument("flags", nargs="*", help="of the server, behind --")
     given = parser.parse_args(argv)
@@ -97,7 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         engine = build_engine(config, progress=False)
         for clients in given.clients:
-            found = [between_steps(engine, clients, seed) for seed in range(given.rounds)]
+            found = [
+                between_steps(engine, clients, seed, given.temperature, given.top_p)
+                for seed in range(given.rounds)
+            ]
             inside, outside = (min(each) for each in zip(*found, strict=True))
             print(f"{clients} at a time: a step {inside:.2f} ms, {outside:.3f} ms to the next one")
         engine.startup.stop()
