@@ -9,7 +9,7 @@ import gc
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -82,6 +82,17 @@ HEAVY: dict[str, tuple[str, bytes]] = {
         json.dumps({"prompt": "x", "logit_bias": {str(i): 1 for i in range(300_000)}}).encode(),
     ),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_objects() -> Iterator[None]:
+    """Collections look at what these tests make, not at all that a process of tests holds, which
+    takes longer than most of them.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @asynccontextmanager
