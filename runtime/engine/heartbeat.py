@@ -27,11 +27,11 @@ class Heartbeat:
         """`may_build`: as in `EngineAlive`. Costs a look at the clock, unless a second has passed
         or something else is done.
         """
-        now = time.monotonic()
-        message = EngineAlive(doing=doing, may_build=may_build)
-        if now >= self._due or message != self._last:
-            self._due, self._last = now + BEAT_MS / 1000, message
-            self._send(message)
+        now, last = time.monotonic(), self._last
+        if now >= self._due or doing != last.doing or may_build != last.may_build:
+            self._due = now + BEAT_MS / 1000
+            self._last = EngineAlive(doing=doing, may_build=may_build)
+            self._send(self._last)
 
     def beat_again(self) -> None:
         """From within what was told last."""

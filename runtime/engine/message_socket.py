@@ -32,6 +32,8 @@ class MessageSocket:
         self._messages: deque[list[bytes]] = deque()
         self._met_limit = False
         self._poll = select.poll()
+        self._arrivals = select.poll()
+        self._arrivals.register(connected, select.POLLIN)
         self.is_closed = False
         """The other end is gone, or this one is closed."""
 
@@ -92,8 +94,10 @@ class MessageSocket:
     def poll(self, milliseconds: int) -> bool:
         """Whether a message is there, or comes within so long."""
         self.flush()
-        while not self._messages and self._read():
-            pass
+        # To be told that nothing is there takes less than to find that nothing can be read.
+        if not self._messages and not self.is_closed and self._arrivals.poll(0):
+            while not self._messages and self._read():
+                pass
         if milliseconds and not self._messages:
             self._wait(time.monotonic() + milliseconds / 1000)
         return bool(self._messages)
