@@ -83,7 +83,7 @@ void load_queries(const AttentionCall<T>& call, const Item& item, int rows, floa
     for (int i = 0; i < count; ++i)
       from[i] = call.q + (item.row + (row + i) / group) * call.q_stride + (first + (row + i) % group) * call.head_size;
     if (few) {
-      tiles::load_few<C>(from, count, call.head_size, factor, few);
+      tiles::load_few<C>(from, count, call.head_size, factor, few + row * call.head_size);
     } else if (takes_pairs<T>()) {
       if constexpr (std::is_same_v<T, bf16>)
         tiles::transpose_pairs(count, call.head_size, Scratch::pairs(scratch.queries(row)), kLanes,
@@ -194,15 +194,18 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
   const int position = item.is_shared ? item.end : call.seq_lens[item.request] - call.query_lens[item.request] + item.first;
   const tiles::Sight sight{position, item.heads > 1 ? kMostRows : group, call.window, call.softcap * kLog2E};
   const bool few = tiles::is_few<C>(rows, call.head_size) && tiles::is_few<C>(rows, size);
-  // Of each head a block of rows; the queries of few rows lie where other items have their keys.
-  tiles::FewRows heads[kMostRows / tiles::kRows];
+  // A block of rows for each head of several, or of one; the queries of few rows lie where other items have their keys.
+  tiles::FewRows blocks[kMostRows / tiles::kRows];
+  const int parts = item.heads > 1 ? item.heads : few ? (rows + tiles::kRows - 1) / tiles::kRows : 1;
   const auto head_of = [&](int h) { return one_head(call, item, h); };
   scratch.start(item.heads > 1 ? item.heads * tiles::kRows : rows);
   float* queries = scratch.keys;
-  for (int h = 0; h < item.heads; ++h) {
-    const int count = item.heads > 1 ? call.heads_of(item.kv_head + h) : rows;
-    heads[h] = {h * tiles::kRows, count, h * call.head_size, queries};
-    load_queries<C>(call, head_of(h), count, few ? queries : nullptr, scratch);
+  if (item.heads == 1) load_queries<C>(call, item, rows, few ? queries : nullptr, scratch);
+  for (int p = 0; p < parts; ++p) {
+    const int first = p * tiles::kRows, head = item.heads > 1 ? p : 0;
+    const int count = item.heads > 1 ? call.heads_of(item.kv_head + p) : few ? std::min(tiles::kRows, rows - first) : rows;
+    blocks[p] = {first, count, head * call.head_size, queries};
+    if (item.heads > 1) load_queries<C>(call, head_of(p), count, queries, scratch);
     queries += count * call.head_size;
   }
   tiles::Places<C> both[2];  // of a tile and of the next
@@ -224,15 +227,16 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
       continue;
     }
     const int width = of ? of->heads * call.head_size : 0;
-    for (int h = 0; h < item.heads; ++h) {
-      const int begin = next.count * h / item.heads, end = next.count * (h + 1) / item.heads;
-      tiles::attend_few(heads[h], sight, tile, both[turn], tiles::Ahead<C>{then.keys + begin, then.keys + end, width},
+    for (int p = 0; p < parts; ++p) {
+      const int begin = next.count * p / parts, end = next.count * (p + 1) / parts;
+      tiles::attend_few(blocks[p], sight, tile, both[turn], tiles::Ahead<C>{then.keys + begin, then.keys + end, width},
                         tiles::Ahead<C>{then.values + begin, then.values + end, width}, scratch);
     }
   }
   for (int h = 0; h < item.heads; ++h) {
-    if (few) tiles::restore_order<C>(scratch.sums + heads[h].first * scratch.padded, heads[h].count * size);
-    put_rows(call, head_of(h), heads[h].count, heads[h].first, scratch, partials);
+    const int first = blocks[h].first, count = item.heads > 1 ? blocks[h].count : rows;
+    if (few) tiles::restore_order<C>(scratch.sums + first * scratch.padded, count * size);
+    put_rows(call, head_of(h), count, first, scratch, partials);
   }
 }
 

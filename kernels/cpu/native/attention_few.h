@@ -7,7 +7,7 @@
 
 namespace piecework::tiles {
 
-constexpr int kFewRows = std::min(8, kRows);  // with more of them it pays to transpose keys
+constexpr int kFewRows = std::min(8, kLanes);  // with more of them it pays to transpose keys
 constexpr int kKeysAtOnce = kLanes == 16 ? 4 : 2;
 // Vectors of columns that R rows are summed in together.
 template <int R>

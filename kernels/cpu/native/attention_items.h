@@ -105,7 +105,7 @@ Run find_run(const AttentionCall<T>& call, int first) {
 template <class T>
 bool takes_all_heads(const AttentionCall<T>& call) {
   const auto is_whole = [](int size) { return size % (2 * kLanes) == 0; };
-  return call.most_heads() <= tiles::kFewRows && call.kv_heads * tiles::kRows <= kMostRows &&
+  return call.most_heads() <= std::min(tiles::kFewRows, tiles::kRows) && call.kv_heads * tiles::kRows <= kMostRows &&
          call.heads <= tiles::kTile && is_whole(call.head_size) && is_whole(call.value_size) && call.cache_kind != CacheKind::kInt8;
 }
 
