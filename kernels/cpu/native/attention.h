@@ -89,7 +89,7 @@ void load_queries(const AttentionCall<T>& call, const Item& item, int rows, floa
         tiles::transpose_pairs(count, call.head_size, Scratch::pairs(scratch.queries(row)), kLanes,
                                [&](int i, int begin) { return tiles::load_pairs(from[i] + begin, call.head_size - begin); });
     } else {
-      tiles::widen_transposed(from, count, call.head_size, tiles::splat(factor), scratch.queries(row), kLanes);
+      tiles::widen_transposed(from, count, call.head_size, splat(factor), scratch.queries(row), kLanes);
     }
   }
 }
@@ -133,7 +133,7 @@ void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile,
     tiles::widen_value(places.values[j], factor, scratch.values + j * scratch.padded, scratch.value_size, scratch.padded);
   }
   for (int j = 0; j < tile.count; j += kLanes) {
-    floats factors = tiles::splat(1.0f);
+    floats factors = splat(1.0f);
     if constexpr (kIsInt8<C>) factors = load<floats>(places.key_scales + j);
     tiles::widen_keys(places.keys + j, std::min(kLanes, tile.count - j), scratch.head_size, factors, scratch.keys + j, tiles::kTile);
   }
@@ -284,7 +284,7 @@ void merge_head(const AttentionCall<T>& call, const Item& item, int64_t chunk_fl
     each_chunk(row, [&](float highest, float, const float*) { peak = std::max(peak, highest); });
     std::fill_n(scratch.sums, size, 0.0f);
     each_chunk(row, [&](float highest, float weights, const float* sums) {
-      const float weight = tiles::power_of_two(tiles::splat(highest - peak))[0];
+      const float weight = tiles::power_of_two(splat(highest - peak))[0];
       total += weight * weights;
       for (int i = 0; i < size; ++i) scratch.sums[i] += weight * sums[i];
     });

@@ -21,14 +21,6 @@ constexpr float kNothing = -1e30f;                   // the highest score of a r
 inline int round_up(int number, int multiple) { return (number + multiple - 1) / multiple * multiple; }
 
 template <int... I>
-inline floats splat(float x, std::integer_sequence<int, I...>) {
-  return floats{(static_cast<void>(I), x)...};
-}
-
-// Not a sum with zeros, which is an instruction more: it would have to turn -0 into 0.
-inline floats splat(float x) { return splat(x, std::make_integer_sequence<int, kLanes>{}); }
-
-template <int... I>
 inline ints lane_numbers(std::integer_sequence<int, I...>) {
   return ints{I...};
 }

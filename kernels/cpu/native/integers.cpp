@@ -60,12 +60,13 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
             for (int r = 0; r < R; ++r) {
               const floats sum = sums[r][side].total(first[r]);
               if constexpr (!kHasHalves)
-                totals[r][side] += sum * (scale * x[r].scales[g]);
+                totals[r][side] = multiply_add(totals[r][side], sum, scale * x[r].scales[g]);
               else if constexpr (half == 0)
                 scaled[r][side] = sum * scale;
               else
-                totals[r][side] += (scaled[r][side] + sum * scale) * x[r].scales[g];
-              if constexpr (kHasMinimum) totals[r][side] += minimum * (kHasHalves ? x[r].scaled_halves[2 * g + half] : x[r].scaled_sums[g]);
+                totals[r][side] = multiply_add(totals[r][side], multiply_add(scaled[r][side], sum, scale), splat(x[r].scales[g]));
+              if constexpr (kHasMinimum)
+                totals[r][side] = multiply_add(totals[r][side], minimum, splat(kHasHalves ? x[r].scaled_halves[2 * g + half] : x[r].scaled_sums[g]));
             }
           });
         });

@@ -125,25 +125,23 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
     for (int r = 0; r < R; ++r) {
       const floats sum = (floats)_mm256_cvtepi32_ps(both[r]);
       if constexpr (kIsWhole && Numbers::kMost <= 63)
-        totals[r] += sum * x[r].scales[g];
+        totals[r] = multiply_add(totals[r], sum, splat(x[r].scales[g]));
       else
-        totals[r] += sum * (scale * x[r].scales[g]);
-      if constexpr (!kIsWhole && kHasMinimum) totals[r] += minimum * x[r].scaled_sums[g];
+        totals[r] = multiply_add(totals[r], sum, scale * x[r].scales[g]);
+      if constexpr (!kIsWhole && kHasMinimum) totals[r] = multiply_add(totals[r], minimum, splat(x[r].scaled_sums[g]));
     }
   }
   if constexpr (kIsWhole) {
     const floats factor = Scales::factor(scales, row);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      totals[r] *= factor;
-      if (adds) totals[r] += load<floats>(c + r * kPanel + row);
-    }
+    for (int r = 0; r < R; ++r) totals[r] = multiply_add(adds ? load<floats>(c + r * kPanel + row) : floats{}, totals[r], factor);
     if constexpr (kHasMinimum)
       for (int i = 0; i < units * Kind::kGroups; ++i) {
         floats minimum = minimum_of(Scales{}, scales, i, row);
         if constexpr (Numbers::kBits == 5) minimum += Scales::scale(scales, i, row) * 16.0f;
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) totals[r] += minimum * (Kind::kGroups == 2 ? x[r].scaled_halves[2 * first + i] : x[r].scaled_sums[first + i]);
+        for (int r = 0; r < R; ++r)
+          totals[r] = multiply_add(totals[r], minimum, splat(Kind::kGroups == 2 ? x[r].scaled_halves[2 * first + i] : x[r].scaled_sums[first + i]));
       }
   }
 #pragma GCC unroll 8

@@ -12,7 +12,6 @@ namespace {
 
 using tiles::power_of_two;
 using tiles::round_up;
-using tiles::splat;
 
 constexpr int kChunk = 32;         // tokens
 constexpr int kWide = 2 * kLanes;  // numbers of a state's rows that are computed together

@@ -8,6 +8,9 @@
 
 namespace piecework {
 
+// sums + a * b, rounded once: where compilers may choose which of two products they round, results depend on what stands around them.
+inline floats multiply_add(floats sums, floats a, floats b) { return (floats)vfmaq_f32((float32x4_t)sums, (float32x4_t)a, (float32x4_t)b); }
+
 // kLanes float16 to float32.
 inline floats load_halves(const uint16_t* from) { return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
 

@@ -4,6 +4,9 @@
 
 namespace piecework {
 
+// sums + a * b.
+inline floats multiply_add(floats sums, floats a, floats b) { return sums + a * b; }
+
 // kLanes float16 to float32.
 inline floats load_halves(const uint16_t* from) {
   floats v;

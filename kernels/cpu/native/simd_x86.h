@@ -6,6 +6,15 @@
 
 namespace piecework {
 
+// sums + a * b, rounded once: where compilers may choose which of two products they round, results depend on what stands around them.
+inline floats multiply_add(floats sums, floats a, floats b) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sums);
+#else
+  return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sums);
+#endif
+}
+
 // kLanes float16 to float32.
 inline floats load_halves(const uint16_t* from) {
 #if defined(__AVX512F__)

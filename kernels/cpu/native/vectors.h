@@ -55,6 +55,14 @@ inline Vector load(const T* from) {
   return v;
 }
 
+template <int... I>
+inline floats splat(float x, std::integer_sequence<int, I...>) {
+  return floats{(static_cast<void>(I), x)...};
+}
+
+// Not a sum with zeros, which is an instruction more: it would have to turn -0 into 0.
+inline floats splat(float x) { return splat(x, std::make_integer_sequence<int, kLanes>{}); }
+
 template <class Vector, class T>
 inline void store(T* to, Vector v) {
   std::memcpy(to, &v, sizeof v);
