@@ -15,16 +15,23 @@ namespace {
 constexpr int kAllBytes = 64 << 20;  // of x that are laid out before the first product
 constexpr int64_t kAlone = 1 << 18;  // products that take no longer than waking another thread
 
-// Bytes of a block of columns of x, which stay in a core's second cache while panels go by.
-int chunk_bytes() {
-  static const int bytes = [] {
-    long cache = 0;
+// 0: not known.
+long second_cache() {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
-    cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-    return static_cast<int>(std::clamp(cache, 1L << 20, 2L << 20) / 8 * 5);
-  }();
+  static const long bytes = std::max(0L, sysconf(_SC_LEVEL2_CACHE_SIZE));
   return bytes;
+#else
+  return 0;
+#endif
+}
+
+// Bytes of a block of columns of x, which stay in a core's second cache while panels go by.
+template <class Number>
+int chunk_bytes(int blocks) {
+  const long cache = second_cache(), usual = std::clamp(cache, 1L << 20, 2L << 20) / 8 * 5;
+  // Where that cache is small, all blocks of a wide x come from further away for each panel.
+  const bool is_small = kLanes == 8 && std::is_same_v<Number, GroupedColumns> && cache > 0 && cache < 1L << 20;
+  return static_cast<int>(is_small ? std::min(usual, 4 * cache / blocks) : usual);
 }
 
 // work(r, k) for each number of a panel, some lines of each row after another, so that what is written stays in the cache meanwhile.
@@ -149,7 +156,8 @@ void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most
     const RowsOf<Number> rows{kept(memory, RowsOf<Number>::size(count, linear.columns)), count, kept(factors, count),
                                 x.scales + static_cast<int64_t>(start) * x.groups, x.groups};
     // Chunks of whole blocks of rows, and so many that every thread gets a share.
-    const int blocks = (count + kRowsAtOnce<Number> - 1) / kRowsAtOnce<Number>, most = chunk_bytes() / (row_bytes * kRowsAtOnce<Number>);
+    const int blocks = (count + kRowsAtOnce<Number> - 1) / kRowsAtOnce<Number>, column_blocks = RowsOf<Number>::blocks(linear.columns);
+    const int most = std::max(1, chunk_bytes<Number>(column_blocks) / (row_bytes * kRowsAtOnce<Number>));
     const int chunks = std::max((blocks + most - 1) / most, std::min(blocks, (2 * threads + panels - 1) / panels));
     const int size = (blocks + chunks - 1) / chunks * kRowsAtOnce<Number>;
     Shares shares(threads);
