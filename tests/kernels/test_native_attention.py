@@ -76,6 +76,15 @@ def exact(step: Step, window: int | None = None) -> torch.Tensor:
     window=None,
     dtype=torch.bfloat16,
 )
+@example(  # more rows than a block of AVX2's has
+    lens=[(1, 150), (1, 64)],
+    page_size=16,
+    kv_heads=2,
+    group=7,
+    head_size=64,
+    window=100,
+    dtype=torch.bfloat16,
+)
 @example(
     lens=[(0, 5)], page_size=16, kv_heads=1, group=1, head_size=8, window=None, dtype=torch.float32
 )
