@@ -43,7 +43,7 @@ _BLOCKS = dict.fromkeys(("Q4_0", "Q8_0"), SHAPES[2:4]) | dict.fromkeys(
     ("Q4_K", "Q6_K"), ((2048, 2048), (2048, 8192))
 )
 """Formats of GGUF, and the weights that are in them."""
-PACKED_KINDS = ("Q4_0", "Q5_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
+_PACKED = ("Q4_0", "Q5_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
 _KINDS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 _BYTES = 3
 """`piecework_multiply_adds` knows products of bytes by it."""
@@ -200,10 +200,10 @@ def packing(rounds: int) -> list[str]:
     assert kernels is not None
     rows, columns = 2048, 8192
     lines = [_row("format", "GB/s"), _row("---", "---")]
-    for kind in (*PACKED_KINDS, "bfloat16"):
-        numbers, size = GGML_QUANT_SIZES[Kind[kind]] if kind in PACKED_KINDS else (1, 2)
+    for kind in (*_PACKED, "bfloat16"):
+        numbers, size = GGML_QUANT_SIZES[Kind[kind]] if kind in _PACKED else (1, 2)
         blocks = torch.randint(0, 256, (rows, columns // numbers * size), dtype=torch.uint8)
-        weight = blocks if kind in PACKED_KINDS else blocks.view(torch.bfloat16)
+        weight = blocks if kind in _PACKED else blocks.view(torch.bfloat16)
         best = least({kind: partial(kernels.pack, kind, [weight])}, rounds)[kind]
         lines.append(_row(kind, f"{blocks.numel() / best / 1e9:.2f}"))
     return lines

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import uvloop
 
 from .client import Client, RequestFailed, ServerUnusable
@@ -120,8 +119,8 @@ def run(settings: PeersSettings, report: Report) -> int:
             found = _measured(label, command, settings, questions, number)
             rounds[-1][label] = found
             everything.append(found)
-            if all(one.ready is None for one in everything):
-                raise ValueError(found.failure)
+        if all(found.ready is None for found in everything):
+            raise ValueError(everything[0].failure)
     measured = {label: best_of([found[label] for found in rounds]) for label in commands}
     lines = table(measured, settings.loads, settings.answers)
     if settings.scaling:
@@ -188,7 +187,7 @@ def _measured(
     found = Measured()
     try:
         uvloop.run(_measure(found, label, command, settings, questions, number))
-    except (ServerUnusable, RequestFailed, psutil.NoSuchProcess) as error:
+    except (ServerUnusable, RequestFailed) as error:
         found.failure = str(error) if found.ready is None else f"the server {label} failed: {error}"
     return found
 
@@ -310,7 +309,8 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _figure(found: Measured, name: str) -> float | None:
-    return _rate(found.results[name], name) if name in found.results else None
+    result = found.results.get(name)
+    return _rate(result, name) if result is not None and result.completed else None
 
 
 def _rate(result: ServingResult, name: str) -> float:

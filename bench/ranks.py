@@ -57,14 +57,17 @@ LOADS = {
 }
 
 
-def run_load(engine: Engine, load: Load, seed: int, **asked: Any) -> float:
+def run_load(
+    engine: Engine, load: Load, seed: int, temperature: float = 0.0, top_p: float = 1.0
+) -> float:
     """Seconds from the first token of all to the last, or from the beginning where each request
-    gets one alone. Prompts are random. `asked`: of `SamplingParams`, instead of greedy tokens.
+    gets one alone. Prompts are random.
     """
     draw = np.random.default_rng(seed)
     engine.core.flush_cache()
-    asked = {"temperature": 0.0, **asked}
-    params = SamplingParams(max_new_tokens=load.decoded, ignore_eos=True, **asked)
+    params = SamplingParams(
+        max_new_tokens=load.decoded, ignore_eos=True, temperature=temperature, top_p=top_p
+    )
     began = time.perf_counter()
     for number in range(load.requests):
         ids = draw.integers(3, engine.runner.vocab_size, load.prompt).tolist()

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from .apis import GenerationCall, ask
 from .client import Client, RequestFailed, ServerUnusable, resolve
@@ -53,11 +53,12 @@ def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[
         yield process, port
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        # Also what outlived the first one of them.
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
 
 async def first_token(label: str, target: Target, process: subprocess.Popen[bytes]) -> Target:

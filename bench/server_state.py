@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from .client import Client, RequestFailed
+from .client import Client, RequestFailed, ServerUnusable
 
 MIB = 1024 * 1024
 _POLL_SECONDS = 0.2
@@ -111,8 +111,8 @@ def _from_metrics(text: str) -> ServerState | None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and all that it started. Raises `ValueError` where there is no
-    such process.
+    """Resident memory of a process and all that it started. Raises `ServerUnusable` where there is
+    no such process.
     """
     try:
         process = psutil.Process(pid)
@@ -121,7 +121,7 @@ def resident_bytes(pid: int) -> int:
         family = [process, *process.children(recursive=True)]
         return sum(_resident(member) for member in family)
     except psutil.NoSuchProcess:
-        raise ValueError(f"--server-pid {pid}: there is no such process") from None
+        raise ServerUnusable(f"there is no process {pid}") from None
 
 
 def _resident(process: Any) -> int:

@@ -16,7 +16,7 @@ import psutil
 
 from ..runtime.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
-from .client import MALFORMED, Client, RequestFailed, resolve
+from .client import MALFORMED, Client, RequestFailed, ServerUnusable, resolve
 from .load import run_load
 from .report import Report
 from .server_state import read_state, resident_bytes, wait_idle
@@ -42,7 +42,10 @@ def run(target: Target, settings: SoakSettings, mix: Mix, report: Report) -> int
     can mend.
     """
     if settings.server_pid is not None:
-        resident_bytes(settings.server_pid)
+        try:
+            resident_bytes(settings.server_pid)
+        except ServerUnusable as error:
+            raise ValueError(f"--server-pid: {error}") from None
     return asyncio.run(_run(target, settings, mix, report))
 
 

@@ -134,8 +134,9 @@ ones made of `seed` and the position of the token.
 
 
 class StepKernels(Protocol):
-    """A model's forward without its ops, for steps of up to `max_tokens` tokens. Of tensors that it
-    is given again it may know where they lie, not what they hold.
+    """A model's forward without its ops, for steps of up to `max_tokens` tokens. It may keep the
+    addresses of the tensors of a step for one that is given the same tensors, whose contents it
+    reads each time.
     """
 
     max_tokens: int
@@ -170,4 +171,8 @@ class StepKernels(Protocol):
         rows: torch.Tensor,
     ) -> torch.Tensor | None:
         """The same to those rows' logits [N, V] float32, or None."""
+        ...
+
+    def forget(self) -> None:
+        """Nothing of the step before is kept."""
         ...

@@ -23,9 +23,8 @@ def host_memory() -> MemoryInfo:
 
 
 def give_back_memory() -> None:
-    """What was freed leaves the process, where its allocator keeps it: glibc's keeps all that lies
-    below something in use, after a long prompt hundreds of MiB. A millisecond, and as much again as
-    the system takes to lend it anew.
+    """What was freed leaves the process, where its allocator keeps it: glibc's keeps what lies in
+    its heap below something in use.
     """
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(ctypes.c_size_t(0))

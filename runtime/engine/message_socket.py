@@ -95,7 +95,7 @@ class MessageSocket:
         """Whether a message is there, or comes within so long."""
         self.flush()
         # To be told that nothing is there takes less than to find that nothing can be read.
-        if not self._messages and not self.is_closed and self._arrivals.poll(0):
+        if not self._messages and self._socket.fileno() >= 0 and self._arrivals.poll(0):
             while not self._messages and self._read():
                 pass
         if milliseconds and not self._messages:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ...kernels.attention import AttentionMetadata
-from ...kernels.staging import to_device
+from ...kernels.staging import is_at_hand, to_device
 from ..cache.slabs import RESERVED_PAGE
 from ..engine.request import Request
 
@@ -138,6 +138,7 @@ def build_batch(
     the device. `only_windows`: as of `KVPool`.
     """
     query_lens = [num_new for _, num_new in scheduled]
+    assert min(query_lens) > 0
     seq_lens = [request.num_computed + num_new for request, num_new in scheduled]
     reach_end, ending, pending = [], [], []
     for row, ((request, _), seq_len) in enumerate(zip(scheduled, seq_lens, strict=True)):
@@ -227,22 +228,26 @@ class Layout:
         if self._decodes is not None and self._decodes.go_on(scheduled):
             return self._decodes.batch
         batch = build_batch(scheduled, *self._form, sampled, only_windows=self._only_windows)
-        page_size, device, _ = self._form
-        stays = device.type == "cpu" and batch.is_decode and _keep_pages(scheduled)
-        self._decodes = _Decodes(batch, page_size) if stays else None
+        stays = is_at_hand(batch.input_ids) and batch.is_decode and _go_on_alike(batch)
+        self._decodes = _Decodes(batch, self._form[0]) if stays else None
         return batch
 
+    def forget(self) -> None:
+        """Nothing of the step before is kept."""
+        self._decodes = None
 
-def _keep_pages(scheduled: list[Scheduled]) -> bool:
-    """Whether decodes go on with the pages that they have, and more: not those of which others are
-    still to find the prompt, nor those that leave windows behind.
+
+def _go_on_alike(batch: Batch) -> bool:
+    """Whether another token of each request changes nothing but its place. Prompts may get pages of
+    the prefix cache, windows leave pages behind, states have slots of their own, and who does not
+    reach its end is no sampler.
     """
-    return not any(
+    return all(batch.reach_end) and not any(
         request.num_computed < request.num_prompt
         or request.num_placeholders
         or request.window
         or request.state is not None
-        for request, _ in scheduled
+        for request, _ in batch.scheduled
     )
 
 
@@ -274,7 +279,7 @@ class _Decodes:
                 or request.num_computed != position
                 or request.num_tokens != position + 1
                 or request.num_placeholders
-                # It had to give them back meanwhile.
+                # It had to give them back meanwhile: `KVCache` gives it another list then.
                 or request.pages is not pages
             ):
                 return False

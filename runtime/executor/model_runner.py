@@ -214,9 +214,11 @@ class ModelRunner:
         self.platform.synchronize()
 
     def rest(self) -> None:
-        """To be called when there is nothing to do: what was learned is kept for the next start,
-        every now and then.
+        """To be called when there is nothing to do: requests that are done are let go of, and what
+        was learned is kept for the next start, every now and then.
         """
+        self.layout.forget()
+        self.graphs.forget()
         self.close(unless_within=_KEEP_SECONDS)
 
     def close(self, *, unless_within: float = 0.0) -> None:

@@ -172,6 +172,12 @@ class GraphRunner:
         step = batch.input_ids, batch.positions, batch.metadata, batch.sample_rows
         return kernels.choose(*step, self._draws)
 
+    def forget(self) -> None:
+        """Nothing of the step before is kept."""
+        self._drawn = self._draws = None
+        if self.kernels is not None:
+            self.kernels.forget()
+
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Their logits [N, V] float32 likewise."""
         kernels = self._whole_step(batch)

@@ -30,7 +30,7 @@ _LEGACY = "compression_config"
 
 def find_formats() -> dict[str, str]:
     """Modules by `quant_method`. The files are read and not imported: see `models.registry`."""
-    return _formats_in(tuple(_folders))
+    return dict(_formats_in(tuple(_folders)))
 
 
 @cache

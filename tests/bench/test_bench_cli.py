@@ -269,7 +269,7 @@ def test_a_server_that_is_not_there(
         (["serving", "--dataset", "sharegpt-file", "--num-prompts", "x"], "a whole number"),
         (["soak", "--apis", "chat,talk"], "should be some of completion,chat,generate"),
         (["soak", "--disconnect-rate", "x"], "a number from 0 to 1"),
-        (["soak", "--server-pid", "999999999"], "--server-pid 999999999: there is no such process"),
+        (["soak", "--server-pid", "999999999"], "--server-pid: there is no process 999999999"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -19,7 +19,7 @@ def test_each_part_is_a_table_of_positive_figures(
     monkeypatch.setattr(cpu_kernels, "_MOST_NUMBERS", 1)
     monkeypatch.setattr(cpu_kernels, "_LAYERS", 1)
     monkeypatch.setattr(cpu_kernels, "_SHARED", (cpu_kernels._Shared(3, 64, 20, 4, 2),))
-    monkeypatch.setattr(cpu_kernels, "PACKED_KINDS", ("Q4_K",))
+    monkeypatch.setattr(cpu_kernels, "_PACKED", ("Q4_K",))
     parts = "products,invariant,packing,cache,shared"
     assert cpu_kernels.main(["--parts", parts, "--rounds", "2"]) == 0
     products, invariant, packing, cache, shared = capsys.readouterr().out.strip().split("\n\n")

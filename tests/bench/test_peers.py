@@ -146,11 +146,12 @@ def test_a_server_that_dies_keeps_its_figures_and_so_do_the_others(
     load = Load(Workload(random_input_len=5, random_output_len=2), 2, 1, "output_throughput")
     monkeypatch.setitem(peers.LOADS, "single", load)
     monkeypatch.setitem(peers.LOADS, "batch8", load)
-    # One request until it is ready, and four of the first load, of which two warm it up.
+    # One request until it is ready, and four of each load, of which two warm it up.
     servers = {
         "piecework": scripted_command(),
         "whole": scripted_command(),
         "dies": scripted_command(6),
+        "dies late": scripted_command(8),
         "never": "false",
     }
     written = tmp_path / "peers.json"
@@ -161,11 +162,12 @@ def test_a_server_that_dies_keeps_its_figures_and_so_do_the_others(
     out, err = capsys.readouterr()
     rows = {cells[1].strip(): cells[2:-1] for cells in (row.split("|") for row in out.splitlines())}
     assert [cell.strip() == "-" for cell in rows["dies"]] == [False, False, True, True]
+    assert [cell.strip() == "-" for cell in rows["dies late"]] == [False, False, False, True]
     assert {cell.strip() for cell in rows["never"]} == {"-"}
     assert "-" not in {cell.strip() for cell in [*rows["whole"], *rows["piecework / best peer"]]}
     assert "the server dies failed" in err and "the server never ended" in err
     failures = [found["failure"] for found in json.loads(written.read_text())["servers"].values()]
-    assert [failure is None for failure in failures] == [True, True, False, False]
+    assert [failure is None for failure in failures] == [True, True, False, False, False]
 
 
 def measured(rate: float, ready: float, resident: int) -> Measured:

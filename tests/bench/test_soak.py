@@ -354,7 +354,7 @@ def test_memory_counts_what_the_process_started() -> None:
 def test_a_server_process_that_is_not_there(good: ScriptedServer, tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    with pytest.raises(ValueError, match=f"--server-pid {child.pid}"):
+    with pytest.raises(ValueError, match=f"no process {child.pid}"):
         soak(good.url, tmp_path, replace(SETTINGS, server_pid=child.pid))
 
 

@@ -149,6 +149,10 @@ class NativeStep:
         self._run(call)
         return logits if self._finish is None else self._finish(logits)
 
+    def forget(self) -> None:
+        """Nothing of the step before is kept: its requests' logits may be large."""
+        self._last = None
+
     def _call(
         self,
         input_ids: torch.Tensor,
@@ -168,8 +172,8 @@ class NativeStep:
 
 
 class _Call:
-    """What the kernels read of a step. Decodes of the same requests are told in the same tensors
-    from step to step: to look for them again would take as long as to plan the step.
+    """What the kernels read of a step: addresses, so that a step in the same tensors, of which the
+    kernels read what they hold then, is the same call.
     """
 
     def __init__(

@@ -116,6 +116,16 @@ def test_an_end_whose_other_is_gone_neither_fails_nor_spins(ends: Ends) -> None:
     assert time.process_time() - began < 0.05
 
 
+def test_what_had_arrived_is_read_although_the_other_end_is_gone(ends: Ends) -> None:
+    engine, web = ends
+    web.send([b"name", b"last words"])
+    web.close()
+    engine.send([b"name", b"nobody reads this"])
+    assert engine.is_closed
+    assert engine.poll(0) and engine.receive() == [b"name", b"last words"]
+    assert not engine.poll(0)
+
+
 def test_an_end_that_closes_says_all_of_its_last_words(ends: Ends) -> None:
     engine, web = ends
     assert not engine.send([b"name", bytes(10**6)])

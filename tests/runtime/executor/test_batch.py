@@ -99,6 +99,7 @@ class Change(Enum):
     CHANGES_PLACES = auto()
     OTHER_PAGES = auto()
     TWO_TOKENS = auto()
+    ONE_OF_TWO = auto()
     FAILED = auto()
 
 
@@ -129,16 +130,21 @@ def test_a_batch_that_goes_on_is_the_one_that_would_be_laid_out(
             requests.reverse()
         elif change is Change.OTHER_PAGES:
             requests[-1].pages = [next(pages) for _ in requests[-1].pages]
-        elif change is Change.TWO_TOKENS:
+        elif change in (Change.TWO_TOKENS, Change.ONE_OF_TWO):
             computed = requests[0].num_computed
             go_on(requests[0], 50, next(pages))
             requests[0].num_computed = computed
         scheduled = [Scheduled(each, each.num_tokens - each.num_computed) for each in requests]
+        if change is Change.ONE_OF_TWO:
+            scheduled[0] = Scheduled(requests[0], 1)
         batch = layout.batch(scheduled)
         assert fields(batch) == fields(build_batch(scheduled, _PAGE, device, torch.int64))
         if change is not Change.FAILED:
-            for row, request in enumerate(requests):
-                go_on(request, 10 * step + row, next(pages))
+            for row, (request, num_new) in enumerate(scheduled):
+                if request.num_computed + num_new < request.num_tokens:
+                    request.num_computed += num_new
+                else:
+                    go_on(request, 10 * step + row, next(pages))
 
 
 def test_decodes_of_the_same_requests_are_the_same_batch_again() -> None:

@@ -24,6 +24,8 @@ from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.native.step import NativeStep, is_known
 from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.engine.request import Request
+from piecework.runtime.executor import batch
+from piecework.runtime.graphs import graph_runner
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.quantization.methods import named_linears
@@ -212,16 +214,18 @@ def test_a_step_in_the_tensors_of_the_last_one_reads_them_again(case: Case) -> N
     kernels = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
     rows = torch.arange(2)
     kernels.logits(ids, positions, metadata, rows)
+    call = kernels._last
     ids += 1
     positions += 1
     metadata.slot_mapping.add_(1)
     again = kernels.logits(ids, positions, metadata, rows)
+    assert kernels._last is call
     fresh = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
     expected = fresh.logits(ids.clone(), positions.clone(), metadata, rows)
     assert again is not None and expected is not None and torch.equal(again, expected)
 
 
-def test_a_step_in_other_tensors_is_read_from_those(case: Case) -> None:
+def test_a_step_in_tensors_that_had_to_be_copied_is_read_from_them_again(case: Case) -> None:
     library = build.load_variant(native_variants()[0])
     pool, rows = case.filled(), torch.arange(2)
     kernels = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
@@ -279,13 +283,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each native step, as they come."""
     if not build.runnable_variants()[0].needs:
         pytest.skip("decodes run op by op on this CPU")
-    sizes, run = [], NativeStep._run
+    sizes, call = [], NativeStep._call
 
-    def counted(self: NativeStep, ids: torch.Tensor, *rest: Any, **results: Any) -> None:
+    def counted(self: NativeStep, ids: torch.Tensor, *rest: Any) -> Any:
         sizes.append(len(ids))
-        run(self, ids, *rest, **results)
+        return call(self, ids, *rest)
 
-    monkeypatch.setattr(NativeStep, "_run", counted)
+    monkeypatch.setattr(NativeStep, "_call", counted)
     return sizes
 
 
@@ -310,6 +314,44 @@ def test_decodes_of_an_engine_go_through_it(tmp_path: Path, sizes: list[int]) ->
         assert one.token_ids[0] == other.token_ids[0]
     LLM(str(path), **native).generate(prompts, params)
     assert max(sizes) <= NativeStep.max_tokens
+
+
+def test_a_batch_that_stays_gives_the_tokens_of_one_laid_out_anew(
+    tmp_path: Path, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over ends of pages and of requests, and beside others that draw otherwise."""
+    llm = LLM(str(make_tiny_model(tmp_path)), disable_radix_cache=True, **SETTINGS)
+    prompts = [[5, 6, 7 + number] for number in range(6)]
+    kept, drawn = [], []
+    go_on, draws_of = batch._Decodes.go_on, graph_runner.draws_of
+
+    def counted(self: Any, scheduled: list[Any]) -> bool:
+        kept.append(go_on(self, scheduled))
+        return kept[-1]
+
+    def told(requests: list[Any]) -> Any:
+        drawn.append(len(requests))
+        return draws_of(requests)
+
+    def answers(first_seed: int) -> list[list[int]]:
+        params = [
+            SamplingParams(
+                temperature=0.0 if number == 2 else 1.5,
+                top_p=0.9 if number % 2 else 1.0,
+                seed=first_seed + number,
+                max_new_tokens=12 + 7 * number,
+                ignore_eos=True,
+            )
+            for number in range(len(prompts))
+        ]
+        return [each.token_ids for each in llm.generate(prompts, params)]
+
+    monkeypatch.setattr(batch._Decodes, "go_on", counted)
+    monkeypatch.setattr(graph_runner, "draws_of", told)
+    found = [answers(1), answers(50)]
+    assert sum(kept) > 60 and len(drawn) < 20 and found[0] != found[1]
+    monkeypatch.setattr(batch, "_go_on_alike", lambda batch: False)
+    assert [answers(1), answers(50)] == found and len(drawn) > 80
 
 
 def test_so_do_tokens_that_a_grammar_forces(tmp_path: Path, sizes: list[int]) -> None:

@@ -271,7 +271,7 @@ def test_two_engines_start_on_one_cache(
 @pytest.mark.parametrize(
     ("backend", "stride"),
     [
-        # Of each two moments one has a first request, the other a second one.
+        # At every other moment there is a first request, and then a second one.
         ("piecewise", 2),
         pytest.param("piecewise", 1, marks=pytest.mark.slow),
         pytest.param("breakable", 1, marks=pytest.mark.slow),
@@ -304,7 +304,7 @@ def test_a_request_at_each_moment_of_the_start_up(
         # A second one while the first is decoding.
         arrivals = [
             (moment, PROMPTS[moment % len(PROMPTS)]),
-            (moment + 1, PROMPTS[(moment + 4) % len(PROMPTS)]),
+            (moment + 2, PROMPTS[(moment + 4) % len(PROMPTS)]),
         ]
         tokens = Inbox(arrivals).serve(found)
         for number, (_, prompt) in enumerate(arrivals):
