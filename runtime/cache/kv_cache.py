@@ -202,6 +202,7 @@ class KVCache:
         self._share(request)
         self.allocator.free(request.pages[request.shared_pages :])
         self.radix.unlock(request.node)
+        # Another list: by that a batch of decodes knows that its request has had to give them back.
         request.pages, request.node = [], None
         request.shared_pages = request.num_computed = 0
         if self.windows is not None:

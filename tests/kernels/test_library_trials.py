@@ -48,7 +48,7 @@ def seed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        # As attention's below, which the default run has.
+        # Of a signal the default run has attention's below, of the next process the other faults.
         pytest.param("segfault", "was ended by SIGSEGV", marks=pytest.mark.slow),
         ("poisoned", "an illegal memory access was encountered"),
         pytest.param("hangs", "gave no answer within", marks=pytest.mark.slow),

@@ -85,6 +85,6 @@ def test_what_changes_numbers_stays(function: Callable[[torch.Tensor], torch.Ten
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_our_models_have_none(tmp_path: object, architecture: str) -> None:
-    graph = traced_model(architecture, "per token int8").graph  # type: ignore[arg-type]
+def test_our_models_have_none(architecture: str) -> None:
+    graph = traced_model(architecture, "per token int8").graph
     assert NOOP(graph, CONTEXT) == 0

@@ -241,10 +241,8 @@ async def test_the_engine_ends_with_the_process_that_started_it(model: str, tmp_
     child.wait(timeout=10)
 
 
-# The last that takes the engine of all tests
-
-
-async def test_drain_finishes_what_it_can_and_cuts_off_the_rest(engine: EngineClient) -> None:
+async def test_drain_finishes_what_it_can_and_cuts_off_the_rest(own_engine: EngineClient) -> None:
+    engine = own_engine
     before = engine.stats.generation_tokens_total
     short = asyncio.create_task(collect(engine, request("short", [1, 2], params(1, 5))))
     long = asyncio.create_task(collect(engine, request("long", [1, 2], params(1, 3900))))

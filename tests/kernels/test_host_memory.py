@@ -1,0 +1,31 @@
+"""What an allocator keeps of freed memory can be given back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import psutil
+import pytest
+
+from piecework.kernels.cpu.host_memory import give_back_memory
+
+MIB = 2**20
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"),
+    reason="an allocator that is not glibc's",
+)
+def test_freed_memory_below_something_in_use_is_given_back() -> None:
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    blocks = [ctypes.c_void_p(library.malloc(ctypes.c_size_t(64 * 1024))) for _ in range(1000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 64 * 1024)
+    for block in blocks[:-1]:
+        library.free(block)
+    before = psutil.Process().memory_info().rss
+    give_back_memory()
+    assert psutil.Process().memory_info().rss < before - 40 * MIB
+    library.free(blocks[-1])
