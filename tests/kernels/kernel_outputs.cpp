@@ -1,99 +1,40 @@
 // Prints what the kernels make of fixed inputs, a line a case: its name, then its numbers. Compiled with the kernels' own files for a CPU
 // that this machine is not, and run under emulation.
-#include <cstdio>
-#include <string>
-
 #include "attention.h"
-#include "linear.h"
+#include "kernel_cases.h"
 #include "recurrent.h"
 #include "rows.h"
 
 using namespace piecework;
 
 extern "C" {
-void piecework_pack(int, const void* const*, int, int, const float*, void*, int);
 void piecework_linear(const void*, const void*, int64_t, const float*, int, void*, int, int);
-int piecework_choose_way(int);
 void piecework_attention_bf16(const void*, int);
 void piecework_attention_f32(const void*, int);
 void piecework_argmax(const float*, int64_t, int, int, int64_t*, int);
+void piecework_softmax(float*, int64_t, int, int, const float*, int);
+void piecework_sample_plain(const float*, int64_t, int, int, const float*, const float*, int64_t*, int);
 void piecework_sample_filtered(const float*, int64_t, int, int, const int64_t*, const float*, const float*, const double*, int64_t*, int);
+int piecework_has_tiles();
+void piecework_mamba2_step(const void*, const void*, int, int);
+void piecework_gated_delta_step(const void*, const void*, int, int);
 void piecework_mamba2_prompts(const void*, const void*, const void*, int, int);
 void piecework_gated_delta_prompts(const void*, const void*, const void*, int, int);
 }
 
+void take_steps();  // kernel_steps.cpp
+
 namespace {
 
-constexpr int kThreads = 2;
-uint32_t state = 1;
-
-uint32_t next_bits() { return (state = state * 1664525u + 1013904223u) >> 8; }
-float next_number() { return static_cast<float>(next_bits() % 2001u) / 1000.0f - 1.0f; }
-
-std::vector<bf16> numbers(size_t count) {
-  std::vector<bf16> made(count);
-  for (bf16& each : made) each = from_float<bf16>(next_number());
-  return made;
-}
-
-template <class T>
-void print(const std::string& name, const T* values, size_t count) {
-  std::printf("%s", name.c_str());
-  for (size_t i = 0; i < count; ++i) {
-    if constexpr (std::is_integral_v<T>)
-      std::printf(" %lld", static_cast<long long>(values[i]));
-    else
-      std::printf(" %.9g", to_float(values[i]));
-  }
-  std::printf("\n");
-}
-
-// A stored row of each kind that `piecework_pack` knows.
-std::vector<uint8_t> stored_row(int kind, int columns) {
-  std::vector<uint8_t> row;
-  const auto add_half = [&](float x) {
-    const uint16_t bits = float_to_half(x);
-    row.push_back(bits & 255), row.push_back(bits >> 8);
-  };
-  if (kind == 0) {
-    for (const bf16 each : numbers(columns)) row.push_back(each.bits & 255), row.push_back(each.bits >> 8);
-  } else if (kind >= 7) {
-    // GGUF's Q3_K to Q6_K: 256 numbers, whose float16 scales stand at the end, or two at the beginning.
-    constexpr int kBytes[] = {110, 144, 176, 210};
-    const bool begins = kind == 8 || kind == 9;
-    for (int g = 0; g < columns / 256; ++g) {
-      if (begins) add_half(next_number() * 0.005f), add_half(next_number() * 0.005f);
-      for (int i = 0; i < kBytes[kind - 7] - (begins ? 4 : 2); ++i) row.push_back(next_bits() & 255);
-      if (!begins) add_half(next_number() * 0.005f);
-    }
-  } else if (kind <= 3) {
-    for (int g = 0; g < columns / 32; ++g) {
-      add_half(next_number() * 0.05f);
-      if (kind == 2) add_half(next_number() * 0.3f);
-      for (int i = 0; i < (kind == 1 ? 32 : 16); ++i) row.push_back(next_bits() & 255);
-    }
-  } else {
-    for (int i = 0; i < columns; ++i) row.push_back(kind == 4 ? next_bits() & 255 : (next_bits() & 127) % 100 | (next_bits() & 128));
-  }
-  return row;
-}
-
 void multiply(int kind, int columns, int tokens, int way) {
-  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ4, kInt8, kFp8, kFp8Blocks, kQ3K, kQ4K, kQ5K, kQ6K};
   constexpr int kRows = 45;
   state = 7 + kind;
-  const Format format = kFormats[kind];
+  const Format format = kFormatOf[kind];
   const bool has_blocks = format != kBf16 && format < kInt8;
   if (way == kIntegers ? !has_blocks : !piecework_choose_way(way)) return;
-  std::vector<std::vector<uint8_t>> rows;
-  std::vector<const void*> places;
-  for (int r = 0; r < kRows; ++r) rows.push_back(stored_row(kind, columns));
-  for (const auto& row : rows) places.push_back(row.data());
-  std::vector<float> scales(kRows * std::max(1, row_scales(format, columns)), 0.01f);
-  Aligned<uint8_t> packed((kRows + kPanel - 1) / kPanel * panel_bytes(format, columns));
-  piecework_pack(kind, places.data(), kRows, columns, scales.data(), packed.data(), kThreads);
+  const Aligned<uint8_t> weight = packed(kind, kRows, columns);
   const std::vector<bf16> bias = numbers(kRows), x = numbers(static_cast<size_t>(tokens) * columns);
-  const Linear linear{packed.data(), bias.data(), kRows, columns, format, {nullptr, way == kIntegers ? GroupedColumns::kGroup : 0}, nullptr};
+  const Linear linear{weight.data(), bias.data(), kRows, columns, format, {nullptr, way == kIntegers ? GroupedColumns::kGroup : 0}, nullptr};
   std::vector<bf16> out(static_cast<size_t>(tokens) * kRows);
   if (kind < 4 || has_blocks) {
     piecework_linear(&linear, x.data(), columns, nullptr, 0, out.data(), tokens, kThreads);
@@ -209,10 +150,16 @@ void sample() {
   print("argmax:", tokens, kRows);
   piecework_sample_filtered(probs.data(), kVocab, kRows, kVocab, top_k, top_p, min_p, uniform, tokens, kThreads);
   print("sampled:", tokens, kRows);
+  const float temperatures[] = {1.0f, 0.5f, 2.0f, 0.1f}, places[] = {0.1f, 0.9f, 0.5f, 0.5f, 0.7f, 0.2f, 0.99f, 0.01f};
+  for (float& each : probs) each = 4.0f * next_number();
+  piecework_sample_plain(probs.data(), kVocab, kRows, kVocab, temperatures, places, tokens, kThreads);
+  print("sampled of logits:", tokens, kRows);
+  piecework_softmax(probs.data(), kVocab, kRows, kVocab, temperatures, kThreads);
+  print("probabilities:", probs.data(), probs.size());
 }
 
-// Two prompts whose states lie at slots 2 and 1: one of more than a part's tokens, and one of no whole chunk. The states go on, so a second
-// run begins with those that the first has left.
+// A layer with a recurrent state. Two prompts whose states lie at slots 2 and 1: one of more than a part's tokens, and one of no whole chunk.
+// The states go on, so a second run begins with those that the first has left, and a token of each follows.
 template <class T>
 void recur(bool is_delta, int size, int numbers) {
   constexpr int kHeads = 6, kGroups = 2, kColumns = 4, kCapacity = 512;
@@ -224,23 +171,32 @@ void recur(bool is_delta, int size, int numbers) {
   std::vector<float> a = some<float>(kHeads), states = some<float>(3 * kHeads * size * numbers), room(kCapacity * channels);
   for (float& each : a) each -= 1.5f;
   std::vector<T> tails(3 * (kColumns - 1) * channels), out(tokens * kHeads * size);
-  const Conv conv{x.data(), tails.data(), weight.data(), is_delta ? nullptr : bias.data(), slots, nullptr, channels, tokens, channels, kColumns, 1};
-  const Heads heads{states.data(), first.data(), second.data(), a.data(), d.data(),  dt_bias.data(), out.data(),
-                    kHeads,        kHeads,       kHeads,        kGroups,  size,      numbers,        0.01f,      1.5f};
+  Conv conv{x.data(), tails.data(), weight.data(), is_delta ? nullptr : bias.data(), slots, nullptr, channels, tokens, channels, kColumns, 1};
+  Heads heads{states.data(), first.data(), second.data(), a.data(), d.data(),  dt_bias.data(), out.data(),
+              kHeads,        kHeads,       kHeads,        kGroups,  size,      numbers,        0.01f,      1.5f};
   const Prompts prompts{begins, lens, room.data(), 2, kCapacity};
-  for (int run = 0; run < 2; ++run) {
-    (is_delta ? piecework_gated_delta_prompts : piecework_mamba2_prompts)(&conv, &heads, &prompts, sizeof(T) == 2, kThreads);
-    const std::string name = std::string(is_delta ? "gated delta" : "mamba2") + (sizeof(T) == 2 ? " bf16 " : " f32 ") + std::to_string(run);
-    print(name + " tokens:", out.data(), out.size());
+  const auto show = [&](const std::string& run, const auto* results, size_t count) {
+    const std::string name = std::string(is_delta ? "gated delta" : "mamba2") + (sizeof(T) == 2 ? " bf16 " : " f32 ") + run;
+    print(name + " tokens:", results, count);
     print(name + " states:", states.data(), states.size());
     print(name + " convolution:", tails.data(), tails.size());
+  };
+  for (int run = 0; run < 2; ++run) {
+    (is_delta ? piecework_gated_delta_prompts : piecework_mamba2_prompts)(&conv, &heads, &prompts, sizeof(T) == 2, kThreads);
+    show(std::to_string(run), out.data(), out.size());
   }
+  std::vector<float> convolved(2 * channels), results(2 * kHeads * size);
+  conv.tokens = 2, conv.out = convolved.data(), heads.out = results.data();
+  (is_delta ? piecework_gated_delta_step : piecework_mamba2_step)(&conv, &heads, sizeof(T) == 2, kThreads);
+  show("step", results.data(), results.size());
 }
 
 }  // namespace
 
 int main() {
-  for (int kind = 0; kind < 11; ++kind)
+  const int has_tiles = piecework_has_tiles();
+  print("tiles:", &has_tiles, 1);
+  for (int kind = 0; kind < kKinds; ++kind)
     for (int way : {kFloats, kDots, kHalves, kIntegers})
       for (int tokens : {1, 2, 13, 40}) multiply(kind, kind == 0 ? 1100 : kind < 7 ? 1152 : 1280, tokens, way);
   for (CacheKind kind : {CacheKind::kAsQueries, CacheKind::kE4M3, CacheKind::kE5M2, CacheKind::kInt8})
@@ -253,4 +209,5 @@ int main() {
     recur<bf16>(is_delta, 20, 24);
     recur<float>(is_delta, 64, 16);
   }
+  take_steps();
 }

@@ -1,5 +1,5 @@
 """AMX's products: by the instructions as Intel's manual describes them, in plain C++, and not at
-all where the kernel or the CPU refuses them. No CPU with AMX has run them.
+all where the kernel or the CPU refuses them. `test_kernels_under_bochs.py` runs the instructions.
 """
 
 from __future__ import annotations

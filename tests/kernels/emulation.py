@@ -1,0 +1,76 @@
+"""Programs that print what the kernels make of fixed inputs, compiled for CPUs that this machine is
+not, and what is held of their output.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from piecework.kernels.cpu.native import build
+
+SOURCES = Path(build.__file__).parent
+PORTABLE = build.VARIANTS[-1]
+_OWN = Path(__file__).parent
+_ROUNDED = 2.0**-7
+"""Of a line's largest number: weights of 4 and 8 bits rounded to bfloat16, or sums in float16."""
+_EXACT = 2.0**-10
+"""The same of what differs by the order of sums, and then by a last digit of bfloat16."""
+_STEP = 2.0**-5
+"""The same of logits behind two layers, each of which rounds to bfloat16 many times."""
+
+Lines = dict[str, np.ndarray]
+
+
+def compile_program(compiler: str, variant: build.Variant, folder: Path) -> Path:
+    """`kernel_outputs.cpp` with the kernels as a variant, linked to nothing that is not in it."""
+    folder.mkdir()
+    flags = [*build._FLAGS, "-O2", *variant.flags, "-fopenmp"]
+    sources = [*SOURCES.glob("*.cpp"), _OWN / "kernel_outputs.cpp", _OWN / "kernel_steps.cpp"]
+    made = [folder / f"{source.stem}.o" for source in sources]
+
+    def compile_one(source: Path, to: Path) -> None:
+        command = [compiler, *flags, f"-I{SOURCES}", "-c", str(source), "-o", str(to)]
+        subprocess.run(command, check=True, timeout=300)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(compile_one, sources, made))
+    program = folder / variant.name
+    link = [compiler, *flags, "-static", *map(str, made), "-o", str(program)]
+    subprocess.run(link, check=True, timeout=120)
+    return program
+
+
+def outputs(program: Path, *emulator: str) -> Lines:
+    run = [*emulator, str(program)]
+    return lines_of(
+        subprocess.run(run, capture_output=True, text=True, check=True, timeout=600).stdout
+    )
+
+
+def lines_of(text: str) -> Lines:
+    lines = (line.partition(":") for line in text.splitlines())
+    return {name: np.array(numbers.split(), np.float64) for name, _, numbers in lines}
+
+
+def assert_alike(found: Lines, portable: Lines) -> None:
+    """But for whether it has tiles, and in a step for a rounding here and there."""
+    assert found.keys() >= portable.keys()
+    for name, numbers in found.items():
+        if name == "tiles":
+            continue
+        # Ways to multiply that only this variant has are compared with that of float32.
+        is_shared = name in portable
+        if name.startswith("draws") and not is_shared:
+            continue  # other roundings may choose other tokens
+        expected = portable[name if is_shared else f"{name.rpartition(' ')[0]} 0"]
+        share = _STEP if "of a step" in name else _EXACT if is_shared else _ROUNDED
+        allowed = share * np.abs(expected).max()
+        np.testing.assert_allclose(numbers, expected, rtol=0, atol=allowed, err_msg=name)
+
+
+def ways_in(lines: Lines) -> set[str]:
+    return {name.rpartition(" ")[2] for name in lines if "way" in name}
