@@ -67,6 +67,10 @@ def assert_alike(found: Lines, portable: Lines) -> None:
         if name.startswith("draws") and not is_shared:
             continue  # other roundings may choose other tokens
         expected = portable[name if is_shared else f"{name.rpartition(' ')[0]} 0"]
+        if "of a step" in name and not is_shared:
+            # Other roundings may choose other experts for a token here and there.
+            assert np.median(np.abs(numbers - expected)) <= _STEP * np.abs(expected).max(), name
+            continue
         share = _STEP if "of a step" in name else _EXACT if is_shared else _ROUNDED
         allowed = share * np.abs(expected).max()
         np.testing.assert_allclose(numbers, expected, rtol=0, atol=allowed, err_msg=name)
