@@ -133,46 +133,41 @@ ones made of `seed` and the position of the token.
 """
 
 
-class StepKernels(Protocol):
-    """A model's forward without its ops, for steps of up to `max_tokens` tokens. It may keep the
-    addresses of the tensors of a step for one that is given the same tensors, whose contents it
-    reads each time.
+class StepCall(Protocol):
+    """A step of a model over given tensors, whose contents are read whenever it is computed: the
+    next step of the same requests may be written to where they are. Keys and values go to their
+    slots.
     """
+
+    def hidden(self) -> torch.Tensor:
+        """Hidden states [T, hidden]."""
+        ...
+
+    def logits(self) -> torch.Tensor | None:
+        """Logits [N, V] float32 of its rows, a tensor of its own. None, and nothing is done, of
+        models whose head is not known.
+        """
+        ...
+
+    def tokens(self) -> list[int] | None:
+        """The tokens [N] behind its rows, -1 where logits are not finite; None likewise."""
+        ...
+
+
+class StepKernels(Protocol):
+    """A model's forward without its ops, for steps of up to `max_tokens` tokens."""
 
     max_tokens: int
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """input_ids, positions [T] int64 to hidden states [T, hidden]; keys and values are written
-        to their slots.
-        """
-        ...
-
-    def choose(
+    def call(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         metadata: AttentionMetadata,
-        rows: torch.Tensor,
+        rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
-    ) -> list[int] | None:
-        """The same to tokens [N] behind `rows` [N] int64 of the step, -1 where logits are not
-        finite: as `draws` [N] tell, of `DRAW`, or else the likeliest. None, and nothing is done, of
-        models of which that is not known.
+    ) -> StepCall:
+        """A step of input_ids, positions [T] int64. `rows` [N] int64 of it are followed by tokens,
+        which are chosen as `draws` [N] tell, of `DRAW`; None: the likeliest are.
         """
-        ...
-
-    def logits(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: AttentionMetadata,
-        rows: torch.Tensor,
-    ) -> torch.Tensor | None:
-        """The same to those rows' logits [N, V] float32, or None."""
-        ...
-
-    def forget(self) -> None:
-        """Nothing of the step before is kept."""
         ...

@@ -127,5 +127,5 @@ class Case:
         pool = self.filled()
         library = build.load_variant(variant)
         kernels = NativeStep(library, self.model, pool.layouts, pool.k, pool.v, second=pool.second)
-        logits = self.model.compute_logits(kernels.forward(*self.step(lens)))
+        logits = self.model.compute_logits(kernels.call(*self.step(lens)).hidden())
         return logits, torch.stack(tensors(pool))

@@ -14,6 +14,7 @@ import torch
 
 from ...kernels.attention import AttentionMetadata
 from ...kernels.staging import is_at_hand, to_device
+from ...kernels.step_parts import StepCall
 from ..cache.slabs import RESERVED_PAGE
 from ..engine.request import Request
 
@@ -35,12 +36,15 @@ def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
     return len(plan), tokens, zlib.crc32(repr(plan).encode())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
-    """`input_ids`, `positions` [T] int64, request after request. `sample_rows`: rows whose logits
-    give `samplers` their next token; `asks_no_more`: of those nothing else is asked, and of no
-    prompt. `reach_end`: whether all of each request's tokens are computed then. `state_copies`:
-    from which slot to which states are copied before the step, `snapshots`: behind it.
+    """One step; `Layout` may write the next one over it.
+
+    `input_ids`, `positions` [T] int64, request after request. `sample_rows`: rows whose logits give
+    `samplers` their next token; `asks_no_more`: of those nothing else is asked, and of no prompt.
+    `reach_end`: whether all of each request's tokens are computed then. `state_copies`: from which
+    slot to which states are copied before the step, `snapshots`: behind it. `call`: what kernels of
+    whole steps have made of it, for the next one too.
     """
 
     scheduled: list[Scheduled]
@@ -54,6 +58,7 @@ class Batch:
     state_copies: list[tuple[int, int]]
     snapshots: list[tuple[int, int]]
     num_tokens: int
+    call: StepCall | None = None
 
     @property
     def is_decode(self) -> bool:

@@ -218,7 +218,6 @@ class ModelRunner:
         was learned is kept for the next start, every now and then.
         """
         self.layout.forget()
-        self.graphs.forget()
         self.close(unless_within=_KEEP_SECONDS)
 
     def close(self, *, unless_within: float = 0.0) -> None:

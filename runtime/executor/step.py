@@ -100,7 +100,7 @@ class PendingStep:
     @torch.inference_mode()
     def _compute(self, model: Forward, batch: Batch, sampled: torch.Tensor | None) -> None:
         # Of a prompt whose log-probabilities are wanted, hidden states are looked at.
-        if not any(request.prompt_logprobs_due for request, _ in self.scheduled):
+        if batch.samplers and not any(request.prompt_logprobs_due for request, _ in self.scheduled):
             logits = model.forward_to_logits(batch)
             if logits is not None:
                 self.samples = sample(logits, batch.samplers, sampled)

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -21,7 +19,7 @@ from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ...kernels.attention import AttentionMetadata, GraphAttention
 from ...kernels.platform import Platform
-from ...kernels.step_parts import StepKernels
+from ...kernels.step_parts import StepCall
 from ..config import Backend, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..engine.messages import GraphInfo
@@ -85,8 +83,6 @@ class GraphRunner:
         self.decode: DecodeGraph | None = None
         """None also before `use`."""
         self.kernels = None
-        self._drawn: Batch | None = None
-        self._draws: npt.NDArray[np.void] | None = None
         if self.decode_backend is Backend.NATIVE:
             pool = attention.pool
             self.kernels = platform.step_kernels(
@@ -151,8 +147,9 @@ class GraphRunner:
         hidden = self.decode(batch) if self.decode is not None and batch.is_decode else None
         if hidden is not None:
             return hidden
-        if self.kernels is not None and self._is_small(self.kernels, batch):
-            return self.kernels.forward(batch.input_ids, batch.positions, batch.metadata)
+        call = self._call(batch)
+        if call is not None:
+            return call.hidden()
         self._seen.add(batch.num_tokens)
         with self._attention.step(batch.metadata):
             forward = self.prefill or self._model
@@ -163,39 +160,27 @@ class GraphRunner:
         """The tokens [N] of a step's samplers, of which no more is asked, `NO_TOKEN` where logits
         are not finite, if they are found with the forward; None: nothing is done.
         """
-        kernels = self._whole_step(batch)
-        if kernels is None:
-            return None
-        if batch is not self._drawn:
-            # A request asks the same for all of its tokens.
-            self._drawn, self._draws = batch, draws_of(batch.samplers)
-        step = batch.input_ids, batch.positions, batch.metadata, batch.sample_rows
-        return kernels.choose(*step, self._draws)
-
-    def forget(self) -> None:
-        """Nothing of the step before is kept."""
-        self._drawn = self._draws = None
-        if self.kernels is not None:
-            self.kernels.forget()
+        call = self._call(batch)
+        return None if call is None else call.tokens()
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Their logits [N, V] float32 likewise."""
-        kernels = self._whole_step(batch)
-        if kernels is None:
-            return None
-        return kernels.logits(batch.input_ids, batch.positions, batch.metadata, batch.sample_rows)
+        call = self._call(batch)
+        return None if call is None else call.logits()
 
-    def _whole_step(self, batch: Batch) -> StepKernels | None:
-        """What may compute the step with its head; None: nothing."""
+    def _call(self, batch: Batch) -> StepCall | None:
+        """What computes a small step whole, made once for a batch; None: nothing does."""
         kernels = self.kernels
-        if kernels is None or self._config.batch_invariant or not batch.samplers:
-            return None
-        return kernels if self._is_small(kernels, batch) else None
-
-    @staticmethod
-    def _is_small(kernels: StepKernels, batch: Batch) -> bool:
+        if batch.call is not None or kernels is None or self._config.batch_invariant:
+            return batch.call
         # Steps of prompts alone are for pieces, however short they are.
-        return batch.num_tokens <= kernels.max_tokens and batch.has_decodes
+        if batch.num_tokens > kernels.max_tokens or not batch.has_decodes:
+            return None
+        # A request asks the same for all of its tokens.
+        draws = draws_of(batch.samplers) if batch.asks_no_more else None
+        step = batch.input_ids, batch.positions, batch.metadata, batch.sample_rows
+        batch.call = kernels.call(*step, draws)
+        return batch.call
 
     def _each_token(self, batch: Batch) -> torch.Tensor:
         """The step in native ones, to which each token is a request of its own."""
@@ -208,7 +193,7 @@ class GraphRunner:
             rows = slice(begin, begin + most)
             positions = batch.positions[rows]
             alone = _alone(batch.metadata, positions, owners[rows], rows)
-            hidden.append(self.kernels.forward(batch.input_ids[rows], positions, alone))
+            hidden.append(self.kernels.call(batch.input_ids[rows], positions, alone).hidden())
         return torch.cat(hidden)
 
     def counts(self) -> GraphCounts:

@@ -99,7 +99,7 @@ class WholeStepToyRunner(ToyRunner):
     """Small steps give tokens or logits at once, as those of the CPU's native kernels do."""
 
     def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
-        if not batch.samplers or not batch.has_decodes:
+        if not batch.has_decodes:
             return None
         return self.compute_logits(self.forward(batch).index_select(0, batch.sample_rows))
 

@@ -6,7 +6,6 @@ T tokens, B requests, N hidden size.
 from __future__ import annotations
 
 import ctypes
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,11 +67,10 @@ class NativeStep:
         second: Sequence[bool] = (),
     ) -> None:
         self._step = library.piecework_step
-        self._last: _Call | None = None
         self._group = group
         parts: DecoderParts = part_of(model)
-        self._has_head = group is None and parts.head is not None and _is_packed(parts.head)
-        self._finish = parts.finish
+        self.has_head = group is None and parts.head is not None and _is_packed(parts.head)
+        self.finish = parts.finish
         tables = [tuple(table.contiguous() for table in both) for both in parts.tables]
         # What the kernels read, beside the parts that are made anew each time.
         self._owners = (model, parts, tables, layouts, k_cache, v_cache)
@@ -88,9 +86,9 @@ class NativeStep:
         if group is not None:
             assert parts.first_token == group.rank * parts.embedding.num_rows
             self.max_tokens = min(self.max_tokens, SLOT_BYTES // (2 * self._hidden))
-        self._model = ModelStruct(
+        self.model = ModelStruct(
             *(ctypes.addressof(self._layers), table_of(parts.embedding), norm_struct(parts.norm)),
-            linear_of(parts.head) if self._has_head else LinearStruct(),
+            linear_of(parts.head) if self.has_head else LinearStruct(),
             None if group is None else group.member,
             *(len(layers), self._hidden),
             max((_width(each) for layer in parts.layers for each in _dense(layer)), default=0),
@@ -100,141 +98,98 @@ class NativeStep:
             parts.embedding_scale,
         )
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """input_ids, positions [T] int64, T up to `max_tokens`, to hidden states [T, N]; keys and
-        values go to their slots.
-        """
-        out = torch.empty(input_ids.shape[0], self._hidden, dtype=torch.bfloat16)
-        call = self._call(input_ids, positions, metadata, None)
-        call.write_hidden(out)
-        self._run(call)
-        return out
-
-    def choose(
+    def call(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         metadata: AttentionMetadata,
-        rows: torch.Tensor,
+        rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
-    ) -> list[int] | None:
-        """Tokens [N] behind `rows` [N] int64 of the step instead, -1 of logits that are not finite:
-        as `draws` [N] tell, of `DRAW`, or else the likeliest. None, and nothing done, where the
-        head is not the kernels', or more is done to its logits.
-        """
-        if not self._has_head or self._finish is not None:
-            return None
-        call = self._call(input_ids, positions, metadata, rows)
-        call.draw_by(draws, self._model.head.rows)
-        self._run(call)
-        return list(call.chosen)
+    ) -> NativeCall:
+        """As `StepKernels` has it; tables and slots are int64, too."""
+        return NativeCall(self, input_ids, positions, metadata, rows, draws)
 
-    def logits(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: AttentionMetadata,
-        rows: torch.Tensor,
-    ) -> torch.Tensor | None:
-        """Logits [N, V] float32 of those rows; None, and nothing done, where the head is not the
-        kernels'.
-        """
-        if not self._has_head:
-            return None
-        logits = torch.empty(len(rows), self._model.head.rows, dtype=torch.float32)
-        call = self._call(input_ids, positions, metadata, rows)
-        call.write_logits(logits)
-        self._run(call)
-        return logits if self._finish is None else self._finish(logits)
-
-    def forget(self) -> None:
-        """Nothing of the step before is kept: its requests' logits may be large."""
-        self._last = None
-
-    def _call(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: AttentionMetadata,
-        rows: torch.Tensor | None,
-    ) -> _Call:
-        given = (input_ids, positions, metadata, rows)
-        if self._last is None or not self._last.is_of(given):
-            self._last = _Call(self._model, *given)
-        return self._last
-
-    def _run(self, call: _Call) -> None:
-        succeeded = self._step(call.reference, call.threads)
+    def run(self, step: Any, threads: int) -> None:
+        """`step`: a reference to a `StepStruct` of this model."""
+        succeeded = self._step(step, threads)
         if self._group is not None:
             self._group.check(succeeded)
 
 
-class _Call:
-    """What the kernels read of a step: addresses, so that a step in the same tensors, of which the
-    kernels read what they hold then, is the same call.
-    """
+class NativeCall:
+    """The addresses of what one step is made of, and of those that follow in the same tensors."""
 
     def __init__(
         self,
-        model: ModelStruct,
+        kernels: NativeStep,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         metadata: AttentionMetadata,
         rows: torch.Tensor | None,
+        draws: npt.NDArray[np.void] | None,
     ) -> None:
-        self._given = (input_ids, positions, metadata, rows)
         both = [each for each in (metadata, metadata.window) if each is not None]
-        given = [
-            *(input_ids, positions),
-            *(each.slot_mapping for each in both),
-            *(each.block_table for each in both),
-        ]
-        read = [each.to(torch.int64).contiguous() for each in given]
-        self._is_copied = any(one is not other for one, other in zip(given, read, strict=True))
-        ids, places, *others = read
-        slots, tables = others[: len(both)], others[len(both) :]
-        count, samples = len(metadata.query_lens), 0 if rows is None else len(rows)
+        slots, tables = [each.slot_mapping for each in both], [each.block_table for each in both]
+        rows = input_ids[:0] if rows is None else rows
+        read = [input_ids, positions, *slots, *tables, rows]
+        assert all(each.dtype == torch.int64 and each.is_contiguous() for each in read)
+        self._kernels, self._num_tokens, self._num_rows = kernels, len(input_ids), len(rows)
+        count = len(metadata.query_lens)
         lens = (ctypes.c_int32 * count)(*metadata.query_lens)
-        self.chosen = (ctypes.c_int64 * samples)()
-        self._owners: list[Any] = [model, read, lens]
-        self._logits: torch.Tensor | None = None
-        self._draws: npt.NDArray[np.void] | None = None
+        self._chosen = (ctypes.c_int64 * self._num_rows)()
         self._step = StepStruct(
-            ctypes.addressof(model),
-            *(ids.data_ptr(), places.data_ptr()),
+            ctypes.addressof(kernels.model),
+            *(input_ids.data_ptr(), positions.data_ptr()),
             *(_BOTH(*(part.data_ptr() for part in parts)) for parts in (slots, tables)),
-            *(ctypes.addressof(lens), None, None if rows is None else rows.data_ptr()),
+            *(ctypes.addressof(lens), None, rows.data_ptr()),
             *(None, None, None),
-            *(tables[0].stride(0), count, ids.shape[0], samples),
+            *(tables[0].stride(0), count, self._num_tokens, 0),
         )
-        self.reference = ctypes.byref(self._step)
-        self.threads = torch.get_num_threads()
-
-    def is_of(self, given: tuple[Any, ...]) -> bool:
-        """Whether a step in these tensors would be read from the same memory."""
-        return not self._is_copied and all(map(operator.is_, self._given, given))
-
-    def write_hidden(self, out: torch.Tensor) -> None:
-        """[T, N] bfloat16."""
-        self._step.out = out.data_ptr()
-
-    def write_logits(self, logits: torch.Tensor) -> None:
-        """[N, V] float32."""
-        self._step.logits, self._step.chosen, self._step.draws = logits.data_ptr(), None, None
-
-    def draw_by(self, draws: npt.NDArray[np.void] | None, vocab: int) -> None:
-        """To `chosen`, by `draws` [N], or else the likeliest."""
-        if self._step.chosen is not None and draws is self._draws:
-            return
-        self._draws = draws
-        self._step.chosen = ctypes.addressof(self.chosen)
-        self._step.logits = self._step.draws = None
-        if draws is not None:
+        self._reference, self._threads = ctypes.byref(self._step), torch.get_num_threads()
+        self._to_tokens = {"samples": self._num_rows, "chosen": ctypes.addressof(self._chosen)}
+        self._owners = [read, lens, draws]
+        if draws is not None and kernels.has_head:
             # Where their logits are worked in.
-            self._logits = torch.empty(len(self.chosen), vocab, dtype=torch.float32)
-            self._step.logits, self._step.draws = self._logits.data_ptr(), draws.ctypes.data
+            logits = self._empty_logits()
+            self._to_tokens |= {"logits": logits.data_ptr(), "draws": draws.ctypes.data}
+            self._owners.append(logits)
+
+    def hidden(self) -> torch.Tensor:
+        """[T, N] bfloat16."""
+        out = torch.empty(self._num_tokens, self._kernels.model.hidden, dtype=torch.bfloat16)
+        self._compute(out=out.data_ptr())
+        return out
+
+    def logits(self) -> torch.Tensor | None:
+        """As `StepCall` has it."""
+        if not self._kernels.has_head:
+            return None
+        logits, finish = self._empty_logits(), self._kernels.finish
+        self._compute(samples=self._num_rows, logits=logits.data_ptr())
+        return logits if finish is None else finish(logits)
+
+    def tokens(self) -> list[int] | None:
+        """As `StepCall` has it; None also where more is done to logits."""
+        if not self._kernels.has_head or self._kernels.finish is not None:
+            return None
+        self._compute(**self._to_tokens)
+        return list(self._chosen)
+
+    def _compute(
+        self,
+        samples: int = 0,
+        out: int | None = None,
+        chosen: int | None = None,
+        logits: int | None = None,
+        draws: int | None = None,
+    ) -> None:
+        step = self._step
+        step.samples, step.out, step.chosen = samples, out, chosen
+        step.logits, step.draws = logits, draws
+        self._kernels.run(self._reference, self._threads)
+
+    def _empty_logits(self) -> torch.Tensor:
+        return torch.empty(self._num_rows, self._kernels.model.head.rows, dtype=torch.float32)
 
 
 def make_native_step(

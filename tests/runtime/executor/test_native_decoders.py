@@ -109,11 +109,12 @@ def test_logits_are_finished_as_the_model_does_it(case: Case) -> None:
     pool, step, rows = case.filled(), case.step([(1, 15 + 3 * i) for i in range(4)]), [3, 1]
     kernels = make_native_step(case.model, pool.layouts, pool.k, pool.v, pool.second)
     assert kernels is not None
-    logits = case.model.compute_logits(kernels.forward(*step))[rows]
-    found = kernels.logits(*step, torch.tensor(rows))
+    logits = case.model.compute_logits(kernels.call(*step).hidden())[rows]
+    call = kernels.call(*step, torch.tensor(rows))
+    found = call.logits()
     assert found is not None
     torch.testing.assert_close(found, logits, rtol=1e-6, atol=0.0)
-    chosen = kernels.choose(*step, torch.tensor(rows))
+    chosen = call.tokens()
     assert (chosen is None) == (case.model.step_parts().finish is not None)
     assert chosen is None or chosen == logits.argmax(-1).tolist()
 

@@ -105,12 +105,12 @@ def test_they_are_the_forward_op_by_op_and_one_processs(
                 return logits_of(model, get_group(TENSOR_PARALLEL), model(*given[:2]))
 
         def native(rank: int, given: Any = given) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden = ranks[rank].native(groups[rank]).forward(*given)
+            hidden = ranks[rank].native(groups[rank]).call(*given).hidden()
             return hidden, logits_of(ranks[rank].model, groups[rank], hidden)
 
         with thread_ranks(size) as threads:
             by_op = on_ranks(threads, eager)[0]
-        alone = logits_of(whole.model, None, whole.native(None).forward(*given))
+        alone = logits_of(whole.model, None, whole.native(None).call(*given).hidden())
         found = at_once(size, native)
         assert all(torch.equal(hidden, found[0][0]) for hidden, _ in found)
         loss = 0.03 if quantization == "none" else 0.15
@@ -130,7 +130,7 @@ def test_threads_of_ranks_stay_together(tmp_path: Path, variant: build.Variant) 
         native, found = ranks[rank].native(groups[rank], library), []
         for threads in (1, 2, 3, 1):
             torch.set_num_threads(threads)  # this thread's alone
-            found.append(native.forward(*given))
+            found.append(native.call(*given).hidden())
         return found
 
     first, second = at_once(2, run)
@@ -146,7 +146,7 @@ def test_a_rank_that_is_in_something_else_ends_the_step(tmp_path: Path) -> None:
         torch.set_num_threads(2)
         native = ranks[rank].native(groups[rank])
         with pytest.raises(CollectiveError, match=r"decode step no\. 1 of .* decode step no\. 1"):
-            native.forward(*step(ranks[rank].model, [1] * (3 + rank)))
+            native.call(*step(ranks[rank].model, [1] * (3 + rank))).hidden()
 
     at_once(2, run)
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from native_steps import PAGE, Case
@@ -21,7 +22,8 @@ from piecework.kernels.cache_format import CACHE_DTYPES
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native import ops as native_ops
 from piecework.kernels.cpu.native.linear import native_linear
-from piecework.kernels.cpu.native.step import NativeStep, is_known
+from piecework.kernels.cpu.native.step import NativeCall, NativeStep, is_known
+from piecework.kernels.step_parts import DRAW, Choosing
 from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.engine.request import Request
 from piecework.runtime.executor import batch
@@ -100,7 +102,7 @@ def test_so_it_is_over_a_cache_in_8_bits(
     eager, pool = case.in_bytes(kv_cache_dtype), case.in_bytes(kv_cache_dtype)
     step = NativeStep(build.load_variant(variant), case.model, pool.layouts, pool.k, pool.v)
     expected = case.logits(lens, eager).log_softmax(-1)
-    native = case.model.compute_logits(step.forward(*case.step(lens))).log_softmax(-1)
+    native = case.model.compute_logits(step.call(*case.step(lens)).hidden()).log_softmax(-1)
     assert (native - expected).abs().mean() < case.loss
     # The first layer sees the same numbers: what is stored differs where sums round otherwise.
     same = pool.k[0].view(torch.uint8) == eager.k[0].view(torch.uint8)
@@ -156,16 +158,16 @@ def test_the_likeliest_tokens_are_those_of_the_logits(
     kernels = NativeStep(
         build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
     )
-    logits = case.model.compute_logits(kernels.forward(*step))
+    logits = case.model.compute_logits(kernels.call(*step).hidden())
     rows = torch.arange(0, len(lens), 3)
-    found = kernels.logits(*step, rows)
+    found = kernels.call(*step, rows).logits()
     assert found is not None and torch.equal(found, logits[rows])
     rows = torch.arange(len(lens))
-    chosen = kernels.choose(*step, rows)
+    chosen = kernels.call(*step, rows).tokens()
     assert chosen is not None and chosen == logits.argmax(-1).tolist()
     # A key of one request that is NaN reaches its row alone.
     pool.k[0][int(step[2].block_table[0, lens[0][1] // PAGE])] = torch.nan
-    broken = kernels.choose(*step, rows)
+    broken = kernels.call(*step, rows).tokens()
     assert broken is not None and broken[0] == -1 and broken[1:] == chosen[1:]
 
 
@@ -198,51 +200,45 @@ def test_tokens_are_drawn_as_the_sampler_draws_them(
     kernels = NativeStep(
         build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
     )
-    logits = kernels.logits(*step, rows)
-    drawn = kernels.choose(*step, rows, draws_of(requests))
+    logits = kernels.call(*step, rows).logits()
+    drawn = kernels.call(*step, rows, draws_of(requests)).tokens()
     assert logits is not None and drawn is not None
     assert drawn != logits.argmax(-1).tolist()
     assert drawn == choose(logits.clone(), requests).tolist()
     pool.k[0][int(step[2].block_table[2, 0])] = torch.nan
-    broken = kernels.choose(*step, rows, draws_of(requests))
+    broken = kernels.call(*step, rows, draws_of(requests)).tokens()
     assert broken is not None and broken[2] == -1 and broken[3:] == drawn[3:]
 
 
-def test_a_step_in_the_tensors_of_the_last_one_reads_them_again(case: Case) -> None:
+def test_a_call_reads_its_tensors_again(case: Case) -> None:
     library = build.load_variant(native_variants()[0])
     pool, (ids, positions, metadata) = case.filled(), case.step([(1, 20), (1, 35)])
     kernels = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
-    rows = torch.arange(2)
-    kernels.logits(ids, positions, metadata, rows)
-    call = kernels._last
+    call = kernels.call(ids, positions, metadata, torch.arange(2))
+    before = call.logits()
     ids += 1
     positions += 1
     metadata.slot_mapping.add_(1)
-    again = kernels.logits(ids, positions, metadata, rows)
-    assert kernels._last is call
+    again = call.logits()
     fresh = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
-    expected = fresh.logits(ids.clone(), positions.clone(), metadata, rows)
-    assert again is not None and expected is not None and torch.equal(again, expected)
+    expected = fresh.call(ids.clone(), positions.clone(), metadata, torch.arange(2)).logits()
+    assert before is not None and again is not None and expected is not None
+    assert torch.equal(again, expected) and not torch.equal(again, before)
 
 
-def test_a_step_in_tensors_that_had_to_be_copied_is_read_from_them_again(case: Case) -> None:
-    library = build.load_variant(native_variants()[0])
-    pool, rows = case.filled(), torch.arange(2)
-    kernels = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
-    ids, positions, metadata = case.step([(1, 20), (1, 35)])
-    small = replace(
-        metadata,
-        block_table=metadata.block_table.int(),
-        slot_mapping=metadata.slot_mapping.int(),
+def test_a_call_gives_what_it_is_asked_for_whatever_it_gave_before(case: Case) -> None:
+    pool, step = case.filled(), case.step([(1, 20), (1, 35)])
+    kernels = NativeStep(
+        build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
     )
-    kernels.choose(ids, positions, small, rows)
-    # A copy was read.
-    small.block_table.copy_(small.block_table.flip(0))
-    small.slot_mapping.copy_(small.slot_mapping.flip(0))
-    again = kernels.logits(ids, positions, small, rows)
-    fresh = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
-    expected = fresh.logits(ids, positions, replace(small), rows)
-    assert again is not None and expected is not None and torch.equal(again, expected)
+    rows, draws = torch.arange(2), np.zeros(2, DRAW)
+    draws["choosing"], draws["temperature"] = Choosing.PLAIN, 2.0
+    asked = ["tokens", "logits", "hidden", "logits", "tokens", "hidden", "tokens"]
+    call = kernels.call(*step, rows, draws)
+    for each in asked:
+        found, fresh = (getattr(one, each)() for one in (call, kernels.call(*step, rows, draws)))
+        assert found is not None
+        assert found == fresh if each == "tokens" else torch.equal(found, fresh)
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
@@ -283,13 +279,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each native step, as they come."""
     if not build.runnable_variants()[0].needs:
         pytest.skip("decodes run op by op on this CPU")
-    sizes, call = [], NativeStep._call
+    sizes, compute = [], NativeCall._compute
 
-    def counted(self: NativeStep, ids: torch.Tensor, *rest: Any) -> Any:
-        sizes.append(len(ids))
-        return call(self, ids, *rest)
+    def counted(self: NativeCall, *given: Any, **asked: Any) -> None:
+        sizes.append(self._step.tokens)
+        compute(self, *given, **asked)
 
-    monkeypatch.setattr(NativeStep, "_call", counted)
+    monkeypatch.setattr(NativeCall, "_compute", counted)
     return sizes
 
 
