@@ -127,7 +127,7 @@ template <class Number>
 constexpr int kStrideOf = kColumnsAtOnce + 64 / static_cast<int>(sizeof(Number));
 
 template <>
-constexpr int kStrideOf<GroupedColumns> = 1;
+inline constexpr int kStrideOf<GroupedColumns> = 1;
 
 constexpr int kStride = kStrideOf<float>;
 
