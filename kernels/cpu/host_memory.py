@@ -1,11 +1,6 @@
-"""How much memory the machine has, and has left, for this process, and what this process can do
-without.
-"""
+"""How much memory the machine has, and has left, for this process."""
 
 from __future__ import annotations
-
-import ctypes
-import sys
 
 import psutil
 
@@ -20,11 +15,3 @@ def host_memory() -> MemoryInfo:
     if group is None:
         return host
     return MemoryInfo(min(host.free, group.free), min(host.total, group.total))
-
-
-def give_back_memory() -> None:
-    """What was freed leaves the process, where its allocator keeps it: glibc's keeps what lies in
-    its heap below something in use.
-    """
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(ctypes.c_size_t(0))

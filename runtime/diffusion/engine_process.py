@@ -8,7 +8,7 @@ from typing import Any
 
 from ...kernels.collectives import CollectiveError
 from ..distributed.ranks import RankError
-from ..engine.heartbeat import BEAT_MS, Heartbeat
+from ..engine.heartbeat import Heartbeat
 from ..engine.mailbox import Mailbox
 from ..engine.messages import (
     AbortRequests,
@@ -80,8 +80,11 @@ class DiffusionProcess:
 
     def _loop(self) -> None:
         while self._mailbox.is_open:
-            self._beat()
-            self._receive(BEAT_MS if not self._scheduler.has_work else 0)
+            if self._scheduler.has_work:
+                self._beat()
+            else:
+                self._heart.wait(self._mailbox.waits, self._model.give_back_memory)
+            self._receive()
             if self._scheduler.has_work:
                 self._mailbox.send(self._scheduler.step())
 
@@ -117,18 +120,15 @@ class DiffusionProcess:
     def _between_steps(self) -> None:
         """Within an image that the scheduler makes in one step."""
         self._beat()
-        self._receive(0)
+        self._receive()
         self._mailbox.send(self._scheduler.take())
 
     def _beat(self) -> None:
-        self._heart.beat(
-            "making images" if self._scheduler.has_work else "waiting for requests",
-            may_build=self._scheduler.has_work and self._model.compiled is not None,
-        )
+        self._heart.beat("making images", may_build=self._model.compiled is not None)
 
-    def _receive(self, patience: int) -> None:
-        """Take every message that is there; `patience`: milliseconds to wait for the first."""
-        for message in self._mailbox.received(patience):
+    def _receive(self) -> None:
+        """Take every message that is there."""
+        for message in self._mailbox.received(0):
             self._handle(message)
 
     def _handle(self, message: Any) -> None:

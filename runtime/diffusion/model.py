@@ -105,6 +105,7 @@ class DiffusionModel:
             masked=kind is QwenImage and (ranks.size > 1 or config.batch_size > 1),
         )
         offload(self.pipeline, config, self.platform)
+        self.platform.give_back_memory()
         self.load_seconds = time.perf_counter() - start
 
     @property
@@ -278,6 +279,11 @@ class DiffusionModel:
         on_step(total, total)
         for state in states:
             self.decode(state, clock)
+
+    def give_back_memory(self) -> None:
+        """To be called when there is nothing to do for a while, on every rank."""
+        self.ranks.tell("give_back_memory")
+        self.platform.give_back_memory()
 
     @contextmanager
     def _memory_errors(self) -> Iterator[None]:

@@ -61,6 +61,7 @@ def follow(model: DiffusionModel, ranks: Follower) -> None:
         "add": scheduler.add,
         "abort": scheduler.abort,
         "step": scheduler.step,
+        "give_back_memory": model.give_back_memory,
     }
     while True:
         call, arguments = ranks.next_call()

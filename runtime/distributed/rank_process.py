@@ -44,13 +44,14 @@ def follow(engine: Engine, calls: Calls, within: float | None = None) -> None:
     """Do with this rank's engine what rank 0 does with its own, until that ends. `within`: seconds
     in which a rank 0 that has requests goes on; None: it may stop between two steps.
     """
-    core, _, startup = engine
+    core, runner, startup = engine
     doing: dict[str, Callable[..., Any]] = {
         "add": core.add,
         "abort": core.abort,
         "flush_cache": core.flush_cache,
         "step": core.step,
         "advance": startup.follow,
+        "give_back_memory": runner.give_back_memory,
     }
     while True:
         call, arguments = calls.next_call(within if core.has_work else None)

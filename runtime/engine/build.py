@@ -8,7 +8,6 @@ import random
 from functools import partial
 from typing import NamedTuple
 
-from ...kernels.cpu.host_memory import give_back_memory
 from ..cache.kv_cache import KVCache
 from ..cache.kv_events import KVEvents
 from ..config import EngineConfig
@@ -41,7 +40,7 @@ def build_engine(
     `ValueError` that the user can mend.
     """
     runner = ModelRunner(config, progress=progress, ranks=ranks)
-    give_back_memory()
+    runner.platform.give_back_memory()
     startup = GraphStartup(runner)
     if config.startup == "full" and ranks.rank == 0:
         startup.complete(progress=progress)

@@ -11,6 +11,7 @@ from .messages import EngineAlive
 
 BEAT_MS = 1000
 """An idle loop wakes up that often to say that it lives; a busy one says so not more often."""
+_WAITING = "waiting for requests"
 
 
 class Heartbeat:
@@ -32,6 +33,18 @@ class Heartbeat:
             self._due = now + BEAT_MS / 1000
             self._last = EngineAlive(doing=doing, may_build=may_build)
             self._send(self._last)
+
+    def wait(self, comes: Callable[[int], bool], rest: Callable[[], None]) -> None:
+        """Until a message `comes` within so many milliseconds; `rest` once none has for a while:
+        not sooner, for what it gives up the next step may take again at once.
+        """
+        self.beat(_WAITING)
+        if comes(BEAT_MS):
+            return
+        rest()
+        self.beat(_WAITING)
+        while not comes(BEAT_MS):
+            self.beat(_WAITING)
 
     def beat_again(self) -> None:
         """From within what was told last."""

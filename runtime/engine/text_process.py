@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...kernels.collectives import CollectiveError
-from ...kernels.cpu.host_memory import give_back_memory
 from ..cache.kv_events import KVEventsConfig
 from ..config import EngineConfig
 from ..distributed.processes import start_ranks
@@ -16,7 +15,7 @@ from ..distributed.ranks import RankError
 from ..executor.forward_context import tell_each_layer
 from .build import Engine, build_engine
 from .compiling import CompilingRequests
-from .heartbeat import BEAT_MS, Heartbeat
+from .heartbeat import Heartbeat
 from .kv_publisher import KVPublisher
 from .mailbox import Mailbox
 from .messages import (
@@ -115,13 +114,7 @@ class EngineProcess:
         if self._compiling.pending:
             patience = min(patience, _COMPILING_POLL_MS)
         elif not self._core.has_work and not self._startup.pending:
-            self._heart.beat("waiting for requests")
-            if not self._mailbox.waits(BEAT_MS):
-                # Not sooner: the next step would take it again at once.
-                give_back_memory()
-                self._heart.beat("waiting for requests")
-            while not self._mailbox.waits(BEAT_MS):
-                self._heart.beat("waiting for requests")
+            self._heart.wait(self._mailbox.waits, self._runner.give_back_memory)
         for message in self._mailbox.received(patience):
             self._handle(message)
         for message in self._compiling.ready():

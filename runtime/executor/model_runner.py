@@ -156,9 +156,7 @@ class ModelRunner:
         return PendingStep(self, scheduled, previous)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to
-        their slots.
-        """
+        """Hidden states [T, hidden] of a step, whose keys and values are written to their slots."""
         if self.states is None:
             return self.graphs(batch)
         self.states.copy(batch.state_copies)
@@ -177,9 +175,7 @@ class ModelRunner:
         return self.graphs.logits(batch) if self.states is None else None
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Logits [N, V] float32 of hidden [N, hidden], which every rank has; None on all but rank
-        0.
-        """
+        """Logits [N, V] float32 of every rank's hidden [N, hidden]; None on all but rank 0."""
         logits: torch.Tensor = self.model.compute_logits(hidden)
         if self.group is None:
             return logits
@@ -214,11 +210,16 @@ class ModelRunner:
         self.platform.synchronize()
 
     def rest(self) -> None:
-        """To be called when there is nothing to do: requests that are done are let go of, and what
-        was learned is kept for the next start, every now and then.
-        """
-        self.layout.forget()
+        """To be called when there is nothing to do: keeps what was learned every now and then."""
         self.close(unless_within=_KEEP_SECONDS)
+
+    def give_back_memory(self) -> None:
+        """To be called when there is nothing to do for a while: the last step's memory goes, on all
+        ranks.
+        """
+        self.ranks.tell("give_back_memory")
+        self.layout.forget()
+        self.platform.give_back_memory()
 
     def close(self, *, unless_within: float = 0.0) -> None:
         """Keep what was learned for the next start, unless that was done within so many seconds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine.heartbeat import BEAT_MS, Heartbeat
+from ..engine.heartbeat import Heartbeat
 from ..engine.mailbox import Mailbox
 from ..engine.messages import AbortRequests
 from ..executor.forward_context import tell_each_layer
@@ -31,16 +31,14 @@ class PoolingProcess:
 
     def run(self) -> None:
         while self._mailbox.is_open:
-            busy = self._scheduler.has_work
-            self._heart.beat("computing a batch" if busy else "waiting for requests")
-            self._receive(0 if busy else BEAT_MS)
+            if self._scheduler.has_work:
+                self._heart.beat("computing a batch")
+            else:
+                self._heart.wait(self._mailbox.waits, self._model.platform.give_back_memory)
+            for message in self._mailbox.received(0):
+                self._handle(message)
             if self._scheduler.has_work:
                 self._mailbox.send(self._scheduler.step())
-
-    def _receive(self, patience: int) -> None:
-        """Take every message that is there; `patience`: milliseconds to wait for the first."""
-        for message in self._mailbox.received(patience):
-            self._handle(message)
 
     def _handle(self, message: Any) -> None:
         match message:

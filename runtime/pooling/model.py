@@ -80,6 +80,7 @@ class PoolingModel:
         )
         shortest = np.zeros(2, np.int32)
         self.size = self.run([PoolInput(shortest, 2)]).shape[1]
+        self.platform.give_back_memory()
         self.load_seconds = time.perf_counter() - began
 
     def run(self, inputs: Sequence[PoolInput]) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from piecework.kernels.cpu.host_memory import give_back_memory
+from piecework.kernels.cpu.platform import CpuPlatform
 
 MIB = 2**20
 
@@ -26,6 +26,6 @@ def test_freed_memory_below_something_in_use_is_given_back() -> None:
     for block in blocks[:-1]:
         library.free(block)
     before = psutil.Process().memory_info().rss
-    give_back_memory()
+    CpuPlatform().give_back_memory()
     assert psutil.Process().memory_info().rss < before - 40 * MIB
     library.free(blocks[-1])

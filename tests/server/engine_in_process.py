@@ -33,7 +33,9 @@ class EngineInProcess(EngineClient):
         self._outbox: list[list[bytes]] = []
         self.core, runner = make_core(num_pages=64, max_running_requests=3)
         runner.vocab_size = INFO.vocab_size
-        shell = SimpleNamespace(ranks=ALONE, rest=lambda: None, close=lambda: None)
+        shell = SimpleNamespace(
+            ranks=ALONE, rest=lambda: None, give_back_memory=lambda: None, close=lambda: None
+        )
         startup = SimpleNamespace(pending=False)
         socket = cast(Any, SimpleNamespace(send=self._to_server))
         engine = Engine(self.core, cast(Any, shell), cast(Any, startup))

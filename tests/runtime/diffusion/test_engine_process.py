@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import pytest
 from diffusion_pipelines import Folder
+from idle_mailbox import idle_mailbox
 
+from piecework.kernels.platform import Platform
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.diffusion.engine_process import DiffusionProcess
 from piecework.runtime.diffusion.model import DiffusionModel, OutOfMemory
@@ -68,3 +70,15 @@ def test_a_warm_up_that_does_not_fit_the_memory_is_left_out(
 
     monkeypatch.setattr(DiffusionModel, "warm_up", fail)
     assert start(pipeline_folder, warmup=True).warm_up_seconds == 0
+
+
+def test_memory_is_given_back_after_loading_and_once_at_rest(
+    pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[bool] = []
+    monkeypatch.setattr(Platform, "give_back_memory", lambda self: given.append(True))
+    config = DiffusionConfig(model_path=str(pipeline_folder("flux")), num_threads=1)
+    process = DiffusionProcess(config, idle_mailbox(4))
+    assert len(given) == 1
+    process.run()
+    assert len(given) == 2

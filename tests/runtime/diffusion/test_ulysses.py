@@ -7,6 +7,7 @@ from __future__ import annotations
 import queue
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from diffusion_pipelines import FAMILIES, Folder, load, pixels, run
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from piecework.bench.diffusion_tiny import Size, make_pipeline_folder
+from piecework.kernels.platform import Platform
 from piecework.runtime.diffusion import ulysses
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.diffusion.media import to_bytes
@@ -158,6 +160,29 @@ def test_a_server_s_ranks_do_what_its_first_does(pipeline_folder: Folder) -> Non
     for rid, pixels_alone in (("0", expected[0]), ("4", expected[2])):
         image = np.frombuffer(found[rid].pixels, np.uint8).reshape(64, 96, 3)
         assert np.abs(image.astype(int) - to_bytes(pixels_alone)[0]).max() <= 1
+
+
+def test_every_rank_gives_memory_back(
+    pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After loading, and whenever rank 0 does."""
+    given: list[int] = []
+    monkeypatch.setattr(
+        Platform, "give_back_memory", lambda self: given.append(threading.get_ident())
+    )
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def work(model: DiffusionModel) -> None:
+        model.ranks.calls = told  # type: ignore[attr-defined]
+        if model.ranks.rank == 0:
+            model.give_back_memory()
+            told.put(None)
+            return
+        with pytest.raises(RankEnded):
+            follow(model, model.ranks)  # type: ignore[arg-type]
+
+    on_ranks(2, pipeline_folder("flux"), work)
+    assert sorted(Counter(given).values()) == [2, 2]
 
 
 def test_prompts_of_several_lengths_side_by_side(pipeline_folder: Folder) -> None:

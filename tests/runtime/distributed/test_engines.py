@@ -4,9 +4,10 @@ what goes wrong with a graph on one rank is given up on both.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from typing import NoReturn, TypeVar
 
 import pytest
@@ -21,6 +22,7 @@ from piecework.compilation.errors import CaptureError
 from piecework.compilation.piece_store import PieceStore
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.recording import Recorder
+from piecework.kernels.platform import Platform
 from piecework.runtime import llm as llm_module
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.distributed.rank_process import follow
@@ -234,3 +236,16 @@ def test_a_step_that_raises_ends_an_engine_of_several_ranks(
         lead_two(path, lead)
     assert ended.value.code == 1
     assert "the engine's 2 ranks end: no number can be drawn" in caplog.text
+
+
+def test_every_rank_gives_memory_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After loading, and whenever rank 0 does, with what it kept of the last step."""
+    given: list[int] = []
+    monkeypatch.setattr(Platform, "give_back_memory", lambda self: given.append(get_ident()))
+
+    def lead(ranks: ThreadRanks, config: EngineConfig) -> int:
+        build_engine(config, progress=False, ranks=ranks).runner.give_back_memory()
+        return 1
+
+    lead_two(path, lead)
+    assert sorted(Counter(given).values()) == [2, 2]

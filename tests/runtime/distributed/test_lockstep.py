@@ -44,7 +44,7 @@ class RankRunner(ToyRunner):
 
 
 def follow_core(core: EngineCore, ranks: ThreadRanks) -> None:
-    nothing: Any = SimpleNamespace(follow=None)
+    nothing: Any = SimpleNamespace(follow=None, give_back_memory=None)
     follow(Engine(core, nothing, nothing), ranks)
 
 

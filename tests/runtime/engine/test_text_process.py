@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from piecework.runtime.distributed.ranks import ALONE
 from piecework.runtime.engine import text_process
 from piecework.runtime.engine.build import Engine
 from piecework.runtime.engine.core import EngineCore
+from piecework.runtime.engine.heartbeat import BEAT_MS
 from piecework.runtime.engine.ipc import decode, encode
 from piecework.runtime.engine.mailbox import Mailbox
 from piecework.runtime.engine.messages import (
@@ -61,8 +62,12 @@ def serve(core: EngineCore, messages: Sequence[GenerateRequest | FlushCache]) ->
     return client.stats
 
 
-def run(core: EngineCore, client: Client) -> None:
-    shell = SimpleNamespace(ranks=ALONE, rest=lambda: None, close=lambda: None)
+def run(
+    core: EngineCore, client: Client, give_back_memory: Callable[[], None] = lambda: None
+) -> None:
+    shell = SimpleNamespace(
+        ranks=ALONE, rest=lambda: None, give_back_memory=give_back_memory, close=lambda: None
+    )
     startup = SimpleNamespace(pending=False, stop=lambda: None)
     engine = Engine(core, cast("Any", shell), cast("Any", startup))
     EngineProcess(engine, Mailbox(cast("Any", client))).run()
@@ -91,22 +96,19 @@ def test_a_cache_that_was_flushed_is_told_to_be_empty() -> None:
     assert serve(core, [asked("s", 3), FlushCache()]).kv_tokens_cached == 0
 
 
-def test_memory_is_given_back_once_in_a_while_without_requests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_given_back_once_in_a_while_without_requests() -> None:
     given: list[int] = []
-    monkeypatch.setattr(text_process, "give_back_memory", lambda: given.append(len(polls)))
     polls: list[int] = []
 
     class Late(Client):
         """Asks nothing for five seconds after each answer, and then at once."""
 
         def poll(self, patience: int | None) -> bool:
-            if patience == text_process.BEAT_MS:
+            if patience == BEAT_MS:
                 polls.append(patience)
                 return len(polls) % 6 == 0
             return super().poll(patience)
 
     core, _ = make_core()
-    run(core, Late([asked("r", 3), asked("s", 3)]))
+    run(core, Late([asked("r", 3), asked("s", 3)]), lambda: given.append(len(polls)))
     assert given == [1, 7, 13]

@@ -10,8 +10,9 @@ import pytest
 from gguf_models import Kind, write_gguf
 from tiny_models import make_tiny_model
 
+from piecework.kernels.platform import Platform
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.engine import build
+from piecework.runtime.engine.build import build_engine
 
 MIB = 2**20
 _LEFT = 16 * MIB
@@ -58,7 +59,7 @@ def test_what_loading_has_freed_is_given_back(
 ) -> None:
     """A tiny model frees too little to be seen."""
     given: list[bool] = []
-    monkeypatch.setattr(build, "give_back_memory", lambda: given.append(True))
+    monkeypatch.setattr(Platform, "give_back_memory", lambda self: given.append(True))
     path = make_tiny_model(tmp_path)
-    build.build_engine(EngineConfig(model_path=str(path), device="cpu", max_total_tokens=256))
+    build_engine(EngineConfig(model_path=str(path), device="cpu", max_total_tokens=256))
     assert given == [True]
