@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import uvloop
 
-from .client import Client, RequestFailed, ServerUnusable
+from .client import Client, RequestFailed, ServerUnusable, resolve
 from .datasets import Question, load_gsm8k
 from .quality import mean_logprob
 from .report import Report
@@ -217,6 +217,8 @@ async def _measure(
             print(f"{label}: {clients} at a time", file=sys.stderr)
             load = Load(_random(128, 64), max(4, 2 * clients), clients, _OUT)
             found.scaling[clients] = await _put(load, target, settings, seed + len(LOADS) + clients)
+        # One that died in its last load has memory for a moment more.
+        await resolve(target)
         found.resident = resident_bytes(process.pid)
         if questions:
             print(f"{label}: answers", file=sys.stderr)
