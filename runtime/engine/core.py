@@ -141,12 +141,13 @@ class EngineCore:
         """Launch one batch, and say what the one before it delivered; without overlap, what it
         delivered itself.
         """
-        self._at_work = []
         self._ranks.tell("step")
         try:
             self._advance()
         except Exception as error:
             self._isolate(error)
+        # Else an engine at rest keeps the last request and its prompt.
+        self._at_work = []
         outputs, self._outputs = self._outputs, []
         started, self._scheduler.started = self._scheduler.started, {}
         return StepOutput(outputs=outputs, started=started)

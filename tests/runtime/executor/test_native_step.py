@@ -4,6 +4,8 @@ size.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,8 @@ from piecework.kernels.cpu.native import ops as native_ops
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.native.step import NativeCall, NativeStep, is_known
 from piecework.kernels.step_parts import DRAW, Choosing
+from piecework.runtime.config import EngineConfig
+from piecework.runtime.engine.build import build_engine
 from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.engine.request import Request
 from piecework.runtime.executor import batch
@@ -348,6 +352,21 @@ def test_a_batch_that_stays_gives_the_tokens_of_one_laid_out_anew(
     assert sum(kept) > 60 and len(drawn) < 20 and found[0] != found[1]
     monkeypatch.setattr(batch, "_go_on_alike", lambda batch: False)
     assert [answers(1), answers(50)] == found and len(drawn) > 80
+
+
+def test_an_engine_at_rest_keeps_no_request_that_is_done(tmp_path: Path, sizes: list[int]) -> None:
+    config = EngineConfig(model_path=str(make_tiny_model(tmp_path)), device="cpu", **SETTINGS)
+    core, runner, startup = build_engine(config, progress=False)
+    params = SamplingParams(temperature=0.8, seed=1, max_new_tokens=6, ignore_eos=True)
+    core.add(GenerateRequest(rid="r", input_ids=[5, 6, 7], params=params))
+    while core.has_work:
+        core.step()
+    assert sizes and runner.layout._decodes is not None
+    request = weakref.ref(runner.layout._decodes.batch.samplers[0])
+    runner.rest()
+    gc.collect()
+    assert request() is None
+    startup.stop()
 
 
 def test_so_do_tokens_that_a_grammar_forces(tmp_path: Path, sizes: list[int]) -> None:
