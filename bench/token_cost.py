@@ -101,6 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             model_path=given.model_path, max_total_tokens=8192, num_threads=given.num_threads
         )
         engine = build_engine(config, progress=False)
+        if engine.runner.graphs.kernels is None:
+            engine.startup.stop()
+            parser.error("its decodes are no native steps here, between which could be measured")
         for clients in given.clients:
             found = [
                 between_steps(engine, clients, seed, given.temperature, given.top_p)
