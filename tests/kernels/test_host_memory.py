@@ -8,6 +8,7 @@ import sys
 import psutil
 import pytest
 
+from piecework.kernels.cpu import host_memory
 from piecework.kernels.cpu.platform import CpuPlatform
 
 MIB = 2**20
@@ -29,3 +30,12 @@ def test_freed_memory_below_something_in_use_is_given_back() -> None:
     CpuPlatform().give_back_memory()
     assert psutil.Process().memory_info().rss < before - 40 * MIB
     library.free(blocks[-1])
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_an_allocator_that_has_no_such_function_keeps_what_it_has(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory.sys, "platform", platform)
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: object())
+    CpuPlatform().give_back_memory()

@@ -47,8 +47,8 @@ _scope = _Scope()
 
 
 def _patch_once(fn: Any) -> Any:
-    """The interpreter replaces all of triton.language for each function that a kernel calls, which
-    took half of the time. Once a kernel is enough: what replaces it is the same.
+    """The interpreter replaces all of triton.language for each function that a kernel calls. Once a
+    kernel is enough: what replaces it is the same.
     """
     seen = _languages(fn)
     if seen not in _scope.done:

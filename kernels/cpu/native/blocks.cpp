@@ -6,6 +6,8 @@
 namespace piecework {
 namespace {
 
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "bytes of a word are told apart by their places");
+
 // A block of one row: its numbers, and its scales as `ScalesOf` keeps them.
 struct Block {
   uint8_t numbers[8 * kUnit];
