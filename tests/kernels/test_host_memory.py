@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from piecework.kernels.cpu import host_memory
+from piecework.kernels import platform as platforms
 from piecework.kernels.cpu.platform import CpuPlatform
 
 MIB = 2**20
@@ -32,10 +32,10 @@ def test_freed_memory_below_something_in_use_is_given_back() -> None:
     library.free(blocks[-1])
 
 
-@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
 def test_an_allocator_that_has_no_such_function_keeps_what_it_has(
-    platform: str, monkeypatch: pytest.MonkeyPatch
+    system: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_memory.sys, "platform", platform)
-    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(platforms.sys, "platform", system)
+    monkeypatch.setattr(platforms.ctypes, "CDLL", lambda name: object())
     CpuPlatform().give_back_memory()
