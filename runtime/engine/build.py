@@ -40,7 +40,6 @@ def build_engine(
     `ValueError` that the user can mend.
     """
     runner = ModelRunner(config, progress=progress, ranks=ranks)
-    runner.platform.give_back_memory()
     startup = GraphStartup(runner)
     if config.startup == "full" and ranks.rank == 0:
         startup.complete(progress=progress)

@@ -109,6 +109,7 @@ class ModelRunner:
             )
         with self.clock.phase("weights"):
             self.model = self._load(path, config, kernels, progress=progress)
+            self.platform.give_back_memory()
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
         self._layouts = in_cache_dtype(
             self.model.kv_layouts(self.dtype), config.kv_cache_dtype, self.model.kv_scales
@@ -271,9 +272,7 @@ class ModelRunner:
         return load_model(path, self.dtype, self.device, progress, kernels, **settings)
 
     def _take_place(self, config: EngineConfig) -> None:
-        """Cores or a device of this rank's own, among those of all replicas. Raises `ValueError`
-        where there are too few devices.
-        """
+        """This rank's own cores or device among all replicas'. Raises `ValueError` for too few."""
         place = Place(
             config.replica * self.ranks.local_size + self.ranks.local_rank,
             config.replicas * self.ranks.local_size,

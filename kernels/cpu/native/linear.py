@@ -15,7 +15,7 @@ import torch
 
 from ..huge_pages import Slabs
 from .build import load_kernels
-from .quantize import Quantization
+from .quantize import Quantization, pointers
 from .runs import MOST_RUNS, PanelRun, offsets_of, runs_of
 
 PANEL = 32
@@ -157,9 +157,7 @@ def linear_struct(
     `input_scale` [1]. `input_order` [columns] int64: the column of x that each of the weight is
     multiplied by.
     """
-    bias_pointer, scale_pointer, order = (
-        None if tensor is None else tensor.data_ptr() for tensor in (bias, input_scale, input_order)
-    )
+    bias_pointer, scale_pointer, order = pointers(bias, input_scale, input_order)
     how = Quantization(scale_pointer, _INTEGER_COLUMNS if layout & INTEGERS else input_group)
     where = weight.data_ptr(), bias_pointer
     return LinearStruct(*where, rows, columns, layout & ~INTEGERS, how, order)

@@ -13,6 +13,7 @@ from ... import recurrent_prompts, recurrent_steps
 from ...recurrent_steps import DeltaWeights, Mamba2Weights, States, rows_of_numbers
 from ...state_plan import Prompts
 from .build import load_kernels
+from .quantize import pointers
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -177,8 +178,8 @@ def _conv(
     if out is None:
         out = torch.empty(tokens, channels, dtype=torch.float32)
     assert out.is_contiguous()
-    pointers = map(_at, (x, states, weight, bias, slots, out))
-    return _Conv(*pointers, x.stride(0), tokens, channels, columns, silu), out
+    where = pointers(x, states, weight, bias, slots, out)
+    return _Conv(*where, x.stride(0), tokens, channels, columns, silu), out
 
 
 def _mamba2_heads(
@@ -193,9 +194,9 @@ def _mamba2_heads(
     dt = rows_of_numbers(dt)
     _, heads, size, numbers = states.shape
     groups = (x.shape[1] - heads * size) // (2 * numbers)
-    pointers = map(_at, (states, dt, None, weights.a, weights.d, weights.dt_bias, out))
+    where = pointers(states, dt, None, weights.a, weights.d, weights.dt_bias, out)
     sizes = (heads, groups, size, numbers)
-    return _Heads(*pointers, dt.stride(0), 0, *sizes, *weights.dt_limits), dt
+    return _Heads(*where, dt.stride(0), 0, *sizes, *weights.dt_limits), dt
 
 
 def _delta_heads(
@@ -211,9 +212,9 @@ def _delta_heads(
     b, a = rows_of_numbers(b), rows_of_numbers(a)
     _, heads, numbers, size = states.shape
     groups = (x.shape[1] - heads * size) // (2 * numbers)
-    pointers = map(_at, (states, b, a, weights.a, None, weights.dt_bias, out))
+    where = pointers(states, b, a, weights.a, None, weights.dt_bias, out)
     sizes = (heads, groups, size, numbers)
-    return _Heads(*pointers, b.stride(0), a.stride(0), *sizes, 0.0, 0.0), (b, a)
+    return _Heads(*where, b.stride(0), a.stride(0), *sizes, 0.0, 0.0), (b, a)
 
 
 def _prompts(
@@ -225,10 +226,6 @@ def _prompts(
     room = torch.empty(capacity if has_heads else 0, x.shape[1], dtype=torch.float32)
     where = (begins.ctypes.data, lens.ctypes.data, room.data_ptr())
     return _Prompts(*where, len(lens), capacity), room
-
-
-def _at(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _how(x: torch.Tensor) -> tuple[int, int]:
