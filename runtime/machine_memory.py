@@ -1,4 +1,6 @@
-"""What is free of the machine's memory, and what processes take of it."""
+"""What is free of the machine's memory, and what processes take of it, for a process without torch,
+which has no `Platform` to ask.
+"""
 
 from __future__ import annotations
 
