@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import platform
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,3 +82,36 @@ def test_without_any_openmp_one_line_says_so(
     assert found == openmp.OpenMP()
     (line,) = [record.message for record in caplog.records]
     assert "one thread" in line and "libomp" in line
+
+
+_PROGRAM = """
+import ctypes, subprocess, sys
+import torch
+from piecework.kernels.cpu.native import openmp
+compiler, source, made = sys.argv[1:]
+found = openmp.find_openmp(compiler, "clang version 14")
+flags = [*found.compile, "-fPIC", "-shared", source, *found.link, "-o", made]
+subprocess.run([compiler, *flags], check=True)
+print(ctypes.CDLL(made).seen())
+"""
+_SEEN = """
+#include <omp.h>
+extern "C" int seen() {
+  int all = 0;
+#pragma omp parallel num_threads(2)
+#pragma omp atomic
+  all += 10 * omp_get_num_threads() + omp_get_thread_num();
+  return all;
+}
+"""
+
+
+def test_threads_of_a_clang_are_told_apart_beside_torchs(tmp_path: Path) -> None:
+    clang = shutil.which("clang++")
+    if clang is None or not openmp._works(clang, openmp.OpenMP(("-fopenmp",))):
+        pytest.skip("this machine lacks clang++ with OpenMP")
+    (tmp_path / "seen.cpp").write_text(_SEEN)
+    command = [sys.executable, "-c", _PROGRAM, clang]
+    command += [str(tmp_path / name) for name in ("seen.cpp", "seen.so")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "41", done.stderr

@@ -1,5 +1,5 @@
-"""Which OpenMP the kernels' threads are of: torch's own, for two of them would each keep threads
-that wait for work on all cores.
+"""Which OpenMP the kernels' threads are of: torch's own where it may be, for two of them would each
+keep threads that wait for work on all cores.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ def find_openmp(compiler: str, version: str | None) -> OpenMP:
     """For a compiler, at its path, of this version. Without flags, and with a warning, where it has
     none: then kernels compute with one thread.
     """
-    gomp = _loaded_library()
-    usual = OpenMP(("-fopenmp",), (gomp,) if gomp else ())
+    if "clang" in (version or "").lower():
+        # Not linked to g++'s library: that would tell each thread of clang's that it is alone.
+        return _tried(compiler, OpenMP(("-fopenmp",)))
     # g++ brings its own.
-    return _tried(compiler, usual) if "clang" in (version or "").lower() else usual
+    gomp = _loaded_library()
+    return OpenMP(("-fopenmp",), (gomp,) if gomp else ())
 
 
 @cache
