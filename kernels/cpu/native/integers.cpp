@@ -154,14 +154,15 @@ void GroupedColumns::set(const bf16* values, int count, int first) {
 }
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<GroupedColumns>& x, const Span& span, float* to, bool adds) {
-  const int blocks = (span.tokens + kIntegerRows - 1) / kIntegerRows, size = (span.tokens + blocks - 1) / blocks;
+  const int most = span.tokens > kIntegerRows ? kManyRows : kIntegerRows;
+  const int blocks = (span.tokens + most - 1) / most, size = (span.tokens + blocks - 1) / blocks;
   panel += group_bytes(linear.format, span.begin);
   for (int t = 0; t < span.tokens; t += size, to += size * kPanel) {
     const GroupedColumns* from = x.at(span.begin / kColumnsAtOnce, span.first + t);
     with_constant<kIntegerRows>(std::min(size, span.tokens - t), [&](auto rows) {
       with_format(linear.format, [&](auto kind) {
         if constexpr (kind.kIsScaled && kHasPairs)
-          pair_products<decltype(kind), rows>(panel, from, span.begin % kColumnsAtOnce / kGroup, span.columns / kind.kColumns, to, adds);
+          pair_products<decltype(kind), rows>(panel, from, span.begin % kColumnsAtOnce / kGroup, span.columns / kind.kColumns, to, adds, blocks > 1);
         else if constexpr (kind.kIsScaled)
           integer_products<decltype(kind), rows>(panel, from, span.begin % kColumnsAtOnce / kGroup, span.columns / kind.kColumns, to, adds);
       });

@@ -13,6 +13,7 @@ namespace piecework {
 
 #if defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
 constexpr bool kHasPairs = true;
+constexpr int kManyRows = 6;  // of x, that are multiplied at once where there are more than kIntegerRows
 
 namespace pairs {
 
@@ -72,92 +73,135 @@ __attribute__((always_inline)) inline void add(__m256i& sum, __m256i weights, __
   in_order(sum);
 }
 
-// c [R][32] = or += the products of up to eight units from `block` on with R rows of x, for kLanes rows of the panel.
-template <class Kind, int R>
+// Asks for what `few_columns` will read of a row of x: rows lie in as many places, which a processor's own prefetching does not follow.
+template <class Kind>
+__attribute__((always_inline)) inline void ask_for(const GroupedColumns& x, int g) {
+#pragma GCC unroll 4
+  for (int line = 0; line < 4; ++line) __builtin_prefetch(x.numbers + g * GroupedColumns::kGroup + 64 * line);
+  __builtin_prefetch(x.scales + g);
+  if constexpr (Kind::Scales::kHasMinimum) __builtin_prefetch(x.scaled_sums + g);
+}
+
+// c [R][32] = or += the products of up to eight units from `block` on with R rows of x, for V vectors of rows of the panel.
+template <class Kind, int R, int V>
 void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, int units, float* c, bool adds) {
   using Numbers = typename Kind::Numbers;
   using Scales = typename Kind::Scales;
-  constexpr int kSteps = 2 * Scales::kColumns / 8;
+  constexpr int kSteps = 2 * Scales::kColumns / 8, kUnitBytes = Kind::kBytes / Kind::kUnits;
   constexpr bool kIsWhole = kHasWholeScales<Scales>, kHasMinimum = Scales::kHasMinimum && Scales::kOffset == 0;
   const uint8_t* const scales = Kind::scales(block);
   const int first = g;
-  floats totals[R] = {};
+  floats totals[R][V] = {};
   if (!kIsWhole && adds)
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) totals[r] = load<floats>(c + r * kPanel + row);
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) totals[r][v] = load<floats>(c + r * kPanel + row + v * kLanes);
   for (int u = 0; u < units; ++u, ++g) {
     const uint8_t *unit = kIsWhole ? Kind::unit(block, u) : block + u * Kind::kBytes, *of_unit = kIsWhole ? scales : Kind::scales(unit);
-    prefetch(unit + row / kLanes * (Kind::kBytes / Kind::kUnits / 4), Kind::kBytes / Kind::kUnits / 4);
-    __m256i both[R];
+    prefetch(block + u * kUnitBytes + row * kUnitBytes / kPanel, V * kLanes * kUnitBytes / kPanel);
+    __m256i both[R][V];
     unrolled<Kind::kGroups>([&](auto half) __attribute__((always_inline)) {
-      __m256i sums[R];
+      __m256i sums[R][V];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         if constexpr (kShift<Kind> > 0) {
           const __m256i below = _mm256_set1_epi32(Kind::kGroups == 2 ? x[r].halves[2 * g + half] : x[r].sums[g]);
-          sums[r] = _mm256_slli_epi16(below, __builtin_ctz(kShift<Kind>));
+#pragma GCC unroll 2
+          for (int v = 0; v < V; ++v) sums[r][v] = _mm256_slli_epi16(below, __builtin_ctz(kShift<Kind>));
         } else {
-          sums[r] = _mm256_setzero_si256();
+#pragma GCC unroll 2
+          for (int v = 0; v < V; ++v) sums[r][v] = _mm256_setzero_si256();
         }
       }
       unrolled<kSteps>([&](auto i) __attribute__((always_inline)) {
         constexpr int kJ = (half * kSteps + i) / 2, kP = i % 2;
-        const __m256i weights = (__m256i)Numbers::template four<kJ, kP>(unit, row);
-        const __m256i sizes = kHasSigns<Numbers> ? _mm256_abs_epi8(weights) : weights;
+        __m256i weights[V], sizes[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) {
+          weights[v] = (__m256i)Numbers::template four<kJ, kP>(unit, row + v * kLanes);
+          sizes[v] = kHasSigns<Numbers> ? _mm256_abs_epi8(weights[v]) : weights[v];
+        }
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) add<Numbers>(sums[r], weights, sizes, four_columns(x[r].numbers + g * kUnit + 8 * kJ + 4 * kP));
+        for (int r = 0; r < R; ++r) {
+          const __m256i four = four_columns(x[r].numbers + g * kUnit + 8 * kJ + 4 * kP);
+#pragma GCC unroll 2
+          for (int v = 0; v < V; ++v) add<Numbers>(sums[r][v], weights[v], sizes[v], four);
+        }
       });
-      if constexpr (Numbers::kMost <= 63) {
-        __m256i by = _mm256_set1_epi16(1);
-        if constexpr (kIsWhole) by = scale_pairs(Scales{}, scales, u * Kind::kGroups + half, row);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) {
+        if constexpr (Numbers::kMost <= 63) {
+          __m256i by = _mm256_set1_epi16(1);
+          if constexpr (kIsWhole) by = scale_pairs(Scales{}, scales, u * Kind::kGroups + half, row + v * kLanes);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) sums[r] = _mm256_madd_epi16(sums[r], by);
+          for (int r = 0; r < R; ++r) sums[r][v] = _mm256_madd_epi16(sums[r][v], by);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) both[r][v] = half == 0 ? sums[r][v] : _mm256_add_epi32(both[r][v], sums[r][v]);
       }
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) both[r] = half == 0 ? sums[r] : _mm256_add_epi32(both[r], sums[r]);
     });
-    floats scale{}, minimum{};
-    if constexpr (!kIsWhole) scale = Scales::scale(of_unit, 0, row);
-    if constexpr (kIsWhole && Numbers::kMost > 63) scale = Scales::whole(scales, u, row);
-    if constexpr (!kIsWhole && kHasMinimum) minimum = Scales::minimum(of_unit, 0, row);
-    if constexpr (!kIsWhole && Numbers::kBits == 5) minimum += scale * 16.0f;
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      const int at = row + v * kLanes;
+      floats scale{}, minimum{};
+      if constexpr (!kIsWhole) scale = Scales::scale(of_unit, 0, at);
+      if constexpr (kIsWhole && Numbers::kMost > 63) scale = Scales::whole(scales, u, at);
+      if constexpr (!kIsWhole && kHasMinimum) minimum = Scales::minimum(of_unit, 0, at);
+      if constexpr (!kIsWhole && Numbers::kBits == 5) minimum += scale * 16.0f;
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const floats sum = (floats)_mm256_cvtepi32_ps(both[r]);
-      if constexpr (kIsWhole && Numbers::kMost <= 63)
-        totals[r] = multiply_add(totals[r], sum, splat(x[r].scales[g]));
-      else
-        totals[r] = multiply_add(totals[r], sum, scale * x[r].scales[g]);
-      if constexpr (!kIsWhole && kHasMinimum) totals[r] = multiply_add(totals[r], minimum, splat(x[r].scaled_sums[g]));
+      for (int r = 0; r < R; ++r) {
+        const floats sum = (floats)_mm256_cvtepi32_ps(both[r][v]);
+        if constexpr (kIsWhole && Numbers::kMost <= 63)
+          totals[r][v] = multiply_add(totals[r][v], sum, splat(x[r].scales[g]));
+        else
+          totals[r][v] = multiply_add(totals[r][v], sum, scale * x[r].scales[g]);
+        if constexpr (!kIsWhole && kHasMinimum) totals[r][v] = multiply_add(totals[r][v], minimum, splat(x[r].scaled_sums[g]));
+      }
     }
   }
-  if constexpr (kIsWhole) {
-    const floats factor = Scales::factor(scales, row);
+#pragma GCC unroll 2
+  for (int v = 0; v < V; ++v) {
+    const int at = row + v * kLanes;
+    if constexpr (kIsWhole) {
+      const floats factor = Scales::factor(scales, at);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) totals[r] = multiply_add(adds ? load<floats>(c + r * kPanel + row) : floats{}, totals[r], factor);
-    if constexpr (kHasMinimum)
-      for (int i = 0; i < units * Kind::kGroups; ++i) {
-        floats minimum = minimum_of(Scales{}, scales, i, row);
-        if constexpr (Numbers::kBits == 5) minimum += Scales::scale(scales, i, row) * 16.0f;
+      for (int r = 0; r < R; ++r) totals[r][v] = multiply_add(adds ? load<floats>(c + r * kPanel + at) : floats{}, totals[r][v], factor);
+      if constexpr (kHasMinimum)
+        for (int i = 0; i < units * Kind::kGroups; ++i) {
+          floats minimum = minimum_of(Scales{}, scales, i, at);
+          if constexpr (Numbers::kBits == 5) minimum += Scales::scale(scales, i, at) * 16.0f;
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-          totals[r] = multiply_add(totals[r], minimum, splat(Kind::kGroups == 2 ? x[r].scaled_halves[2 * first + i] : x[r].scaled_sums[first + i]));
-      }
+          for (int r = 0; r < R; ++r) {
+            const float sum = Kind::kGroups == 2 ? x[r].scaled_halves[2 * first + i] : x[r].scaled_sums[first + i];
+            totals[r][v] = multiply_add(totals[r][v], minimum, splat(sum));
+          }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) store(c + r * kPanel + at, totals[r][v]);
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) store(c + r * kPanel + row, totals[r]);
 }
 
 }  // namespace pairs
 
 // c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's. Few columns of all
-// rows of the panel come before the next ones, so that weights are read one after another.
+// rows of the panel come before the next ones, so that weights are read one after another. Up to six rows meet two vectors of W's, for which
+// each number of x is loaded once; the sums of more do not fit the registers. `follow`: whether other rows of x do.
 template <class Kind, int R>
-void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds) {
-  constexpr int kAtOnce = 8 / Kind::kUnits;
-  for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += 8, adds = true)
-    for (int row = 0; row < kPanel; row += kLanes)
-      pairs::few_columns<Kind, R>(panel, row, x, at, std::min(kAtOnce, blocks - b) * Kind::kUnits, c, adds);
+void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, bool follow) {
+  constexpr int kAtOnce = 8 / Kind::kUnits, kVectors = R <= kManyRows ? 2 : 1, kSteps = kPanel / (kVectors * kLanes);
+  const int first = at;
+  for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += 8, adds = true) {
+    const bool is_last = b + kAtOnce >= blocks;  // then other rows of x are next
+    const GroupedColumns* next = is_last ? x + R : x;
+    for (int step = 0; step < kSteps; ++step) {
+      if (follow)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r += kSteps) pairs::ask_for<Kind>(next[r + step], is_last ? first : at + 8);
+      pairs::few_columns<Kind, R, kVectors>(panel, step * kVectors * kLanes, x, at, std::min(kAtOnce, blocks - b) * Kind::kUnits, c, adds);
+    }
+  }
 }
 
 // The numbers of a group whose scale is there, and their sums.
@@ -176,9 +220,10 @@ inline void set_pairs(GroupedColumns& x, int g, const ints (&even)[2], const int
 }
 #else
 constexpr bool kHasPairs = false;
+constexpr int kManyRows = kIntegerRows;
 
 template <class Kind, int R>
-void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds);
+void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, bool follow);
 template <int Vectors>
 void set_pairs(GroupedColumns& x, int g, const ints (&even)[Vectors], const ints (&odd)[Vectors]);
 #endif
