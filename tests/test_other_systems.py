@@ -39,7 +39,7 @@ def run_without(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", _WITHOUT + code, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         cwd="/",
     )
 

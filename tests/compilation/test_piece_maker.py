@@ -192,9 +192,14 @@ def test_another_compiler_tries_anew_what_one_could_not_compile(tmp_path: Path) 
     ],
     ids=["a killed compiler", "a compiler without memory", "a full disk", "no memory"],
 )
+def test_what_the_machine_failed_to_compile_may_be_compiled_later(error: Exception) -> None:
+    assert is_transient(error)
+
+
 def test_what_the_machine_failed_to_compile_is_tried_again_at_the_next_start_and_not_before(
-    tmp_path: Path, error: Exception
+    tmp_path: Path,
 ) -> None:
+    error = CompileError("g++: fatal error: Killed signal terminated program cc1plus")
     make_pieces(tmp_path, compiler=CountingCompiler(fail=[1], error=error))
     assert entry_of_failure(tmp_path)["transient"] is True
     model, compiler = ToyModel(3), CountingCompiler()

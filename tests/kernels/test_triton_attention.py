@@ -28,7 +28,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4)
     return bool((actual.float().cpu() - expected).norm() <= tolerance * expected.norm())
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(
     lens=st.lists(
         st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 50)),
@@ -106,7 +106,7 @@ def test_soft_caps_and_sinks_are_plain_torch_s(
         for name, dtype in CACHE_DTYPES.items()
     ],
 )
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(
     lens=st.lists(
         st.tuples(st.one_of(st.just(1), st.integers(1, 20)), st.integers(0, 30)),
@@ -147,7 +147,7 @@ def test_it_stores_and_reads_8_bits_as_the_reference_does(
 @pytest.mark.parametrize(
     ("lens", "splits", "dtype"),
     [
-        ([(40, 30), (1, 90), (3, 0)], 2, torch.float8_e4m3fn),
+        ([(20, 14), (1, 40), (3, 0)], 2, torch.float8_e4m3fn),
         ([(1, 60), (1, 5)], 1, torch.float8_e4m3fn),
         ([(1, 60), (1, 5)], 2, torch.float8_e4m3fn),
         ([(5, 30), (1, 40)], 2, torch.float8_e5m2),

@@ -49,7 +49,7 @@ FILTERS = st.tuples(
 )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=7, deadline=None)
 @given(
     filters=st.lists(FILTERS, min_size=1, max_size=3),
     vocab=st.sampled_from([1, 7, 64, 197]),
@@ -70,7 +70,7 @@ def test_it_draws_what_plain_torch_draws(
     )
 
 
-@pytest.mark.parametrize("vocab", [49152, 151936 // 2 - 1])
+@pytest.mark.parametrize("vocab", [pytest.param(49152, marks=pytest.mark.slow), 151936 // 2 - 1])
 def test_vocabularies_of_real_models(vocab: int) -> None:
     """The sizes that a GPU gets: rows that keep few tokens, and one so flat that it is searched
     whole.

@@ -73,7 +73,7 @@ MEMBERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(architecture=st.sampled_from([*CONFIGS]), members=MEMBERS)
 def test_a_file_means_what_transformers_reads_in_it(
     tmp_path_factory: pytest.TempPathFactory, architecture: str, members: dict[str, Any]

@@ -180,8 +180,15 @@ def test_debug_finds_a_weight_that_moved(
     assert moved == {"16": "input_moved", **({"1": "input_moved"} if decodes else {})}
 
 
-@pytest.mark.parametrize("backend", ["piecewise", "breakable"])
-@pytest.mark.parametrize("number", range(len(SIZES)))
+@pytest.mark.parametrize(
+    ("number", "backend"),
+    [
+        # Each size and each backend in the default run.
+        pytest.param(number, backend, marks=[pytest.mark.slow] * ((number + first) % 2))
+        for number in range(len(SIZES))
+        for first, backend in enumerate(("piecewise", "breakable"))
+    ],
+)
 def test_after_an_invalidated_capture_all_others_succeed(
     tmp_path: Path, emptied_simnpu: Any, monkeypatch: pytest.MonkeyPatch, backend: str, number: int
 ) -> None:

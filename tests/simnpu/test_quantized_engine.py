@@ -114,7 +114,14 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], set[str]]] 
 }
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+# Those whose kernels others launch too are for the long run.
+_LONG = ("int8 on load", "gptq of 8 bits")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in _LONG)) for each in CHECKPOINTS],
+)
 def test_graphs_of_quantised_layers_give_the_cpus_answers(
     tmp_path: Path, simnpu: Any, called: Counter[str], name: str
 ) -> None:

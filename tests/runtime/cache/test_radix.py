@@ -29,7 +29,7 @@ def put(cache: RadixCache, allocator: PageAllocator, tokens: list[int], page_siz
     return node
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 3]))
 def test_it_finds_what_a_list_of_prefixes_finds(data: st.DataObject, page_size: int) -> None:
     allocator = PageAllocator(Slabs(400))

@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {
     "seed": 3,
     "width": 64,
     "height": 64,
-    "num_inference_steps": 4,
+    "num_inference_steps": 2,
 }
 BLOCKS = {
     "flux": {"FluxTransformerBlock": 2, "FluxSingleTransformerBlock": 2},

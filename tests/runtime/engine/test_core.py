@@ -35,7 +35,7 @@ lengths = st.integers(1, 40)
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     jobs=st.lists(
         st.tuples(prompts, st.integers(1, 20), st.integers(0, 6), st.integers(-1, 1)),

@@ -23,7 +23,7 @@ from piecework.runtime.engine.messages import (
 from piecework.runtime.sampling.params import SamplingParams
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 @given(jobs=jobs_of_several, sizes=sizes_of_all_kinds)
 def test_answers_are_those_of_steps_one_after_another(
     jobs: list[Any], sizes: dict[str, Any]
@@ -32,7 +32,7 @@ def test_answers_are_those_of_steps_one_after_another(
     assert serve(core_of(True, **sizes), arrivals) == serve(core_of(False, **sizes), arrivals)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=50)
 @given(
     jobs=jobs_of_several,
     sizes=sizes_of_all_kinds,

@@ -93,7 +93,7 @@ def tokens(outputs: list[TokenOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     place=st.sampled_from(PLACES),
     overlap=st.booleans(),

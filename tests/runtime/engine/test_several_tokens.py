@@ -40,7 +40,7 @@ class TwoTokenRunner(ToyRunner):
         return TwoTokenStep(self, scheduled, previous)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(
     jobs=st.lists(
         st.tuples(

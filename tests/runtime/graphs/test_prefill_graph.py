@@ -77,11 +77,16 @@ def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
         assert said == pytest.approx(wanted, abs=1e-4)
 
 
-# Unpadded steps run the same pieces, whatever the family.
+# Unpadded steps run the same pieces, whatever the family; a family's own pieces are told from
+# eager steps by its tests.
 @pytest.mark.parametrize(
     ("sizes", "architecture"),
     [
-        *(("4,16,33", family) for family in ("llama", "mistral", "qwen2", "qwen3")),
+        *(("4,16,33", family) for family in ("llama", "qwen3")),
+        *(
+            pytest.param("4,16,33", family, marks=pytest.mark.slow)
+            for family in ("mistral", "qwen2")
+        ),
         (None, "llama"),
         pytest.param(None, "qwen3", marks=pytest.mark.slow),
     ],
@@ -103,7 +108,7 @@ def test_pieces_give_what_eager_gives(
 @pytest.mark.usefixtures("compiled_here")
 def test_equal_layers_are_one_piece(tmp_path: Path) -> None:
     shallow = graph_of(in_pieces(make_tiny_model(tmp_path / "a", num_hidden_layers=3))).num_pieces
-    deep = graph_of(in_pieces(make_tiny_model(tmp_path / "b", num_hidden_layers=9))).num_pieces
+    deep = graph_of(in_pieces(make_tiny_model(tmp_path / "b", num_hidden_layers=5))).num_pieces
     assert shallow == deep == 3
 
 

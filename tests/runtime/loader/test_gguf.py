@@ -198,7 +198,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(damage=st.dictionaries(st.integers(0, 2000), st.integers(0, 255), min_size=1, max_size=4))
 def test_a_damaged_file_loads_or_is_one_clear_error(whole: Path, damage: dict[int, int]) -> None:
     content = bytearray(whole.read_bytes())

@@ -114,7 +114,7 @@ def test_recorded_texts_cut_anywhere(name: str) -> None:
         assert read(text[:cut], text[cut:]) == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     parts=st.lists(
         st.sampled_from(

@@ -122,7 +122,16 @@ PIECES = {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager"
 
 
 @pytest.mark.usefixtures("compiled_here")
-@pytest.mark.parametrize("case", ["awq", "awq-bias", "gptq-act-order", "gptq-8-rows-head"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "awq-bias",
+        "gptq-act-order",
+        # Fewer parts of the same.
+        pytest.param("awq", marks=pytest.mark.slow),
+        pytest.param("gptq-8-rows-head", marks=pytest.mark.slow),
+    ],
+)
 def test_graphs_on_and_off_agree(case: str, tmp_path: Path) -> None:
     """Eagerly, in pieces, and, where all is packed, in one native call a decode."""
     model = written(tmp_path, case)

@@ -242,7 +242,7 @@ def number(low: float, high: float) -> st.SearchStrategy[float]:
     return st.one_of(tiny_numbers, tiny_numbers.map(lambda x: high - x), st.floats(low, high))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(
     params=st.fixed_dictionaries(
         {
