@@ -68,6 +68,7 @@ _FIRST = (
     *_TOGETHER,
     "tests/server/engine/",
     "tests/server/test_server_end",
+    "tests/server/test_launch",
     "tests/runtime/graphs/",
 )
 """Files that take longest, so that none of them is the last."""

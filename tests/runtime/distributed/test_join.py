@@ -121,7 +121,7 @@ def test_who_says_nothing_or_nonsense_keeps_nobody_out(listener: socket.socket) 
         (connection,) = await_ranks(listener, KEY, HERE, {1: 1}, 10)
         accept(connection, {})
         joining.result()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 9
     silent.close()
     rude.close()
 

@@ -53,6 +53,7 @@ def make(model: Path, **settings: Any) -> LLM:
         "max_total_tokens": 1024,
         "context_length": 128,
         "chunked_prefill_size": 48,
+        "num_threads": 1,
     }
     return LLM(str(model), **defaults | settings)
 

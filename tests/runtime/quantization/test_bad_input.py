@@ -153,12 +153,12 @@ def test_a_pattern_that_backtracks_for_ever_is_cut_off() -> None:
     """Of all lists of a file together."""
     patterns = Patterns()
     matchers = [patterns.matcher(["re:(a|a|aa)+$", r"re:(.*a){25}b"]) for _ in range(20)]
-    began = time.monotonic()
+    began = time.process_time()
     for number in range(20):
         with pytest.raises(ValueError, match="patterns take too long"):
             for _ in range(1000):
                 matchers[number]("a" * 200 + str(number))
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 MONSTERS = {
@@ -256,7 +256,10 @@ def test_any_config_is_a_scheme_or_one_line(method: str, config: dict[str, Any])
 @pytest.mark.parametrize(
     ("config", "flags", "reason"),
     [
-        ({}, ["--quantization", "int8"], "--quantization int8 is for weights of 16 bits"),
+        pytest.param(
+            *({}, ["--quantization", "int8"], "--quantization int8 is for weights of 16 bits"),
+            marks=pytest.mark.slow,
+        ),
         ({"weight_block_size": "\ud800\n"}, [], r"in blocks of \ud800 with dynamic activations"),
     ],
     ids=["a flag", "half a surrogate pair"],

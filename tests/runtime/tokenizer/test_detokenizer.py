@@ -326,10 +326,10 @@ def test_a_prompt_that_ends_within_a_character_is_not_repeated() -> None:
 
 
 def seconds(stream: Detokenizer, ids: Sequence[int]) -> float:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for token_id in ids:
         stream.push([token_id])
-    return time.perf_counter() - begin
+    return time.thread_time() - begin
 
 
 STREAMS = {

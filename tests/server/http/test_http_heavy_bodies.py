@@ -9,7 +9,7 @@ import gc
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -85,14 +85,12 @@ HEAVY: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.fixture(autouse=True, scope="module")
-def own_objects() -> Iterator[None]:
-    """Collections look at what these tests make, not at all that a process of tests holds, which
+def own_objects() -> None:
+    """Collections look at what these tests make, not at what tests before them hold as well, which
     takes longer than most of them.
     """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @asynccontextmanager
