@@ -25,10 +25,14 @@ _STEP = 2.0**-5
 Lines = dict[str, np.ndarray]
 
 
-def compile_program(compiler: str, variant: build.Variant, folder: Path) -> Path:
-    """`kernel_outputs.cpp` with the kernels as a variant, linked to nothing that is not in it."""
+def compile_program(
+    compiler: str, variant: build.Variant, folder: Path, *, level: str = "-O2", static: bool = True
+) -> Path:
+    """`kernel_outputs.cpp` with the kernels as a variant. `static`: linked to nothing that is not
+    in it.
+    """
     folder.mkdir()
-    flags = [*build._FLAGS, "-O2", *variant.flags, "-fopenmp"]
+    flags = [*build._FLAGS, level, *variant.flags, "-fopenmp"]
     sources = [*SOURCES.glob("*.cpp"), _OWN / "kernel_outputs.cpp", _OWN / "kernel_steps.cpp"]
     made = [folder / f"{source.stem}.o" for source in sources]
 
@@ -39,7 +43,7 @@ def compile_program(compiler: str, variant: build.Variant, folder: Path) -> Path
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(compile_one, sources, made))
     program = folder / variant.name
-    link = [compiler, *flags, "-static", *map(str, made), "-o", str(program)]
+    link = [compiler, *flags, *(["-static"] * static), *map(str, made), "-o", str(program)]
     subprocess.run(link, check=True, timeout=120)
     return program
 
