@@ -80,5 +80,19 @@ def assert_alike(found: Lines, portable: Lines) -> None:
         np.testing.assert_allclose(numbers, expected, rtol=0, atol=allowed, err_msg=name)
 
 
+def assert_rows_are_their_own(found: Lines) -> None:
+    """Products by whole numbers are the same bits for a row whatever rows are beside it."""
+    linears = {
+        name: each
+        for name, each in found.items()
+        if name.startswith("linear") and name.endswith("by way 4")
+    }
+    most = {name.partition(" for ")[0]: each for name, each in linears.items() if "43 tok" in name}
+    assert len(most) > 10
+    for name, numbers in linears.items():
+        whole = most[name.partition(" for ")[0]]
+        np.testing.assert_array_equal(numbers, whole[: len(numbers)], err_msg=name)
+
+
 def ways_in(lines: Lines) -> set[str]:
     return {name.rpartition(" ")[2] for name in lines if "way" in name}

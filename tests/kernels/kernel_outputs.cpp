@@ -198,7 +198,7 @@ int main() {
   print("tiles:", &has_tiles, 1);
   for (int kind = 0; kind < kKinds; ++kind)
     for (int way : {kFloats, kDots, kHalves, kIntegers})
-      for (int tokens : {1, 2, 13, 40}) multiply(kind, kind == 0 ? 1100 : kind < 7 ? 1152 : 1280, tokens, way);
+      for (int tokens : {1, 2, 13, 43}) multiply(kind, kind == 0 ? 1100 : kind < 7 ? 1152 : 1280, tokens, way);
   for (CacheKind kind : {CacheKind::kAsQueries, CacheKind::kE4M3, CacheKind::kE5M2, CacheKind::kInt8})
     for (int head_size : {64, 20})
       for (int way : {kFloats, kDots}) attend<bf16>(kind, head_size, way);

@@ -36,6 +36,7 @@ def test_an_arm_variant_gives_what_the_portable_one_gives(
     program = emulation.compile_program(_CROSS, variant, tmp_path / variant.name)
     found = emulation.outputs(program, _EMULATOR, "-cpu", "max")
     emulation.assert_alike(found, portable)
+    emulation.assert_rows_are_their_own(found)
     has_dots, has_halves = "bf16" in variant.needs, "asimdhp" in variant.needs
     ways = {"0", "4"} | ({"1"} if has_dots else set()) | ({"2"} if has_halves else set())
     assert emulation.ways_in(found) == ways

@@ -38,6 +38,7 @@ def test_a_variant_gives_what_the_portable_one_gives(
         pytest.skip(f"{bochs.PROGRAM} is a Bochs without bochs.patch, which Linux lends no tiles")
     found = told[variant.name]
     emulation.assert_alike(found, told["portable"])
+    emulation.assert_rows_are_their_own(found)
     has_dots, has_halves = "avx512_bf16" in variant.needs, "avx512_fp16" in variant.needs
     ways = {"0", "4"} | ({"1"} if has_dots else set()) | ({"2"} if has_halves else set())
     assert emulation.ways_in(found) == ways

@@ -2,6 +2,7 @@
 // exact; each is multiplied by the scales of both and added in float32. So a row's results are the same bits whatever rows are beside it.
 #include "linear.h"
 #include "pairs.h"
+#include "unpacked.h"
 #include "weights.h"
 
 namespace piecework {
@@ -18,6 +19,9 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
   using Sums = ByteSums<Kind::Numbers::kBits>;
   constexpr int kUnitBytes = Kind::kBytes / Kind::kUnits, kShift = Sums::kShift + Scales::kOffset, kSteps = Scales::kColumns / 8;
   constexpr bool kHasHalves = Kind::kGroups == 2, kHasMinimum = Scales::kHasMinimum && Scales::kOffset == 0;
+  alignas(64) int32_t starts[kHasStarts<Kind, R> ? R : 1][2 * GroupedColumns::kGroups];
+  if constexpr (kHasStarts<Kind, R>)
+    for (int r = 0; r < R; ++r) set_starts<Kind>(x[r], at, blocks, starts[r]);
   for (int part = 0; part < kParts; ++part) {
     const int row = part * kWide;
     floats totals[R][2] = {};
@@ -31,15 +35,19 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
     for (int b = 0, g = at; b < blocks; ++b, block += Kind::kBytes)
       for (int u = 0; u < Kind::kUnits; ++u, ++g) {
         const uint8_t *unit = Kind::unit(block, u), *scales = Kind::scales(block);
-        prefetch(block + u * kUnitBytes, kUnitBytes);
+        if constexpr (!kIsUnpacked<Kind>) prefetch(block + u * kUnitBytes, kUnitBytes);
         floats scaled[R][2];  // the sum of the first half of a unit
         unrolled<Kind::kGroups>([&](auto half) __attribute__((always_inline)) {
           Sums sums[R][2];
           int32_t first[R];
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
-            first[r] = -kShift * (kHasHalves ? x[r].halves[2 * g + half] : x[r].sums[g]);
-            sums[r][0].begin(first[r]), sums[r][1].begin(first[r]);
+            if constexpr (kHasStarts<Kind, R>) {
+              sums[r][0].sums[0] = sums[r][1].sums[0] = ints{} + starts[r][Kind::kGroups * (g - at) + half];
+            } else {
+              first[r] = kShift == 0 ? 0 : -kShift * (kHasHalves ? x[r].halves[2 * g + half] : sum_of(x[r], g));
+              sums[r][0].begin(first[r]), sums[r][1].begin(first[r]);
+            }
           }
           unrolled<2 * kSteps>([&](auto i) __attribute__((always_inline)) {
             constexpr int kJ = half * kSteps + i / 2, kP = i % 2;
@@ -58,13 +66,17 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
             if constexpr (kHasMinimum) minimum = Scales::minimum(scales, group, from);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-              const floats sum = sums[r][side].total(first[r]);
-              if constexpr (!kHasHalves)
-                totals[r][side] = multiply_add(totals[r][side], sum, scale * x[r].scales[g]);
+              if constexpr (!kHasHalves && kHasOnes)
+                totals[r][side] = multiply_add(totals[r][side], scaled_sum(sums[r][side], x[r], g), scale);
+              else if constexpr (!kHasHalves)
+                totals[r][side] = multiply_add(totals[r][side], sums[r][side].total(first[r]), scale * x[r].scales[g]);
+              else if constexpr (half == 0 && kIsUnpacked<Kind>)
+                scaled[r][side] = multiply_add(ones_of<Kind>(scales, from), bits_as<floats>(sums[r][side].sums[0]), scale);
               else if constexpr (half == 0)
-                scaled[r][side] = sum * scale;
+                scaled[r][side] = sums[r][side].total(first[r]) * scale;
               else
-                totals[r][side] = multiply_add(totals[r][side], multiply_add(scaled[r][side], sum, scale), splat(x[r].scales[g]));
+                totals[r][side] = multiply_add(totals[r][side], multiply_add(scaled[r][side], sums[r][side].total(first[r]), scale),
+                                               splat(x[r].scales[g]));
               if constexpr (kHasMinimum)
                 totals[r][side] = multiply_add(totals[r][side], minimum, splat(kHasHalves ? x[r].scaled_halves[2 * g + half] : x[r].scaled_sums[g]));
             }
@@ -77,6 +89,21 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
       store(c + r * kPanel + row + kLanes, totals[r][1]);
     }
   }
+}
+
+// The same for as many rows of x as pay to unpack the panel; of fewer than kIntegerRows the last ones are left. How many it made.
+template <class Kind>
+int many_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, int rows, float* c, bool adds) {
+  using Made = UnpackedOf<Kind>;
+  constexpr int kAtOnce = kUnitsAtOnce / Kind::kUnits;
+  alignas(64) uint8_t made[kUnitsAtOnce * Made::kBytes];
+  rows -= rows % kIntegerRows;
+  for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += kUnitsAtOnce, adds = true) {
+    const int size = std::min(kAtOnce, blocks - b);
+    unpack<Kind>(panel, size, made);
+    for (int t = 0; t < rows; t += kIntegerRows) integer_products<Made, kIntegerRows>(made, x + t, at, size * Kind::kUnits, c + t * kPanel, adds);
+  }
+  return rows;
 }
 
 // The even and the odd columns of a group as bytes, four of the ones and then four of the others.
@@ -142,29 +169,42 @@ void GroupedColumns::set(const bf16* values, int count, int first) {
       store_by_fours(numbers + g * kGroup, even, odd);
       sum_halves(even, odd, halves + 2 * g);
     }
-    scales[g] = is_zero ? 0.0f : largest * (1.0f / 127.0f);
+    scales[g] = is_zero ? 0.0f : shortened(largest * (1.0f / 127.0f));
     if constexpr (kHasPairs) set_pairs(*this, g, even, odd);
   }
   if constexpr (kHasPairs) return;
   for (int g = begin; g < end; ++g) {
-    sums[g] = halves[2 * g] + halves[2 * g + 1];
-    scaled_sums[g] = scales[g] * static_cast<float>(sums[g]);
+    const int32_t sum = halves[2 * g] + halves[2 * g + 1];
+    scaled_sums[g] = scales[g] * static_cast<float>(sum);
+    if constexpr (kHasOnes)
+      ones[g] = scales[g] * -kOnes;
+    else
+      sums[g] = sum;
   }
   for (int i = 2 * begin; i < 2 * end; ++i) scaled_halves[i] = scales[i / 2] * static_cast<float>(halves[i]);
 }
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<GroupedColumns>& x, const Span& span, float* to, bool adds) {
-  const int most = span.tokens > kIntegerRows ? kManyRows : kIntegerRows;
-  const int blocks = (span.tokens + most - 1) / most, size = (span.tokens + blocks - 1) / blocks;
+  const GroupedColumns* from = x.at(span.begin / kColumnsAtOnce, span.first);
+  const int at = span.begin % kColumnsAtOnce / kGroup;
+  int rest = span.tokens;  // of the rows of x
   panel += group_bytes(linear.format, span.begin);
-  for (int t = 0; t < span.tokens; t += size, to += size * kPanel) {
-    const GroupedColumns* from = x.at(span.begin / kColumnsAtOnce, span.first + t);
-    with_constant<kIntegerRows>(std::min(size, span.tokens - t), [&](auto rows) {
+  if constexpr (kHasUnpacked) {
+    if (rest >= kLeastUnpackedRows && pays_to_unpack())
+      with_format(linear.format, [&](auto kind) {
+        if constexpr (kind.kIsScaled) rest -= many_products<decltype(kind)>(panel, from, at, span.columns / kind.kColumns, span.tokens, to, adds);
+      });
+    from += span.tokens - rest, to += (span.tokens - rest) * kPanel;
+  }
+  const int most = rest > kIntegerRows ? kManyRows : kIntegerRows;
+  const int blocks = (rest + most - 1) / most, size = rest > 0 ? (rest + blocks - 1) / blocks : 1;
+  for (; rest > 0; rest -= size, from += size, to += size * kPanel) {
+    with_constant<kIntegerRows>(std::min(size, rest), [&](auto rows) {
       with_format(linear.format, [&](auto kind) {
         if constexpr (kind.kIsScaled && kHasPairs)
-          pair_products<decltype(kind), rows>(panel, from, span.begin % kColumnsAtOnce / kGroup, span.columns / kind.kColumns, to, adds, blocks > 1);
+          pair_products<decltype(kind), rows>(panel, from, at, span.columns / kind.kColumns, to, adds, blocks > 1);
         else if constexpr (kind.kIsScaled)
-          integer_products<decltype(kind), rows>(panel, from, span.begin % kColumnsAtOnce / kGroup, span.columns / kind.kColumns, to, adds);
+          integer_products<decltype(kind), rows>(panel, from, at, span.columns / kind.kColumns, to, adds);
       });
     });
   }

@@ -110,7 +110,11 @@ struct GroupedColumns {
 
   int8_t numbers[kColumnsAtOnce];
   float scales[kGroups], scaled_sums[kGroups], scaled_halves[2 * kGroups];
-  int32_t sums[kGroups], halves[2 * kGroups];
+  union {
+    int32_t sums[kGroups];
+    float ones[kGroups];  // where there are any (unpacked.h), the scales times minus kOnes
+  };
+  int32_t halves[2 * kGroups];
 
   // Whole groups, from column `first` on.
   void set(const bf16* values, int count, int first = 0);

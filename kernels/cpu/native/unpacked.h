@@ -1,0 +1,147 @@
+// What integers.cpp does otherwise with AVX-512's dot products of bytes.
+//
+// Intel's CPUs have two ports for vectors of 512 bits, so whatever stands beside the dot products takes their place. So a sum is made a float
+// by the FMA that scales it; what sums begin with is made for all groups at once; and where many rows of x meet a panel, it is unpacked once
+// for all of them, so many columns at a time as stay in the first cache with rows of x.
+#pragma once
+#include "linear.h"
+#include "weights.h"
+
+namespace piecework {
+
+#if defined(__AVX512VNNI__)
+constexpr bool kHasOnes = true, kHasUnpacked = true;
+#else
+constexpr bool kHasOnes = false, kHasUnpacked = false;
+#endif
+
+// What sums begin with, as the bits of a float32 (`ByteSums`).
+constexpr float kOnes = 0x1.8p23f;
+
+// Rows of x for which unpacking saves more than it takes, and units that are unpacked at once.
+constexpr int kLeastUnpackedRows = 32, kUnitsAtOnce = 16;
+
+// AMD's CPUs have ports left for unpacking beside those that multiply, so nothing is gained there.
+inline bool pays_to_unpack() {
+#if defined(__AVX512VNNI__)
+  static const bool is_intel = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+  return is_intel;
+#else
+  return false;
+#endif
+}
+
+// A scale of x such that its product with kOnes is exact.
+inline float shortened(float scale) { return kHasOnes ? bits_as<float>((bits_as<uint32_t>(scale) + 2u) & ~3u) : scale; }
+
+// A sum times the scale of a group of x.
+template <class Sums>
+inline floats scaled_sum(const Sums& sum, const GroupedColumns& x, int g) {
+  return multiply_add(splat(x.ones[g]), bits_as<floats>(sum.sums[0]), splat(x.scales[g]));
+}
+
+inline int32_t sum_of(const GroupedColumns& x, int g) { return kHasOnes ? x.halves[2 * g] + x.halves[2 * g + 1] : x.sums[g]; }
+
+// By how much more than they stand for the numbers are that are multiplied.
+template <class Kind>
+constexpr int kOffsetOf = Kind::Numbers::kBits == 8 ? kWeightShift : Kind::Scales::kOffset;
+
+// Units of numbers of up to 8 bits without a sign, as `four` gives them, each followed by its scales, minima, and the scales of first halves
+// times minus kOnes, which is exact: they have 19 bits at most.
+template <int Groups, bool HasMinima, int Offset>
+struct Unpacked {
+  static constexpr int kUnits = 1, kColumns = kUnit, kGroups = Groups, kVector = kPanel * sizeof(float);
+  static constexpr int kBytes = kUnit * kPanel + (Groups * (1 + HasMinima) + Groups - 1) * kVector;
+
+  struct Numbers {
+    static constexpr int kBits = 7;
+
+    template <int J, int P>
+    static words four(const uint8_t* unit, int row) {
+      return load<words>(reinterpret_cast<const uint32_t*>(unit) + (2 * J + P) * kPanel + row);
+    }
+  };
+
+  struct Scales {
+    static constexpr int kColumns = kUnit / Groups, kOffset = Offset;
+    static constexpr bool kHasMinimum = HasMinima;
+
+    static floats scale(const uint8_t* scales, int group, int row) { return vector(scales, group, row); }
+    static floats minimum(const uint8_t* scales, int group, int row) { return vector(scales, Groups + group, row); }
+    static floats ones(const uint8_t* scales, int row) { return vector(scales, Groups * (1 + HasMinima), row); }
+    static floats vector(const uint8_t* scales, int number, int row) { return load<floats>(scales + number * kVector + row * sizeof(float)); }
+  };
+
+  static const uint8_t* unit(const uint8_t* block, int) { return block; }
+  static const uint8_t* scales(const uint8_t* block) { return block + kUnit * kPanel; }
+};
+
+template <class Kind>
+constexpr bool kIsUnpacked = false;
+template <int Groups, bool HasMinima, int Offset>
+constexpr bool kIsUnpacked<Unpacked<Groups, HasMinima, Offset>> = true;
+
+// Zeros of other kinds.
+template <class Kind>
+inline floats ones_of(const uint8_t* scales, int row) {
+  if constexpr (kIsUnpacked<Kind>)
+    return Kind::Scales::ones(scales, row);
+  else
+    return floats{};
+}
+
+template <class Kind>
+using UnpackedOf = Unpacked<Kind::kGroups, Kind::Scales::kHasMinimum && Kind::Scales::kOffset == 0, kOffsetOf<Kind>>;
+
+// Whether sums begin with what differs from row to row of x, and for enough of these to make it for all groups at once.
+template <class Kind, int R>
+constexpr bool kHasStarts = kHasUnpacked && kOffsetOf<Kind> != 0 && R >= 4;
+
+// starts: the bits of kOnes less kOffsetOf times the sums of groups of x from `at` on, of so many blocks, and of some behind them.
+template <class Kind>
+inline void set_starts(const GroupedColumns& x, int at, int blocks, int32_t* starts) {
+#if defined(__AVX512VNNI__)
+  const ints first = ints{} + bits_as<int32_t>(kOnes);
+  const int count = blocks * Kind::kUnits * Kind::kGroups;
+  for (int i = 0; i < count; i += kLanes) {
+    ints sums;
+    if constexpr (Kind::kGroups == 2) {
+      sums = load<ints>(x.halves + 2 * at + i);
+    } else {
+      const __m512i a = load<__m512i>(x.halves + 2 * (at + i)), b = load<__m512i>(x.halves + 2 * (at + i) + kLanes);
+      const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+      sums = (ints)_mm512_permutex2var_epi32(a, even, b) + (ints)_mm512_permutex2var_epi32(a, (__m512i)((ints)even + 1), b);
+    }
+    store(starts + i, first - kOffsetOf<Kind> * sums);
+  }
+#endif
+}
+
+// to: as Unpacked has blocks of a panel.
+template <class Kind>
+void unpack(const uint8_t* block, int blocks, uint8_t* to) {
+  using Made = UnpackedOf<Kind>;
+  constexpr int kUnitBytes = Kind::kBytes / Kind::kUnits;
+  for (int b = 0; b < blocks; ++b, block += Kind::kBytes)
+    for (int u = 0; u < Kind::kUnits; ++u, to += Made::kBytes) {
+      prefetch(block + u * kUnitBytes, kUnitBytes);
+      for (int row = 0; row < kPanel; row += kLanes) {
+        unrolled<kUnit / 4>([&](auto i) __attribute__((always_inline)) {
+          words numbers = Kind::Numbers::template four<i / 2, i % 2>(Kind::unit(block, u), row);
+          if constexpr (Kind::Numbers::kBits == 8) numbers ^= 0x01010101u * kWeightShift;
+          store(to + (i * kPanel + row) * sizeof(uint32_t), numbers);
+        });
+        float* vectors = reinterpret_cast<float*>(to + kUnit * kPanel) + row;
+        unrolled<Kind::kGroups>([&](auto g) __attribute__((always_inline)) {
+          const uint8_t* scales = Kind::scales(block);
+          const int group = u * Kind::kGroups + g;
+          const floats scale = Kind::Scales::scale(scales, group, row);
+          store(vectors + g * kPanel, scale);
+          if constexpr (Made::Scales::kHasMinimum) store(vectors + (Kind::kGroups + g) * kPanel, Kind::Scales::minimum(scales, group, row));
+          if constexpr (Kind::kGroups == 2 && g == 0) store(vectors + 2 * (1 + Made::Scales::kHasMinimum) * kPanel, scale * -kOnes);
+        });
+      }
+    }
+}
+
+}  // namespace piecework
