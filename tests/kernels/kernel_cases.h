@@ -75,7 +75,7 @@ inline std::vector<uint8_t> stored_row(int kind, int columns) {
   return row;
 }
 
-constexpr Format kFormatOf[] = {kBf16, kQ8, kQ4, kQ4, kInt8, kFp8, kFp8Blocks, kQ3K, kQ4K, kQ5K, kQ6K, kQ2K, kQ5, kQ5, kIQ4NL, kIQ4XS, kMXFP4};
+constexpr Format kFormatOf[] = {kBf16, kQ8, kQ4, kQ40, kInt8, kFp8, kFp8Blocks, kQ3K, kQ4K, kQ5K, kQ6K, kQ2K, kQ5, kQ5, kIQ4NL, kIQ4XS, kMXFP4};
 constexpr int kKinds = 17;
 
 // Weights of a kind, laid out in panels.

@@ -51,13 +51,12 @@ struct Q8_0 {
   }
 };
 
-// Without minima: they are minus eight scales.
 struct Q4_0 {
-  using Kind = Q4;
+  using Kind = Q40;
   static constexpr int kBytes = 18;
 
   static void read(const uint8_t* from, Block& to) {
-    to.scale = half_at(from), to.minimum = times_minus(to.scale, 3);
+    to.scale = half_at(from);
     read_nibbles(from + 2, 16, to.numbers);
   }
 };
@@ -270,8 +269,8 @@ void write_numbers(Bytes, const uint8_t* numbers, int r, uint8_t* unit) {
   }
 }
 
-template <bool HasMinima>
-void write_scales(UnitScales<HasMinima>, const Block& from, int r, uint8_t* scales) {
+template <bool HasMinima, int Offset>
+void write_scales(UnitScales<HasMinima, Offset>, const Block& from, int r, uint8_t* scales) {
   std::memcpy(scales + 2 * r, &from.scale, 2);
   if (HasMinima) std::memcpy(scales + 2 * (kPanel + r), &from.minimum, 2);
 }

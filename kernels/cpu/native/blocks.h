@@ -131,14 +131,19 @@ struct Bytes {
   }
 };
 
-// A float16 for each row of a unit, and perhaps another one that is its minimum: [32], [32].
-template <bool HasMinima>
+// A float16 for each row of a unit, and perhaps another one that is its minimum: [32], [32]. Or minima are the scale times minus kOffset.
+template <bool HasMinima, int Offset = 0>
 struct UnitScales {
-  static constexpr int kUnits = 1, kColumns = kUnit, kBytes = (1 + HasMinima) * 2 * kPanel, kOffset = 0;
-  static constexpr bool kHasMinimum = HasMinima;
+  static constexpr int kUnits = 1, kColumns = kUnit, kBytes = (1 + HasMinima) * 2 * kPanel, kOffset = Offset;
+  static constexpr bool kHasMinimum = HasMinima || Offset != 0;
 
   static floats scale(const uint8_t* scales, int, int row) { return load_halves(reinterpret_cast<const uint16_t*>(scales) + row); }
-  static floats minimum(const uint8_t* scales, int group, int row) { return scale(scales + 2 * kPanel, group, row); }
+  static floats minimum(const uint8_t* scales, int group, int row) {
+    if constexpr (HasMinima)
+      return scale(scales + 2 * kPanel, group, row);
+    else
+      return scale(scales, group, row) * static_cast<float>(-Offset);
+  }
 };
 
 // A number of 8 bits with a sign for each group of Columns, [groups][32], times a float16 for each row of a block, [32]. Minima likewise, all
@@ -222,9 +227,10 @@ struct Blocks {
   }
 };
 
-// GGUF's formats, without any change of value: Q4 has Q4_0 and Q4_1, Q5 likewise.
+// GGUF's formats, without any change of value: Q40 is Q4_0 and Q4 is Q4_1; Q5 has both Q5_0 and Q5_1.
 using Q8 = Blocks<Bytes, UnitScales<false>>;
 using Q4 = Blocks<Planes<4, 0>, UnitScales<true>>;
+using Q40 = Blocks<Planes<4, 0>, UnitScales<false, 8>>;
 using Q5 = Blocks<Planes<4, 1>, UnitScales<true>>;
 using IQ4NL = Blocks<Chosen<Iq4>, UnitScales<false>>;
 using MXFP4 = Blocks<Chosen<E2m1>, UnitScales<false>>;

@@ -183,7 +183,7 @@ void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most
 // rows: `count` pointers to rows of W, and of int8 and e4m3 their scales [count][row_scales].
 extern "C" void piecework_pack(int stored, const void* const* rows, int count, int columns, const float* scales, void* out, int threads) {
   using namespace piecework;
-  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ4, kInt8, kFp8, kFp8Blocks, kQ3K,
+  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ40, kInt8, kFp8, kFp8Blocks, kQ3K,
                                   kQ4K,  kQ5K, kQ6K, kQ2K,  kQ5,  kQ5,        kIQ4NL, kIQ4XS, kMXFP4};
   const Format format = kFormats[stored];
   const int64_t bytes = panel_bytes(format, columns);

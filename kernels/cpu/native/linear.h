@@ -35,6 +35,7 @@ enum Format : int32_t {
   kIQ4NL = 9,
   kIQ4XS = 10,
   kMXFP4 = 11,
+  kQ40 = 12,
   kMixed = 15,
   kInt8 = 16,
   kFp8 = 17,

@@ -37,6 +37,7 @@ class Layout(IntEnum):
     IQ4_NL = 9
     IQ4_XS = 10
     MXFP4 = 11
+    Q4_0 = 12
     MIXED = 15
     INT8 = 16
     FP8 = 17
@@ -60,6 +61,7 @@ _GROUPS = {
     Layout.BF16: _Group(2, 4 * PANEL),
     Layout.Q8: _Group(32, 34 * PANEL, False),
     Layout.Q4: _Group(32, 20 * PANEL, False),
+    Layout.Q4_0: _Group(32, 18 * PANEL, False),
     Layout.Q5: _Group(32, 24 * PANEL, False),
     Layout.IQ4_NL: _Group(32, 18 * PANEL, False),
     Layout.MXFP4: _Group(32, 18 * PANEL, False),
@@ -79,7 +81,7 @@ _KINDS = {
     "bfloat16": (Layout.BF16, 0),
     "Q8_0": (Layout.Q8, 1),
     "Q4_1": (Layout.Q4, 2),
-    "Q4_0": (Layout.Q4, 3),
+    "Q4_0": (Layout.Q4_0, 3),
     "int8": (Layout.INT8, 4),
     "fp8_e4m3": (Layout.FP8, 5),
     "fp8_e4m3_blocks": (Layout.FP8_BLOCKS, 6),

@@ -22,7 +22,7 @@ constexpr bool kHasWholeScales = Scales::kUnits > 1;
 
 // By how much sums begin below 0 for each number of x.
 template <class Kind>
-constexpr int kShift = Kind::Numbers::kBits == 5 ? 16 : Kind::Scales::kOffset;
+constexpr int kShift = Kind::Numbers::kBits == 5 ? 16 : Kind::Numbers::kBits == 4 ? 0 : Kind::Scales::kOffset;
 
 template <class Numbers>
 constexpr bool kHasSigns = Numbers::kBits == 8;
@@ -88,7 +88,7 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
   using Numbers = typename Kind::Numbers;
   using Scales = typename Kind::Scales;
   constexpr int kSteps = 2 * Scales::kColumns / 8, kUnitBytes = Kind::kBytes / Kind::kUnits;
-  constexpr bool kIsWhole = kHasWholeScales<Scales>, kHasMinimum = Scales::kHasMinimum && Scales::kOffset == 0;
+  constexpr bool kIsWhole = kHasWholeScales<Scales>, kHasMinimum = Scales::kHasMinimum && Scales::kOffset * kShift<Kind> == 0;
   const uint8_t* const scales = Kind::scales(block);
   const int first = g;
   floats totals[R][V] = {};

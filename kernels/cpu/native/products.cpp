@@ -112,7 +112,7 @@ constexpr int kNarrowBlocks = 3;
 template <>
 constexpr int kNarrowBlocks<Bf16> = 6;
 template <class Numbers, class Scales>
-constexpr int kNarrowBlocks<Blocks<Numbers, Scales>> = std::is_same_v<Blocks<Numbers, Scales>, Q8> || std::is_same_v<Blocks<Numbers, Scales>, Q4> ? 3 : 0;
+constexpr int kNarrowBlocks<Blocks<Numbers, Scales>> = Scales::kUnits == 1 && (Numbers::kBits == 4 || std::is_same_v<Numbers, Bytes>) ? 3 : 0;
 
 template <class Kind>
 void some_rows(const uint8_t* weight, const float* x, int count, int groups, float* to, bool adds) {

@@ -66,6 +66,7 @@ inline void with_format(int32_t format, Work&& work) {
   switch (format) {
     case kQ8: return work(Q8{});
     case kQ4: return work(Q4{});
+    case kQ40: return work(Q40{});
     case kQ5: return work(Q5{});
     case kIQ4NL: return work(IQ4NL{});
     case kMXFP4: return work(MXFP4{});

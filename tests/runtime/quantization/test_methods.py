@@ -100,7 +100,7 @@ def assert_same_layers(packed: LlamaForCausalLM, path: Path) -> None:
 def test_quantised_weights_stay_in_their_bits(kind: str, tied: bool, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", {}, kind, tied=tied)
     loaded = load(path, quantization="auto")
-    expected = Layout.Q8 if kind == "Q8_0" else Layout.Q4
+    expected = {"Q4_0": Layout.Q4_0, "Q4_1": Layout.Q4, "Q8_0": Layout.Q8}[kind]
     assert {layer.layout for layer in layers_of(loaded).values()} == {expected}
     assert set(linear_kinds(loaded).values()) == {kind}
     assert_same_layers(loaded, path)
