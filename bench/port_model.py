@@ -1,0 +1,109 @@
+"""What share of a CPU's dot products of bytes the loops of `integers.cpp` can reach with AVX-512:
+`python -m piecework.bench.port_model`.
+
+A model, not a measurement: the instructions that g++ makes of a loop, and the ports that the CPU
+has for them. On Intel's, all vectors of 512 bits share two ports. On AMD's from Zen 4 on two of
+four pipes make dot products, multiplications and FMAs. Loads, stores and moves of registers take
+other ports, and memory, latency and what stands around the loops are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ..kernels.cpu.native import build
+
+_LABEL = re.compile(r"(\.?\w+):")
+_JUMP = re.compile(r"\tj\w+\t(\.L\w+)")
+_DOT = "vpdpbusd"
+_MULTIPLIES = re.compile(r"vf[n]?m(add|sub)|vmulps")
+_NO_VECTOR_PORT = re.compile(r"v(p?broadcast|mov)")
+_TWICE = re.compile(r"vcvtph2ps|vcvtps2ph")
+"""A permutation and a conversion."""
+_FORMATS = {
+    "Bytes, UnitScales<false, 0>": "Q8_0",
+    "Planes<4, 0>, UnitScales<true, 0>": "Q4_1",
+    "Planes<4, 0>, UnitScales<false, 8>": "Q4_0",
+    "Planes<4, 0>, BlockScales<32, true, 0>": "Q4_K",
+    "Planes<4, 1>, BlockScales<32, true, 0>": "Q5_K",
+    "Planes<4, 2>, BlockScales<16, false, 32>": "Q6_K",
+    "Unpacked<1, true, 0>": "Q4_1, Q4_K, Q5_K",
+    "Unpacked<1, false, 8>": "Q4_0",
+    "Unpacked<1, false, 128>": "Q8_0",
+    "Unpacked<2, false, 32>": "Q6_K",
+}
+
+
+class Loop(NamedTuple):
+    """Instructions of one pass: dot products, others that multiply, and all of vectors."""
+
+    dots: int
+    multiplies: int
+    vectors: int
+
+    def of_intel(self) -> float:
+        return self.dots / self.vectors
+
+    def of_amd(self) -> float:
+        return min(self.dots / (self.dots + self.multiplies), 2 * self.dots / self.vectors)
+
+
+def loops_of(assembly: str) -> Iterator[tuple[str, Loop]]:
+    """The innermost loops that make dot products, each with the name of its function."""
+    function, labels, lines = "", {}, list[str]()
+    for line in assembly.splitlines():
+        if label := _LABEL.match(line):
+            if not label[1].startswith("."):
+                function, labels, lines = label[1], {}, []
+            labels[label[1]] = len(lines)
+        elif (jump := _JUMP.match(line)) and jump[1] in labels:
+            body = lines[labels[jump[1]] :]
+            if any(each.startswith(_DOT) for each in body):
+                yield function, _counted(body)
+                # What this loop stands in is no innermost one.
+                labels = {name: place for name, place in labels.items() if place > len(lines)}
+        elif line.startswith("\tv"):
+            lines.append(line.strip())
+
+
+def _counted(body: list[str]) -> Loop:
+    vectors = [each for each in body if not _NO_VECTOR_PORT.match(each)]
+    return Loop(
+        sum(each.startswith(_DOT) for each in body),
+        sum(_MULTIPLIES.match(each) is not None for each in body),
+        sum(1 + (_TWICE.match(each) is not None) for each in vectors),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--compiler", default="g++")
+    parser.add_argument("--rows", type=int, default=8, help="of x; default: 8")
+    arguments = parser.parse_args(argv)
+    (variant,) = (each for each in build.VARIANTS if each.name == "avx512_vnni")
+    source = str(build._SOURCES / "integers.cpp")
+    command = [arguments.compiler, *build._FLAGS, *variant.flags, "-S", source, "-o", "-"]
+    run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True)
+    loops = dict(loops_of(run(command).stdout))
+    names = run(["c++filt"], input="\n".join(loops)).stdout.splitlines()
+    print("| loop | dot products | multiplications | vectors | Intel | AMD |")
+    print("|---|---|---|---|---|---|")
+    for name, loop in sorted(zip(names, loops.values(), strict=True)):
+        is_unpacked = "Unpacked" in name or "many_products" in name
+        if not (is_unpacked or f", {arguments.rows}>(" in name):
+            continue
+        for kind, form in _FORMATS.items():
+            if f"<{kind} >" in (plain := name.replace("piecework::", "")) or f"<{kind}," in plain:
+                counts = " | ".join(map(str, loop))
+                told = f"{form}, unpacked" if is_unpacked else form
+                print(f"| {told} | {counts} | {loop.of_intel():.2f} | {loop.of_amd():.2f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
