@@ -1,10 +1,12 @@
 """What share of a CPU's dot products of bytes the loops of `integers.cpp` can reach with AVX-512:
 `python -m piecework.bench.port_model`.
 
-A model, not a measurement: the instructions that g++ makes of a loop, and the ports that the CPU
-has for them. On Intel's, all vectors of 512 bits share two ports. On AMD's from Zen 4 on two of
+A model, not a measurement: the instructions that a compiler makes of a loop, and the ports that the
+CPU has for them. On Intel's, all vectors of 512 bits share two ports. On AMD's from Zen 4 on two of
 four pipes make dot products, multiplications and FMAs. Loads, stores and moves of registers take
-other ports, and memory, latency and what stands around the loops are left out.
+other ports, and memory, latency and what stands around the loops are left out. `--mca llvm-mca`
+adds the cycles that LLVM's own model of an Ice Lake server has for a pass, latency included, to be
+read beside half as many as there are dot products.
 """
 
 from __future__ import annotations
@@ -53,9 +55,9 @@ class Loop(NamedTuple):
         return min(self.dots / (self.dots + self.multiplies), 2 * self.dots / self.vectors)
 
 
-def loops_of(assembly: str) -> Iterator[tuple[str, Loop]]:
-    """The innermost loops that make dot products, each with the name of its function."""
-    function, labels, lines = "", {}, list[str]()
+def loops_of(assembly: str) -> Iterator[tuple[str, list[str]]]:
+    """The innermost loops that make dot products, as instructions, each with its function."""
+    function, labels, lines = "", dict[str, int](), list[str]()
     for line in assembly.splitlines():
         if label := _LABEL.match(line):
             if not label[1].startswith("."):
@@ -64,15 +66,15 @@ def loops_of(assembly: str) -> Iterator[tuple[str, Loop]]:
         elif (jump := _JUMP.match(line)) and jump[1] in labels:
             body = lines[labels[jump[1]] :]
             if any(each.startswith(_DOT) for each in body):
-                yield function, _counted(body)
+                yield function, body
                 # What this loop stands in is no innermost one.
                 labels = {name: place for name, place in labels.items() if place > len(lines)}
-        elif line.startswith("\tv"):
+        elif line[:1] == "\t" and line[1:2] != ".":
             lines.append(line.strip())
 
 
-def _counted(body: list[str]) -> Loop:
-    vectors = [each for each in body if not _NO_VECTOR_PORT.match(each)]
+def counted(body: Sequence[str]) -> Loop:
+    vectors = [each for each in body if each[0] == "v" and not _NO_VECTOR_PORT.match(each)]
     return Loop(
         sum(each.startswith(_DOT) for each in body),
         sum(_MULTIPLIES.match(each) is not None for each in body),
@@ -80,9 +82,22 @@ def _counted(body: list[str]) -> Loop:
     )
 
 
+def mca_cycles(program: str, body: Sequence[str]) -> float:
+    """Of a pass, by llvm-mca."""
+    passes = 100
+    command = [program, "-mtriple=x86_64", "-mcpu=icelake-server", f"-iterations={passes}"]
+    run = subprocess.run(
+        command, input="\n".join(body) + "\n", check=True, stdout=subprocess.PIPE, text=True
+    )
+    cycles = re.search(r"Total Cycles: *(\d+)", run.stdout)
+    assert cycles, run.stdout
+    return int(cycles[1]) / passes
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compiler", default="g++")
+    parser.add_argument("--mca", help="llvm-mca, of LLVM 16 or later")
     parser.add_argument("--rows", type=int, default=8, help="of x; default: 8")
     arguments = parser.parse_args(argv)
     (variant,) = (each for each in build.VARIANTS if each.name == "avx512_vnni")
@@ -91,17 +106,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True)
     loops = dict(loops_of(run(command).stdout))
     names = run(["c++filt"], input="\n".join(loops)).stdout.splitlines()
-    print("| loop | dot products | multiplications | vectors | Intel | AMD |")
-    print("|---|---|---|---|---|---|")
-    for name, loop in sorted(zip(names, loops.values(), strict=True)):
+    print("| loop | dot products | multiplications | vectors | Intel | AMD | cycles |")
+    print("|---|---|---|---|---|---|---|")
+    for name, body in sorted(zip(names, loops.values(), strict=True)):
         is_unpacked = "Unpacked" in name or "many_products" in name
         if not (is_unpacked or f", {arguments.rows}>(" in name):
             continue
         for kind, form in _FORMATS.items():
             if f"<{kind} >" in (plain := name.replace("piecework::", "")) or f"<{kind}," in plain:
-                counts = " | ".join(map(str, loop))
+                loop = counted(body)
                 told = f"{form}, unpacked" if is_unpacked else form
-                print(f"| {told} | {counts} | {loop.of_intel():.2f} | {loop.of_amd():.2f} |")
+                shares = f"{loop.of_intel():.2f} | {loop.of_amd():.2f}"
+                cycles = f"{mca_cycles(arguments.mca, body):.0f}" if arguments.mca else ""
+                print(f"| {told} | {' | '.join(map(str, loop))} | {shares} | {cycles} |")
     return 0
 
 

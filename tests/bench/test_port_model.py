@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piecework.bench.port_model import Loop, loops_of
+from piecework.bench.port_model import Loop, counted, loops_of
 
 ASSEMBLY = """
 _outer:
@@ -29,8 +29,8 @@ _without:
 
 
 def test_the_innermost_loop_alone_is_counted_and_what_takes_no_port_of_vectors_is_not() -> None:
-    ((name, loop),) = loops_of(ASSEMBLY)
-    assert (name, loop) == ("_outer", Loop(dots=2, multiplies=2, vectors=7))
+    ((name, body),) = loops_of(ASSEMBLY)
+    assert (name, counted(body)) == ("_outer", Loop(dots=2, multiplies=2, vectors=7))
 
 
 def test_intel_has_two_ports_for_all_and_amd_two_of_four_pipes_that_multiply() -> None:
