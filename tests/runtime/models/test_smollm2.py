@@ -14,6 +14,7 @@ import pytest
 import torch
 from loaded_weights import loaded_weights
 from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.initialization import no_init_weights
 
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
@@ -40,7 +41,7 @@ def path() -> str:
         pytest.skip(str(error))
 
 
-def reference(path: str, dtype: torch.dtype) -> Any:
+def reference(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
     """transformers' Llama with the values that the file holds. The numbers are those of the model's
     published config.json.
     """
@@ -51,8 +52,9 @@ def reference(path: str, dtype: torch.dtype) -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": 1e5},
     )  # fmt: skip
     # Built in the dtype, not cast to it: a cast would round the rotary frequencies too.
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    weights = loaded_weights(load_model(path, torch.float32, torch.device("cpu"), False))
+    with no_init_weights():  # at random, which takes seconds
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
     # The head is the embedding, and has no weight of its own in the file.
     assert model.load_state_dict(weights, strict=False) == (["lm_head.weight"], [])
     return model.eval()
@@ -76,8 +78,8 @@ def said_by(texts: Sequence[str] = TEXTS, **settings: Any) -> tuple[torch.Tensor
 class Transformers:
     """What transformers' model says of texts."""
 
-    def __init__(self, path: str, dtype: torch.dtype) -> None:
-        self._model, self._said = reference(path, dtype), dict[tuple[int, ...], torch.Tensor]()
+    def __init__(self, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+        self._model, self._said = reference(weights, dtype), dict[tuple[int, ...], torch.Tensor]()
 
     def said(self, prompts: list[list[int]]) -> torch.Tensor:
         return torch.cat([self._of(ids) for ids in prompts])
@@ -93,7 +95,8 @@ class Transformers:
 
 @pytest.fixture(scope="module")
 def transformers(path: str) -> dict[torch.dtype, Transformers]:
-    return {dtype: Transformers(path, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    weights = loaded_weights(load_model(path, torch.float32, torch.device("cpu"), False))
+    return {dtype: Transformers(weights, dtype) for dtype in (torch.float32, torch.bfloat16)}
 
 
 @pytest.mark.parametrize(
