@@ -130,6 +130,7 @@ class EngineCore:
         known = self._scheduler.running + self._scheduler.waiting
         for request in [each for each in known if each.rid in gone]:
             self._scheduler.remove(request)
+        self._let_go()
         self._drop_useless_step()
 
     def flush_cache(self) -> int:
@@ -146,14 +147,12 @@ class EngineCore:
             self._advance()
         except Exception as error:
             self._isolate(error)
-        # Else an engine at rest keeps the last request and its prompt.
-        self._at_work = []
+        self._let_go()
         outputs, self._outputs = self._outputs, []
         started, self._scheduler.started = self._scheduler.started, {}
         return StepOutput(outputs=outputs, started=started)
 
     def _advance(self) -> None:
-        self._quarantine = [request for request in self._quarantine if not request.finished]
         previous, self._in_flight = self._in_flight, None
         if self._quarantine:
             # Nothing is in flight: it was withdrawn when they came into quarantine, and since then
@@ -175,6 +174,11 @@ class EngineCore:
             step = None
         self._in_flight = step
         self._drop_useless_step()
+
+    def _let_go(self) -> None:
+        """Of who has ended: else an engine at rest keeps the last requests and their prompts."""
+        self._at_work = []
+        self._quarantine = [request for request in self._quarantine if not request.finished]
 
     def _isolate(self, error: Exception) -> None:
         """A step has raised: its one request ends, or its several requests are computed one at a

@@ -168,3 +168,23 @@ def test_a_request_that_cannot_be_taken_is_answered() -> None:
     outputs = serve(core, [broken, request("r", [1, 2], 4)])
     assert outputs[BAD][-1].finish_reason is FinishReason.ERROR
     assert tokens(outputs["r"]) == continuation([1, 2], 4)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_request_that_ends_in_quarantine_is_let_go(
+    aborted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although no step follows."""
+    seed("forward", lambda found: len(found) > 1 or found[0].rid == BAD, monkeypatch)
+    core, _ = make_core()
+    requests = [request("r", [1, 2], 4), request(BAD, [3, 4], 4)]
+    if aborted:
+        for each in requests:
+            core.add(each)
+        core.step()
+        assert len(core._quarantine) == 2
+        core.abort(["r", BAD])
+    else:
+        outputs = serve(core, requests)
+        assert outputs[BAD][-1].finish_reason is FinishReason.ERROR
+    assert not core.has_work and not core._quarantine and not core._at_work
