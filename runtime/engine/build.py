@@ -70,4 +70,6 @@ def build_engine(
             runner.eos_token_ids,
         ),
     )
+    # What the memory profile and the first steps have freed.
+    runner.platform.give_back_memory()
     return Engine(core, runner, startup)

@@ -211,7 +211,8 @@ class ModelRunner:
         self.platform.synchronize()
 
     def rest(self) -> None:
-        """To be called when there is nothing to do: keeps what was learned every now and then."""
+        """To be called when nothing is to be done: forgets the last step, may keep lengths."""
+        self.layout.forget()
         self.close(unless_within=_KEEP_SECONDS)
 
     def give_back_memory(self) -> None:

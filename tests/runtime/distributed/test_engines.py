@@ -27,7 +27,7 @@ from piecework.runtime import llm as llm_module
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.distributed.rank_process import follow
 from piecework.runtime.engine.build import Engine, build_engine
-from piecework.runtime.engine.messages import GraphInfo
+from piecework.runtime.engine.messages import GenerateRequest, GraphInfo
 from piecework.runtime.executor import step
 from piecework.runtime.graphs import prefill, startup
 from piecework.runtime.llm import LLM, Completion
@@ -239,7 +239,7 @@ def test_a_step_that_raises_ends_an_engine_of_several_ranks(
 
 
 def test_every_rank_gives_memory_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After loading, and whenever rank 0 does, with what it kept of the last step."""
+    """After loading, behind its first steps, and whenever rank 0 does."""
     given: list[int] = []
     monkeypatch.setattr(Platform, "give_back_memory", lambda self: given.append(get_ident()))
 
@@ -248,4 +248,21 @@ def test_every_rank_gives_memory_back(path: Path, monkeypatch: pytest.MonkeyPatc
         return 1
 
     lead_two(path, lead)
-    assert sorted(Counter(given).values()) == [2, 2]
+    assert sorted(Counter(given).values()) == [3, 3]
+
+
+def test_every_rank_lets_go_of_its_last_step_with_its_memory(path: Path) -> None:
+    kept: list[bool] = []
+
+    def lead(ranks: ThreadRanks, config: EngineConfig) -> int:
+        core, runner, _ = build_engine(config, progress=False, ranks=ranks)
+        core.add(GenerateRequest(rid="r", input_ids=PROMPTS[0], params=ALL_GREEDY))
+        while core.has_work:
+            core.step()
+        kept.append(runner.layout._decodes is not None)
+        runner.give_back_memory()
+        kept.append(runner.layout._decodes is not None)
+        return 1
+
+    _, other = lead_two(path, lead)
+    assert kept == [True, False] and other.runner.layout._decodes is None

@@ -363,7 +363,7 @@ def test_an_engine_at_rest_keeps_no_request_that_is_done(tmp_path: Path, sizes: 
         core.step()
     assert sizes and runner.layout._decodes is not None
     request = weakref.ref(runner.layout._decodes.batch.samplers[0])
-    runner.give_back_memory()
+    runner.rest()
     gc.collect()
     assert request() is None
     startup.stop()
