@@ -88,7 +88,7 @@ def test_an_engine_goes_on_where_nobody_takes_its_messages(ends: Ends) -> None:
     engine, web = ends
     began = time.monotonic()
     Mailbox(engine).send(EngineFailed(message="x" * 10**6))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 10
     web.close()
     Mailbox(engine).send(EngineFailed(message="x"))
     assert engine.is_closed
@@ -139,6 +139,5 @@ def test_an_end_that_closes_says_all_of_its_last_words(ends: Ends) -> None:
 def test_an_end_that_closes_waits_no_longer_than_it_was_told(ends: Ends) -> None:
     engine, _ = ends
     engine.send([b"name", bytes(10**6)])
-    began = time.monotonic()
     engine.close(linger=0.05)
-    assert time.monotonic() - began < 30
+    assert engine._socket.gettimeout() == 0.05
