@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_steps import Step, quantized, untouched
@@ -28,7 +29,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4)
     return bool((actual.float().cpu() - expected).norm() <= tolerance * expected.norm())
 
 
-@settings(max_examples=6)
+@settings(max_examples=examples(6, exploring=8))
 @given(
     lens=st.lists(
         st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 50)),
@@ -106,7 +107,7 @@ def test_soft_caps_and_sinks_are_plain_torch_s(
         for name, dtype in CACHE_DTYPES.items()
     ],
 )
-@settings(max_examples=3)
+@settings(max_examples=examples(3, exploring=4))
 @given(
     lens=st.lists(
         st.tuples(st.one_of(st.just(1), st.integers(1, 20)), st.integers(0, 30)),

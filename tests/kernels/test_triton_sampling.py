@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_interpreter import DEVICE
@@ -49,7 +50,7 @@ FILTERS = st.tuples(
 )
 
 
-@settings(max_examples=7, deadline=None)
+@settings(max_examples=examples(7, exploring=10), deadline=None)
 @given(
     filters=st.lists(FILTERS, min_size=1, max_size=3),
     vocab=st.sampled_from([1, 7, 64, 197]),

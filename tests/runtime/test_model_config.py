@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import CONFIGS, make_tiny_model
@@ -73,7 +74,7 @@ MEMBERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80, exploring=150))
 @given(architecture=st.sampled_from([*CONFIGS]), members=MEMBERS)
 def test_a_file_means_what_transformers_reads_in_it(
     tmp_path_factory: pytest.TempPathFactory, architecture: str, members: dict[str, Any]

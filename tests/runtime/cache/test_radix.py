@@ -5,6 +5,7 @@ recently used first.
 from __future__ import annotations
 
 import numpy as np
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def put(cache: RadixCache, allocator: PageAllocator, tokens: list[int], page_siz
     return node
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100, exploring=200))
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 3]))
 def test_it_finds_what_a_list_of_prefixes_finds(data: st.DataObject, page_size: int) -> None:
     allocator = PageAllocator(Slabs(400))

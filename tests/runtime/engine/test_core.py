@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runner import (
@@ -35,7 +36,7 @@ lengths = st.integers(1, 40)
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60, exploring=150))
 @given(
     jobs=st.lists(
         st.tuples(prompts, st.integers(1, 20), st.integers(0, 6), st.integers(-1, 1)),

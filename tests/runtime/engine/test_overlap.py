@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_answers import (
@@ -23,7 +24,7 @@ from piecework.runtime.engine.messages import (
 from piecework.runtime.sampling.params import SamplingParams
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100, exploring=250))
 @given(jobs=jobs_of_several, sizes=sizes_of_all_kinds)
 def test_answers_are_those_of_steps_one_after_another(
     jobs: list[Any], sizes: dict[str, Any]
@@ -32,7 +33,7 @@ def test_answers_are_those_of_steps_one_after_another(
     assert serve(core_of(True, **sizes), arrivals) == serve(core_of(False, **sizes), arrivals)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50, exploring=120))
 @given(
     jobs=jobs_of_several,
     sizes=sizes_of_all_kinds,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runner import ToyRunner, continuation, make_core
@@ -93,7 +94,7 @@ def tokens(outputs: list[TokenOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50, exploring=100))
 @given(
     place=st.sampled_from(PLACES),
     overlap=st.booleans(),

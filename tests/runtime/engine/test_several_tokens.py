@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runner import VOCAB, ToyRunner, assert_idle, continuation, digest, drain, make_core, tokens
@@ -40,7 +41,7 @@ class TwoTokenRunner(ToyRunner):
         return TwoTokenStep(self, scheduled, previous)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60, exploring=120))
 @given(
     jobs=st.lists(
         st.tuples(

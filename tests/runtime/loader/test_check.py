@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from examples import examples
 from gguf_models import Kind, write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -219,7 +220,10 @@ def test_a_gguf_file_without_attention_has_no_heads_to_split(folder: Path) -> No
     check(path)
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(80, exploring=200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(begin=st.binary(max_size=64), version=st.integers(0, 4), end=st.integers(0, 400))
 def test_a_gguf_file_of_whatever_bytes_is_left_to_its_reader(
     folder: Path, begin: bytes, version: int, end: int

@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from examples import examples
 from gguf_models import Kind, finish, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -198,7 +199,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50, exploring=100))
 @given(damage=st.dictionaries(st.integers(0, 2000), st.integers(0, 255), min_size=1, max_size=4))
 def test_a_damaged_file_loads_or_is_one_clear_error(whole: Path, damage: dict[int, int]) -> None:
     content = bytearray(whole.read_bytes())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import jsonschema
 import pytest
+from examples import examples
 from grammar_walks import Walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,7 +97,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30, exploring=60), deadline=None)
 @given(data=st.data(), thinks=st.sampled_from(("", "gpt_oss", "think")))
 @pytest.mark.parametrize("name", formats())
 def test_any_text_reads_the_same_in_pieces(name: str, data: st.DataObject, thinks: str) -> None:

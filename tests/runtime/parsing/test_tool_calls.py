@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import jsonschema
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import make_tiny_model
@@ -114,7 +115,7 @@ def test_recorded_texts_cut_anywhere(name: str) -> None:
         assert read(text[:cut], text[cut:]) == expected
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80, exploring=200))
 @given(
     parts=st.lists(
         st.sampled_from(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized_checkpoints import edit_config, make_fp8
@@ -240,7 +241,7 @@ VALUES = st.recursive(
 
 
 @given(method=st.sampled_from(sorted(find_formats())), config=st.dictionaries(NAMES, VALUES))
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120, exploring=400))
 def test_any_config_is_a_scheme_or_one_line(method: str, config: dict[str, Any]) -> None:
     text = json.dumps({"quantization_config": {**config, "quant_method": method}})
     quantization = quantization_of(json.loads(text))

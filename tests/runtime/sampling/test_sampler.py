@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -242,7 +243,7 @@ def number(low: float, high: float) -> st.SearchStrategy[float]:
     return st.one_of(tiny_numbers, tiny_numbers.map(lambda x: high - x), st.floats(low, high))
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120, exploring=300))
 @given(
     params=st.fixed_dictionaries(
         {
