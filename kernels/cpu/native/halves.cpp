@@ -91,13 +91,15 @@ void narrow_groups(Q8, const uint8_t* panel, int groups, const PanelRows& by, ha
 }
 
 // Four bits under the exponent of 1024 are 1024 and their number; four bits to the left, and under that of 64, 64 and it.
-void narrow_groups(Q4, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
-  for (int g = 0; g < groups; ++g, panel += Q4::kBytes, out += Q4::kColumns * kPanel) {
-    prefetch(panel, Q4::kBytes);
-    const uint16_t *scales = reinterpret_cast<const uint16_t*>(Q4::scales(panel)), *minima = scales + kPanel;
+template <bool HasMinima, int Offset>
+void narrow_groups(Blocks<Planes<4, 0>, UnitScales<HasMinima, Offset>> kind, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
+  for (int g = 0; g < groups; ++g, panel += kind.kBytes, out += kind.kColumns * kPanel) {
+    prefetch(panel, kind.kBytes);
+    const uint16_t *scales = reinterpret_cast<const uint16_t*>(kind.scales(panel)), *minima = scales + kPanel;
     const halves scale = narrowed(load_halves(scales) * by.low[0], load_halves(scales + kLanes) * by.high[0]);
-    const halves minimum = narrowed(load_halves(minima) * by.low[0], load_halves(minima + kLanes) * by.high[0]);
-    for (int j = 0; j < Q4::kColumns / 4; ++j) {
+    halves minimum = scale * static_cast<Float16>(-Offset);
+    if constexpr (HasMinima) minimum = narrowed(load_halves(minima) * by.low[0], load_halves(minima + kLanes) * by.high[0]);
+    for (int j = 0; j < kind.kColumns / 4; ++j) {
       const words16 four = halves_of(panel + j / 2 * 4 * kPanel, j % 2);
       unrolled<4>([&](auto i) __attribute__((always_inline)) {
         constexpr bool is_high = i % 2 == 1;
