@@ -61,10 +61,10 @@ def lines_of(text: str) -> Lines:
 
 
 def assert_alike(found: Lines, portable: Lines) -> None:
-    """But for whether it has tiles, and in a step for a rounding here and there."""
+    """But for what it has, and in a step for a rounding here and there."""
     assert found.keys() >= portable.keys()
     for name, numbers in found.items():
-        if name == "tiles":
+        if name in ("tiles", "unpacks"):
             continue
         # Ways to multiply that only this variant has are compared with that of float32.
         is_shared = name in portable
@@ -87,7 +87,7 @@ def assert_rows_are_their_own(found: Lines) -> None:
         for name, each in found.items()
         if name.startswith("linear") and name.endswith("by way 4")
     }
-    most = {name.partition(" for ")[0]: each for name, each in linears.items() if "43 tok" in name}
+    most = {name.partition(" for ")[0]: each for name, each in linears.items() if "71 tok" in name}
     assert len(most) > 10
     for name, numbers in linears.items():
         whole = most[name.partition(" for ")[0]]

@@ -8,6 +8,7 @@
 extern "C" {
 void piecework_pack(int, const void* const*, int, int, const float*, void*, int);
 int piecework_choose_way(int);
+int piecework_unpack_panels(int);
 }
 
 namespace piecework {

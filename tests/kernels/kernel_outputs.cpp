@@ -194,11 +194,14 @@ void recur(bool is_delta, int size, int numbers) {
 }  // namespace
 
 int main() {
-  const int has_tiles = piecework_has_tiles();
+  const int has_tiles = piecework_has_tiles(), unpacks = piecework_unpack_panels(1);
   print("tiles:", &has_tiles, 1);
+  print("unpacks:", &unpacks, 1);
   for (int kind = 0; kind < kKinds; ++kind)
     for (int way : {kFloats, kDots, kHalves, kIntegers})
-      for (int tokens : {1, 2, 13, 43}) multiply(kind, kind == 0 ? 1100 : kind < 7 ? 1152 : 1280, tokens, way);
+      for (int tokens : {1, 2, 13, 43, 71})
+        // Each thread has so many of 71 that whole numbers may unpack a panel for them, and some are left.
+        if (tokens < 71 || way == kIntegers) multiply(kind, kind == 0 ? 1100 : kind < 7 ? 1152 : 1280, tokens, way);
   for (CacheKind kind : {CacheKind::kAsQueries, CacheKind::kE4M3, CacheKind::kE5M2, CacheKind::kInt8})
     for (int head_size : {64, 20})
       for (int way : {kFloats, kDots}) attend<bf16>(kind, head_size, way);

@@ -43,3 +43,4 @@ def test_a_variant_gives_what_the_portable_one_gives(
     ways = {"0", "4"} | ({"1"} if has_dots else set()) | ({"2"} if has_halves else set())
     assert emulation.ways_in(found) == ways
     assert found["tiles"].tolist() == [float("amx_tile" in variant.needs)]
+    assert found["unpacks"].tolist() == [float("avx512_vnni" in variant.needs)]

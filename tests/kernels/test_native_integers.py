@@ -5,6 +5,8 @@ every variant of the kernels.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -62,6 +64,20 @@ def product(
     return multiply(library, x, None, kernels.pack(kind, [blocks]), bias, len(blocks), layout)
 
 
+@contextmanager
+def unpacking(library: ctypes.CDLL, value: int) -> Iterator[bool]:
+    """Panels are unpacked for many rows (1) or never (0). Whether the kernels can do either. By one
+    thread, which many rows are not shared out of.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield bool(library.piecework_unpack_panels(value))
+    finally:
+        library.piecework_unpack_panels(-1)
+        torch.set_num_threads(threads)
+
+
 def width(kind: str, groups: int) -> int:
     """Of whole blocks; some are wider than what is summed at once."""
     return 256 * (1 + groups // 8) if kind in K_QUANTS + OTHERS else 32 * groups
@@ -77,10 +93,11 @@ def inputs(tokens: int, columns: int, seed: int = 0) -> torch.Tensor:
 @settings(max_examples=20)
 @given(
     kind=st.sampled_from(KINDS + OTHERS),
-    tokens=st.integers(0, 30),
+    tokens=st.integers(0, 50),
     rows=st.integers(1, 100),
     groups=st.integers(1, 70),
     power=st.integers(-60, 60),
+    unpacks=st.integers(0, 1),
     seed=st.integers(0, 9),
 )
 def test_it_is_the_product_with_rounded_numbers(
@@ -90,6 +107,7 @@ def test_it_is_the_product_with_rounded_numbers(
     rows: int,
     groups: int,
     power: int,
+    unpacks: int,
     seed: int,
 ) -> None:
     blocks, numbers = stored(kind, rows, width(kind, groups), seed)
@@ -97,7 +115,9 @@ def test_it_is_the_product_with_rounded_numbers(
     bias = torch.randn(rows).bfloat16()
     made_of = rounded(x) if tokens else x.double()
     exact = made_of @ numbers.T + bias.double()
-    found = product(build.load_variant(variant), kind, blocks, x, bias)
+    library = build.load_variant(variant)
+    with unpacking(library, unpacks):
+        found = product(library, kind, blocks, x, bias)
     lost = made_of.abs() @ numbers.abs().T * 2e-5
     assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
 
@@ -110,7 +130,10 @@ def test_a_row_is_the_same_bits_whatever_is_beside_it(variant: build.Variant, ki
     columns = width(kind, 80)
     blocks, _ = stored(kind, 96, columns, 0)
     x = inputs(220, columns)
-    whole = product(library, kind, blocks, x)
+    with unpacking(library, 0):
+        whole = product(library, kind, blocks, x)
+    with unpacking(library, 1) as can:
+        assert not can or torch.equal(product(library, kind, blocks, x), whole)
     for size in range(1, 10):
         parts = [product(library, kind, blocks, part) for part in x.split(size)]
         assert torch.equal(torch.cat(parts), whole), size

@@ -190,7 +190,7 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
   int rest = span.tokens;  // of the rows of x
   panel += group_bytes(linear.format, span.begin);
   if constexpr (kHasUnpacked) {
-    if (rest >= kLeastUnpackedRows && pays_to_unpack())
+    if (rest >= kLeastUnpackedRows && unpacks_panels())
       with_format(linear.format, [&](auto kind) {
         if constexpr (kind.kIsScaled) rest -= many_products<decltype(kind)>(panel, from, at, span.columns / kind.kColumns, span.tokens, to, adds);
       });

@@ -21,15 +21,8 @@ constexpr float kOnes = 0x1.8p23f;
 // Rows of x for which unpacking saves more than it takes, and units that are unpacked at once.
 constexpr int kLeastUnpackedRows = 32, kUnitsAtOnce = 16;
 
-// AMD's CPUs have ports left for unpacking beside those that multiply, so nothing is gained there.
-inline bool pays_to_unpack() {
-#if defined(__AVX512VNNI__)
-  static const bool is_intel = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
-  return is_intel;
-#else
-  return false;
-#endif
-}
+// Whether panels are unpacked once for so many rows (ways.cpp).
+bool unpacks_panels();
 
 // A scale of x such that its product with kOnes is exact.
 inline float shortened(float scale) { return kHasOnes ? bits_as<float>((bits_as<uint32_t>(scale) + 2u) & ~3u) : scale; }

@@ -4,6 +4,7 @@
 #include "attention_tiles.h"
 #include "linear.h"
 #include "tiles.h"
+#include "unpacked.h"
 #include "weights.h"
 
 namespace piecework {
@@ -12,7 +13,7 @@ namespace {
 constexpr int kMeasured = -1;
 constexpr double kWorthIt = 1.1;  // as many times as fast another way has to be
 
-int choice = kMeasured;
+int choice = kMeasured, unpacking = kMeasured;
 bool invariant = false;
 
 bool is_there(int way) { return way == kFloats || (way == kDots && kHasDots) || (way == kHalves && kHasHalves); }
@@ -74,6 +75,17 @@ int least_rows(Way way, int32_t format) {
 
 }  // namespace
 
+// AMD's CPUs have ports left for unpacking beside those that multiply, so nothing is gained there.
+bool unpacks_panels() {
+  if (unpacking != kMeasured) return unpacking == 1;
+#if defined(__AVX512VNNI__)
+  static const bool is_intel = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+  return is_intel;
+#else
+  return false;
+#endif
+}
+
 bool is_batch_invariant() { return invariant; }
 
 bool prefers_dots() { return kHasDots && !invariant && takes_dots(); }
@@ -113,5 +125,14 @@ extern "C" int piecework_choose_way(int way) {
   using namespace piecework;
   if (way != kMeasured && !is_there(way)) return 0;
   choice = way;
+  return 1;
+}
+
+// Products by whole numbers with many rows of x unpack panels first (1) or never (0) from now on, or, for -1, where that is known to be
+// faster: results are the same bits. Whether the kernels can; else nothing changes.
+extern "C" int piecework_unpack_panels(int value) {
+  using namespace piecework;
+  if (!kHasUnpacked) return 0;
+  unpacking = value;
   return 1;
 }
