@@ -39,7 +39,7 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
         floats scaled[R][2];  // the sum of the first half of a unit
         unrolled<Kind::kGroups>([&](auto half) __attribute__((always_inline)) {
           Sums sums[R][2];
-          int32_t first[R];
+          int32_t first[R] = {};
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
             if constexpr (kHasStarts<Kind, R>) {
@@ -202,7 +202,7 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
     with_constant<kIntegerRows>(std::min(size, rest), [&](auto rows) {
       with_format(linear.format, [&](auto kind) {
         if constexpr (kind.kIsScaled && kHasPairs)
-          pair_products<decltype(kind), rows>(panel, from, at, span.columns / kind.kColumns, to, adds, blocks > 1);
+          pair_products<decltype(kind), rows>(panel, from, at, span.columns / kind.kColumns, to, adds, blocks > 1 ? rest : 0);
         else if constexpr (kind.kIsScaled)
           integer_products<decltype(kind), rows>(panel, from, at, span.columns / kind.kColumns, to, adds);
       });

@@ -187,18 +187,22 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
 
 // c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's. Few columns of all
 // rows of the panel come before the next ones, so that weights are read one after another. Up to six rows meet two vectors of W's, for which
-// each number of x is loaded once; the sums of more do not fit the registers. `follow`: whether other rows of x do.
+// each number of x is loaded once; the sums of more do not fit the registers. `rest`: how many rows of x there are from these on where they
+// are cut into blocks, whose next numbers are asked for; else 0.
 template <class Kind, int R>
-void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, bool follow) {
+void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, int rest) {
   constexpr int kAtOnce = 8 / Kind::kUnits, kVectors = R <= kManyRows ? 2 : 1, kSteps = kPanel / (kVectors * kLanes);
   const int first = at;
   for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += 8, adds = true) {
     const bool is_last = b + kAtOnce >= blocks;  // then other rows of x are next
     const GroupedColumns* next = is_last ? x + R : x;
+    const int asked = std::min(R, is_last ? rest - R : rest);  // of the next rows
     for (int step = 0; step < kSteps; ++step) {
-      if (follow)
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r += kSteps) pairs::ask_for<Kind>(next[r + step], is_last ? first : at + 8);
+      // More rows are not cut into blocks.
+      if constexpr (R <= kManyRows)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r += kSteps)
+          if (r + step < asked) pairs::ask_for<Kind>(next[r + step], is_last ? first : at + 8);
       pairs::few_columns<Kind, R, kVectors>(panel, step * kVectors * kLanes, x, at, std::min(kAtOnce, blocks - b) * Kind::kUnits, c, adds);
     }
   }
@@ -223,7 +227,7 @@ constexpr bool kHasPairs = false;
 constexpr int kManyRows = kIntegerRows;
 
 template <class Kind, int R>
-void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, bool follow);
+void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, int rest);
 template <int Vectors>
 void set_pairs(GroupedColumns& x, int g, const ints (&even)[Vectors], const ints (&odd)[Vectors]);
 #endif
