@@ -18,3 +18,16 @@ def version_of(compiler: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return told.partition("\n")[0] or None
+
+
+@cache
+def is_clang(compiler: str) -> bool:
+    """Whether the compiler at this path is clang, by whatever name, such as Intel's icpx."""
+    command = [compiler, "-dM", "-E", "-x", "c++", "-"]
+    try:
+        macros = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return " __clang__ " in macros

@@ -194,7 +194,7 @@ def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
     assert variant.needs <= instruction_sets(), f"this CPU cannot run {variant.name}"
     folder = folder or kernels_folder()
     compiler = _compiler()
-    openmp = find_openmp(compiler, version_of(compiler))
+    openmp = find_openmp(compiler)
     made_from = [
         torch.__version__,
         variant.name,

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...toolchain import is_clang
+
 logger = logging.getLogger(__name__)
 
 _MAPS = Path("/proc/self/maps")
@@ -30,11 +32,11 @@ class OpenMP(NamedTuple):
     link: tuple[str, ...] = ()
 
 
-def find_openmp(compiler: str, version: str | None) -> OpenMP:
-    """For a compiler, at its path, of this version. Without flags, and with a warning, where it has
-    none: then kernels compute with one thread.
+def find_openmp(compiler: str) -> OpenMP:
+    """For a compiler, at its path. Without flags, and with a warning, where it has none: then
+    kernels compute with one thread.
     """
-    if "clang" in (version or "").lower():
+    if is_clang(compiler):
         # Not linked to g++'s library: that would tell each thread of clang's that it is alone.
         return _tried(compiler, OpenMP(("-fopenmp",)))
     # g++ brings its own.
