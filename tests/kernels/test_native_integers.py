@@ -165,6 +165,17 @@ def test_the_largest_sums_are_exact(variant: build.Variant, kind: str) -> None:
 
 
 @each_variant
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_numbers_of_up_to_2_to_the_111_have_products(variant: build.Variant, kind: str) -> None:
+    blocks, numbers = stored(kind, 40, 64, 0)
+    x = inputs(9, 64).sign() * 2.0**111
+    exact = x.double() @ numbers.T
+    found = product(build.load_variant(variant), kind, blocks, x)
+    lost = x.double().abs() @ numbers.abs().T * 1e-5
+    assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
+
+
+@each_variant
 def test_what_is_not_finite_stays_in_its_rows_and_zeros_are_zeros(variant: build.Variant) -> None:
     library = build.load_variant(variant)
     blocks, _ = stored("Q4_1", 40, 64, 0)

@@ -43,7 +43,8 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
             if constexpr (kHasStarts<Kind, R>) {
-              sums[r][0].sums[0] = sums[r][1].sums[0] = ints{} + starts[r][Kind::kGroups * (g - at) + half];
+              const int32_t bits = starts[r][Kind::kGroups * (g - at) + half];
+              sums[r][0].begin_at(bits), sums[r][1].begin_at(bits);
             } else {
               first[r] = kShift == 0 ? 0 : -kShift * (kHasHalves ? x[r].halves[2 * g + half] : sum_of(x[r], g));
               sums[r][0].begin(first[r]), sums[r][1].begin(first[r]);
@@ -71,7 +72,7 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
               else if constexpr (!kHasHalves)
                 totals[r][side] = multiply_add(totals[r][side], sums[r][side].total(first[r]), scale * x[r].scales[g]);
               else if constexpr (half == 0 && kIsUnpacked<Kind>)
-                scaled[r][side] = multiply_add(ones_of<Kind>(scales, from), bits_as<floats>(sums[r][side].sums[0]), scale);
+                scaled[r][side] = sums[r][side].scaled(scale, ones_of<Kind>(scales, from));
               else if constexpr (half == 0)
                 scaled[r][side] = sums[r][side].total(first[r]) * scale;
               else
@@ -176,10 +177,7 @@ void GroupedColumns::set(const bf16* values, int count, int first) {
   for (int g = begin; g < end; ++g) {
     const int32_t sum = halves[2 * g] + halves[2 * g + 1];
     scaled_sums[g] = scales[g] * static_cast<float>(sum);
-    if constexpr (kHasOnes)
-      ones[g] = scales[g] * -kOnes;
-    else
-      sums[g] = sum;
+    set_sum(*this, g, sum);
   }
   for (int i = 2 * begin; i < 2 * end; ++i) scaled_halves[i] = scales[i / 2] * static_cast<float>(halves[i]);
 }

@@ -24,6 +24,10 @@ constexpr bool kHasWholeScales = Scales::kUnits > 1;
 template <class Kind>
 constexpr int kShift = Kind::Numbers::kBits == 5 ? 16 : Kind::Numbers::kBits == 4 ? 0 : Kind::Scales::kOffset;
 
+// Whether a minimum is left to add: where it is an offset times the scale, sums that begin below 0 have it.
+template <class Kind>
+constexpr bool kTakesMinimumApart = Kind::Scales::kHasMinimum && (Kind::Scales::kOffset == 0 || kShift<Kind> == 0);
+
 template <class Numbers>
 constexpr bool kHasSigns = Numbers::kBits == 8;
 
@@ -88,7 +92,7 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
   using Numbers = typename Kind::Numbers;
   using Scales = typename Kind::Scales;
   constexpr int kSteps = 2 * Scales::kColumns / 8, kUnitBytes = Kind::kBytes / Kind::kUnits;
-  constexpr bool kIsWhole = kHasWholeScales<Scales>, kHasMinimum = Scales::kHasMinimum && Scales::kOffset * kShift<Kind> == 0;
+  constexpr bool kIsWhole = kHasWholeScales<Scales>, kHasMinimum = kTakesMinimumApart<Kind>;
   const uint8_t* const scales = Kind::scales(block);
   const int first = g;
   floats totals[R][V] = {};

@@ -182,17 +182,20 @@ constexpr int kIntegerBits = 8;
 #endif
 
 // As `PlainByteSums`, of up to 32 columns: the instructions take weights without a sign. Without dot products of bytes pairs are summed
-// in 16 bits, which they fit where the weights have 4 bits: more are the low 4 and those above. With them sums begin at the bits of a float32
-// whose last bit counts ones, so that a subtraction makes them floats: conversions would wait for the units that multiply.
+// in 16 bits, which they fit where the weights have 4 bits: more are the low 4 and those above. With them sums begin at the bits of kOnes, so
+// that a subtraction makes them floats: conversions would wait for the units that multiply.
 template <int Bits>
 struct ByteSums {
   static constexpr int kShift = Bits == 8 ? 128 : 0, kCount = kHasByteDots || Bits <= 4 ? 1 : 2;
   ints sums[kCount];
 
   __attribute__((always_inline)) void begin(int32_t first) {
-    sums[0] = ints{} + (kHasByteDots ? kOnesBits + first : 0);
+    sums[0] = ints{} + (kHasByteDots ? bits_as<int32_t>(kOnes) + first : 0);
     if constexpr (kCount == 2) sums[1] = ints{};
   }
+
+  // The same of dot products of bytes, which begin at the bits of kOnes and a whole number.
+  __attribute__((always_inline)) void begin_at(int32_t bits) { sums[0] = ints{} + bits; }
 
   __attribute__((always_inline)) void add(words weights, const int8_t* x) {
     if constexpr (Bits == 8) weights ^= 0x80808080u;
@@ -205,15 +208,16 @@ struct ByteSums {
   }
 
   __attribute__((always_inline)) floats total(int32_t first) const {
-    if constexpr (kHasByteDots) return bits_as<floats>(sums[0]) - 0x1.8p23f;
+    if constexpr (kHasByteDots) return bits_as<floats>(sums[0]) - kOnes;
     ints sum = widened(sums[0]) + first;
     if constexpr (kCount == 2) sum += widened(sums[1]) << 4;
     return __builtin_convertvector(sum, floats);
   }
 
- private:
-  static constexpr int32_t kOnesBits = 0x4b400000;  // 1.5 * 2^23
+  // Of dot products of bytes, the total times `by`, in one FMA. `ones`: minus kOnes times `by`.
+  __attribute__((always_inline)) floats scaled(floats by, floats ones) const { return multiply_add(ones, bits_as<floats>(sums[0]), by); }
 
+ private:
 #if defined(__AVX512BW__)
   static void add_pairs(ints& sums, words weights, const int8_t* x) {
     sums = (ints)_mm512_add_epi16((__m512i)sums, _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(load<int32_t>(x))));

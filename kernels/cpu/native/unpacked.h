@@ -15,9 +15,6 @@ constexpr bool kHasOnes = true, kHasUnpacked = true;
 constexpr bool kHasOnes = false, kHasUnpacked = false;
 #endif
 
-// What sums begin with, as the bits of a float32 (`ByteSums`).
-constexpr float kOnes = 0x1.8p23f;
-
 // Rows of x for which unpacking saves more than it takes, and units that are unpacked at once.
 constexpr int kLeastUnpackedRows = 32, kUnitsAtOnce = 16;
 
@@ -27,13 +24,21 @@ bool unpacks_panels();
 // A scale of x such that its product with kOnes is exact.
 inline float shortened(float scale) { return kHasOnes ? bits_as<float>((bits_as<uint32_t>(scale) + 2u) & ~3u) : scale; }
 
+#if defined(__AVX512VNNI__)
 // A sum times the scale of a group of x.
 template <class Sums>
 inline floats scaled_sum(const Sums& sum, const GroupedColumns& x, int g) {
-  return multiply_add(splat(x.ones[g]), bits_as<floats>(sum.sums[0]), splat(x.scales[g]));
+  return sum.scaled(splat(x.scales[g]), splat(x.ones[g]));
 }
 
-inline int32_t sum_of(const GroupedColumns& x, int g) { return kHasOnes ? x.halves[2 * g] + x.halves[2 * g + 1] : x.sums[g]; }
+inline int32_t sum_of(const GroupedColumns& x, int g) { return x.halves[2 * g] + x.halves[2 * g + 1]; }
+
+// Of a group whose scale is there: finite where its numbers are at most 2^111.
+inline void set_sum(GroupedColumns& x, int g, int32_t) { x.ones[g] = x.scales[g] * -kOnes; }
+#else
+inline int32_t sum_of(const GroupedColumns& x, int g) { return x.sums[g]; }
+inline void set_sum(GroupedColumns& x, int g, int32_t sum) { x.sums[g] = sum; }
+#endif
 
 // By how much more than they stand for the numbers are that are multiplied.
 template <class Kind>

@@ -112,6 +112,9 @@ inline void store_rounded(bf16* to, floats v) {
 // Numbers of e4m3 that came as 256ths of what they stand for: 480 of these, which all ones but for the sign gave, is no number.
 inline floats with_nan(floats v) { return bits_as<floats>(bits_as<ints>(v) | ((v * v > 3.3f) & 0x7fc00000)); }
 
+// 1.5 * 2^23: the last bit of a float32 beside it counts ones, so whole numbers that are added to its bits are added to it.
+constexpr float kOnes = 0x1.8p23f;
+
 // Sums of the products of weights of each row with int8, four columns at a time: weights of up to 7 bits without a sign, or of 8 with one.
 // `first`, where a sum begins, and which `total` is told again: minus kShift times the sum of the int8.
 template <int Bits>
