@@ -19,6 +19,8 @@ _ROUNDED = 2.0**-7
 """Of a line's largest number: weights of 4 and 8 bits rounded to bfloat16, or sums in float16."""
 _EXACT = 2.0**-10
 """The same of what differs by the order of sums, and then by a last digit of bfloat16."""
+_DIGIT, _SELDOM = 2.0**-7, 1e-3
+"""The last digit of a bfloat16, of the number itself, and how many of a line's may differ by it."""
 _STEP = 2.0**-5
 """The same of logits behind two layers, each of which rounds to bfloat16 many times."""
 
@@ -76,8 +78,10 @@ def assert_alike(found: Lines, portable: Lines) -> None:
             assert np.median(np.abs(numbers - expected)) <= _STEP * np.abs(expected).max(), name
             continue
         share = _STEP if "of a step" in name else _EXACT if is_shared else _ROUNDED
-        allowed = share * np.abs(expected).max()
-        np.testing.assert_allclose(numbers, expected, rtol=0, atol=allowed, err_msg=name)
+        allowed, off = share * np.abs(expected).max(), np.abs(numbers - expected)
+        # Sums beside the middle of two bfloat16 may become either one, seldom.
+        assert np.mean(off > allowed) <= _SELDOM, name
+        assert (off <= allowed + _DIGIT * np.abs(expected)).all(), name
 
 
 def assert_rows_are_their_own(found: Lines) -> None:
