@@ -15,10 +15,10 @@ import torch
 from .cache_format import row_bytes
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
     """Who the tokens of one step belong to and where their keys and values lie. The next step may
-    be written over it: what is planned from it is of one step.
+    be written into its tensors and lists: what is planned from it is of one step.
 
     Tokens are laid out request after request. Request b has `query_lens[b]` new tokens; with them
     it is `seq_lens[b]` tokens long, so its first new token stands at position `seq_lens[b] -

@@ -167,7 +167,9 @@ class StepKernels(Protocol):
         rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
     ) -> StepCall:
-        """A step of input_ids, positions [T] int64. `rows` [N] int64 of it are followed by tokens,
-        which are chosen as `draws` [N] tell, of `DRAW`; None: the likeliest are.
+        """A step of input_ids, positions [T]. `rows` [N] of it are followed by tokens, which are
+        chosen as `draws` [N] tell, of `DRAW`; None: the likeliest are. All of these and the
+        metadata's tables and slots are int64 and contiguous, for their addresses are kept: who
+        has others makes such of them.
         """
         ...

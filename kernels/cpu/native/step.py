@@ -106,7 +106,7 @@ class NativeStep:
         rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
     ) -> NativeCall:
-        """As `StepKernels` has it; tables and slots are int64, too."""
+        """As `StepKernels` has it, also in that others than int64 are refused."""
         return NativeCall(self, input_ids, positions, metadata, rows, draws)
 
     def run(self, step: Any, threads: int) -> None:
@@ -148,7 +148,7 @@ class NativeCall:
         self._reference, self._threads = ctypes.byref(self._step), torch.get_num_threads()
         self._to_tokens = {"samples": self._num_rows, "chosen": ctypes.addressof(self._chosen)}
         self._owners = [read, lens, draws]
-        if draws is not None and kernels.has_head:
+        if draws is not None and kernels.has_head and kernels.finish is None:
             # Where their logits are worked in.
             logits = self._empty_logits()
             self._to_tokens |= {"logits": logits.data_ptr(), "draws": draws.ctypes.data}

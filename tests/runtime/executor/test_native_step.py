@@ -245,6 +245,22 @@ def test_a_call_gives_what_it_is_asked_for_whatever_it_gave_before(case: Case) -
         assert found == fresh if each == "tokens" else torch.equal(found, fresh)
 
 
+def test_others_than_int64_are_refused(case: Case) -> None:
+    pool, (ids, positions, metadata) = case.filled(), case.step([(1, 20), (1, 35)])
+    kernels = NativeStep(
+        build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
+    )
+    rows = torch.arange(2)
+    for wrong in (
+        (ids.int(), positions, metadata, rows),
+        (ids, positions.int(), metadata, rows),
+        (ids, positions, replace(metadata, slot_mapping=metadata.slot_mapping.int()), rows),
+        (ids, positions, metadata, rows.int()),
+    ):
+        with pytest.raises(AssertionError):
+            kernels.call(*wrong)
+
+
 def test_other_models_are_refused(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path)
     with pytest.raises(ValueError, match="needs a bfloat16 model"):
