@@ -127,14 +127,21 @@ def test_a_server_that_ends_is_named(
     assert "the server piecework ended" in capsys.readouterr().err
 
 
-def scripted_command(dies_at: int | None = None) -> str:
-    """A server of scripted answers, whose process ends at a request of this number."""
+def scripted_command(dies_at: int | None = None, *, lingers: bool = False) -> str:
+    """A server of scripted answers, whose process ends at a request of this number. `lingers`: it
+    only hangs up and closes its port, and stays.
+    """
+    end = "hang_up()" if lingers else "os._exit(1)"
     script = f"""
-import os, sys
+import os, signal, sys, time
+def hang_up():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.closerange(3, 1000)
+    time.sleep(600)
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from aiohttp import web
 from scripted_server import ScriptedServer
-ends = lambda number: os._exit(1) if number == {dies_at} else None
+ends = lambda number: {end} if number == {dies_at} else None
 web.run_app(ScriptedServer(fail=ends).app(), host="127.0.0.1", port=int(sys.argv[1]))
 """
     return shlex.join([sys.executable, "-c", script, peers.PORT])
@@ -152,6 +159,7 @@ def test_a_server_that_dies_keeps_its_figures_and_so_do_the_others(
         "whole": scripted_command(),
         "dies": scripted_command(6),
         "dies late": scripted_command(8),
+        "lingers": scripted_command(8, lingers=True),
         "never": "false",
     }
     written = tmp_path / "peers.json"
@@ -163,11 +171,12 @@ def test_a_server_that_dies_keeps_its_figures_and_so_do_the_others(
     rows = {cells[1].strip(): cells[2:-1] for cells in (row.split("|") for row in out.splitlines())}
     assert [cell.strip() == "-" for cell in rows["dies"]] == [False, False, True, True]
     assert [cell.strip() == "-" for cell in rows["dies late"]] == [False, False, False, True]
+    assert [cell.strip() == "-" for cell in rows["lingers"]] == [False, False, False, True]
     assert {cell.strip() for cell in rows["never"]} == {"-"}
     assert "-" not in {cell.strip() for cell in [*rows["whole"], *rows["piecework / best peer"]]}
     assert "the server dies failed" in err and "the server never ended" in err
     failures = [found["failure"] for found in json.loads(written.read_text())["servers"].values()]
-    assert [failure is None for failure in failures] == [True, True, False, False, False]
+    assert [failure is None for failure in failures] == [True, True, *[False] * 4]
 
 
 def measured(rate: float, ready: float, resident: int) -> Measured:

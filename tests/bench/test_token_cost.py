@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tiny_models import make_tiny_model
 
 from piecework.bench import token_cost
+from piecework.bench.target import Target
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.platform import CpuPlatform
 
@@ -35,7 +38,27 @@ def test_the_engine_part_tells_both_times_for_each_number_of_requests(
     assert all(float(number) > 0 for each in told if each for number in each.groups()[1:])
 
 
-def test_an_engine_without_native_steps_is_refused(
+def test_without_native_steps_the_other_part_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def served(*arguments: object) -> dict[str, float]:
+        return {"web": 0.5}
+
+    async def first_token(label: str, target: Target, process: object) -> Target:
+        return target
+
+    monkeypatch.setattr(CpuPlatform, "step_kernels", lambda *arguments: None)
+    monkeypatch.setattr(token_cost, "running_server", lambda *_: nullcontext((Mock(pid=1), 1)))
+    monkeypatch.setattr(token_cost, "first_token", first_token)
+    monkeypatch.setattr(token_cost, "served", served)
+    model = str(make_tiny_model(tmp_path))
+    assert token_cost.main(["--model-path", model, "--clients", "1", "--rounds", "1"]) == 0
+    told = capsys.readouterr()
+    assert "no native steps" in told.err
+    assert told.out == "1 at a time: 0.500 ms a token (web 0.500)\n"
+
+
+def test_an_engine_without_native_steps_is_refused_where_nothing_else_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(CpuPlatform, "step_kernels", lambda *arguments: None)
