@@ -46,8 +46,7 @@ if "PIECEWORK_CACHE_DIR" not in os.environ:
     _cache = os.environ["PIECEWORK_CACHE_DIR"] = tempfile.mkdtemp(prefix="piecework-tests-")
     atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 
-# A compiling process gives way to what serves. Here that is other tests, beside which it had no
-# turn for minutes while its own test waited for it.
+# A nice process gets no turn beside busy workers, and its own test waits for it.
 compile_process.COMMAND = (
     sys.executable,
     "-c",
@@ -76,8 +75,8 @@ _FIRST = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What tests are made of stays till the end: no collection of garbage looks at it, or it would
-    take most of the time of tests that ask for one.
+    """What tests are made of stays: until something unfreezes it, no collection of garbage looks
+    at it, which would take most of the time of tests that ask for one.
     """
     gc.disable()
     try:
