@@ -196,10 +196,14 @@ def test_what_the_machine_failed_to_compile_may_be_compiled_later(error: Excepti
     assert is_transient(error)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [CompileError("g++: fatal error: Killed signal terminated program cc1plus"), MemoryError()],
+    ids=["a killed compiler", "no memory"],
+)
 def test_what_the_machine_failed_to_compile_is_tried_again_at_the_next_start_and_not_before(
-    tmp_path: Path,
+    error: Exception, tmp_path: Path
 ) -> None:
-    error = CompileError("g++: fatal error: Killed signal terminated program cc1plus")
     make_pieces(tmp_path, compiler=CountingCompiler(fail=[1], error=error))
     assert entry_of_failure(tmp_path)["transient"] is True
     model, compiler = ToyModel(3), CountingCompiler()

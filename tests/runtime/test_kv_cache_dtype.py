@@ -47,16 +47,16 @@ def generated(llm: LLM) -> list[list[int]]:
     return [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.mark.parametrize("kv_cache_dtype", FORMATS)
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "threads"), [*((name, 1) for name in FORMATS), ("int8", 2)]
+)
 def test_prompts_in_chunks_and_with_cached_prefixes_give_what_whole_ones_do(
-    model: Path, kv_cache_dtype: str
+    model: Path, kv_cache_dtype: str, threads: int
 ) -> None:
-    whole = make(model, kv_cache_dtype=kv_cache_dtype, disable_radix_cache=True)
-    expected = generated(whole)
-    assert (
-        generated(make(model, kv_cache_dtype=kv_cache_dtype, chunked_prefill_size=16)) == expected
-    )
-    shared = make(model, kv_cache_dtype=kv_cache_dtype)
+    settings = {"kv_cache_dtype": kv_cache_dtype, "num_threads": threads}
+    expected = generated(make(model, **settings, disable_radix_cache=True))
+    assert generated(make(model, **settings, chunked_prefill_size=16)) == expected
+    shared = make(model, **settings)
     assert generated(shared) == expected and generated(shared) == expected
     assert shared.core.stats().cached_tokens_total > 0
 
