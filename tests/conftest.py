@@ -47,12 +47,7 @@ if "PIECEWORK_CACHE_DIR" not in os.environ:
     atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 
 # A nice process gets no turn beside busy workers, and its own test waits for it.
-compile_process.COMMAND = (
-    sys.executable,
-    "-c",
-    "import sys; from piecework.runtime.graphs import compile_pieces; "
-    "compile_pieces._NICENESS = 0; sys.exit(compile_pieces.main(sys.argv[1:]))",
-)
+compile_process.own_niceness = 0
 
 # A busy machine makes no test fail, and the same commit gives the same result;
 # `--hypothesis-profile=explore` looks further.

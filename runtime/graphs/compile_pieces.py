@@ -71,10 +71,11 @@ def make_pieces(
 
 def main(argv: list[str]) -> int:
     set_up_logging("WARNING")
-    _give_way()
+    job = json.loads(argv[0])
+    _give_way(job["niceness"])
     try:
         end_with_parent()
-        _compile(json.loads(argv[0]))
+        _compile(job)
     except Exception as error:
         reason = Reason.TRACE_FAILED if isinstance(error, TraceError) else Reason.COMPILE_FAILED
         print(
@@ -84,12 +85,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _give_way() -> None:
+def _give_way(niceness: int | None) -> None:
     """Serving comes first: with the processor, and with memory where that runs out. The compiler's
     own processes inherit it.
     """
     if hasattr(os, "nice"):
-        os.nice(_NICENESS)
+        os.nice(_NICENESS if niceness is None else niceness)
     with contextlib.suppress(OSError):
         _OOM_SCORE.write_text(_FIRST_TO_BE_KILLED)
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,8 @@ from ..quantization.methods import Kinds
 
 COMMAND = (sys.executable, "-m", "piecework.runtime.graphs.compile_pieces")
 _MOST_BYTES = 2**16
+own_niceness: int | None = None
+"""Other than what such a process chooses."""
 
 
 class Outcome(NamedTuple):
@@ -101,10 +103,11 @@ def start(
     process found out by itself might be something else.
     """
     config = replace(config, num_threads=torch.get_num_threads())
-    parts = {
+    parts: dict[str, Any] = {
         "config": asdict(config),
         "model": asdict(model_config),
         "dtype": str(dtype).removeprefix("torch."),
         "kinds": dict(kinds),
     }
-    return CompileProcess(json.dumps(parts | {"inductor": inductor_changes()}))
+    parts |= {"inductor": inductor_changes(), "niceness": own_niceness}
+    return CompileProcess(json.dumps(parts))

@@ -19,9 +19,6 @@ from piecework.compilation.piece_store import PieceStore
 from piecework.kernels.cache_folder import cache_folder
 from piecework.runtime.graphs import compile_pieces
 
-# It gives way to nothing here: beside other tests its own would wait for minutes.
-compile_pieces._NICENESS = 0
-
 compile_piece, attempts = EagerCompiler.compile, [0]
 
 

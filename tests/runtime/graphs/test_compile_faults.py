@@ -5,6 +5,7 @@ is there, and says what is not.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from piecework.compilation.compiler import EagerCompiler, InductorCompiler
 from piecework.compilation.piece_store import weight_bytes
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.config import Backend, EngineConfig
-from piecework.runtime.graphs import compile_process
+from piecework.runtime.graphs import compile_pieces, compile_process
 from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.graphs.compile_process import CompileProcess
 from piecework.runtime.llm import LLM, Completion
@@ -190,6 +191,17 @@ def test_a_hollow_model_weighs_what_the_real_one_does(tmp_path: Path, tied: bool
         hollow_model(config, torch.float32, device),
     )
     assert weight_bytes(real) == weight_bytes(hollow) == llm.info.weight_bytes
+
+
+@pytest.mark.skipif(not hasattr(os, "nice"), reason="this system has no niceness")
+def test_a_compiling_process_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(os, "nice", asked.append)
+    monkeypatch.setattr(compile_pieces, "_OOM_SCORE", tmp_path / "oom_score_adj")
+    monkeypatch.setattr(compile_pieces, "end_with_parent", lambda: None)
+    monkeypatch.setattr(compile_pieces, "_compile", lambda job: None)
+    assert compile_pieces.main(['{"niceness": null}']) == 0
+    assert asked == [10] and (tmp_path / "oom_score_adj").read_text() == "1000"
 
 
 def test_a_compiling_process_that_is_stopped_leaves_no_child(
