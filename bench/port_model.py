@@ -3,10 +3,10 @@
 
 A model, not a measurement: the instructions that a compiler makes of a loop, and the ports that the
 CPU has for them. On Intel's, all vectors of 512 bits share two ports. On AMD's from Zen 4 on two of
-four pipes make dot products, multiplications and FMAs. Loads, stores and moves of registers take
-other ports, and memory, latency and what stands around the loops are left out. `--mca llvm-mca`
-adds the cycles that LLVM's own model of an Ice Lake server has for a pass, latency included, to be
-read beside half as many as there are dot products.
+four pipes make dot products, multiplications and FMAs. Loads, also to all lanes, stores and moves
+of registers take other ports, and memory, latency and what stands around the loops are left out.
+`--mca llvm-mca` adds the cycles that LLVM's own model of an Ice Lake server has for a pass, latency
+included, to be read beside half as many as there are dot products.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -24,7 +25,7 @@ _LABEL = re.compile(r"(\.?\w+):")
 _JUMP = re.compile(r"\tj\w+\t(\.L\w+)")
 _DOT = "vpdpbusd"
 _MULTIPLIES = re.compile(r"vf[n]?m(add|sub)|vmulps")
-_NO_VECTOR_PORT = re.compile(r"v(p?broadcast|mov)")
+_NO_VECTOR_PORT = re.compile(r"vmov|vp?broadcast\w+\t[^,]*\(")
 _TWICE = re.compile(r"vcvtph2ps|vcvtps2ph")
 """A permutation and a conversion."""
 _FORMATS = {
@@ -100,26 +101,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mca", help="llvm-mca, of LLVM 16 or later")
     parser.add_argument("--rows", type=int, default=8, help="of x; default: 8")
     arguments = parser.parse_args(argv)
-    (variant,) = (each for each in build.VARIANTS if each.name == "avx512_vnni")
-    source = str(build._SOURCES / "integers.cpp")
-    command = [arguments.compiler, *build._FLAGS, *variant.flags, "-S", source, "-o", "-"]
-    run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True)
-    loops = dict(loops_of(run(command).stdout))
-    names = run(["c++filt"], input="\n".join(loops)).stdout.splitlines()
+    try:
+        rows = list(_rows(arguments.compiler, arguments.mca, arguments.rows))
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        parser.error(str(error))
     print("| loop | dot products | multiplications | vectors | Intel | AMD | cycles |")
     print("|---|---|---|---|---|---|---|")
-    for name, body in sorted(zip(names, loops.values(), strict=True)):
+    print("\n".join(sorted(rows)))
+    return 0
+
+
+def _rows(compiler: str, mca: str | None, num_rows: int) -> Iterator[str]:
+    """Raises `ValueError` where the compiler's loops are not those that are looked for."""
+    (variant,) = (each for each in build.VARIANTS if each.name == "avx512_vnni")
+    source = str(build._SOURCES / "integers.cpp")
+    command = [compiler, *build._FLAGS, *variant.flags, "-S", source, "-o", "-"]
+    run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True)
+    loops = list(loops_of(run(command).stdout))
+    names = run(["c++filt"], input="\n".join(name for name, _ in loops)).stdout.splitlines()
+    bodies = defaultdict[str, list[list[str]]](list)
+    for name, (_, body) in zip(names, loops, strict=True):
         is_unpacked = "Unpacked" in name or "many_products" in name
-        if not (is_unpacked or f", {arguments.rows}>(" in name):
+        if not (is_unpacked or f", {num_rows}>(" in name):
             continue
         for kind, form in _FORMATS.items():
             if f"<{kind} >" in (plain := name.replace("piecework::", "")) or f"<{kind}," in plain:
-                loop = counted(body)
-                told = f"{form}, unpacked" if is_unpacked else form
-                shares = f"{loop.of_intel():.2f} | {loop.of_amd():.2f}"
-                cycles = f"{mca_cycles(arguments.mca, body):.0f}" if arguments.mca else ""
-                print(f"| {told} | {' | '.join(map(str, loop))} | {shares} | {cycles} |")
-    return 0
+                bodies[f"{form}, unpacked" if is_unpacked else form].append(body)
+    for kind, form in _FORMATS.items():
+        if not any(
+            form in told and ("unpacked" in told) == ("Unpacked" in kind) for told in bodies
+        ):
+            raise ValueError(f"no loop of {kind} with {num_rows} rows")
+    for told, found in bodies.items():
+        if len(found) > 1:
+            raise ValueError(f"{told}: {len(found)} loops where one is expected")
+        loop = counted(found[0])
+        shares = f"{loop.of_intel():.2f} | {loop.of_amd():.2f}"
+        cycles = f"{mca_cycles(mca, found[0]):.0f}" if mca else ""
+        yield f"| {told} | {' | '.join(map(str, loop))} | {shares} | {cycles} |"
 
 
 if __name__ == "__main__":
