@@ -2,7 +2,8 @@
 pipe that the parent holds open, after one line, the job.
 
 `python -m piecework.runtime.engine.parent MODULE ...` runs MODULE as a program that ends so even
-where it is stopped while it imports.
+where it is stopped while it imports; with `--no-job` before it one that is sent nothing, and that
+any thread may start, also one that ends before it does.
 """
 
 from __future__ import annotations
@@ -53,5 +54,9 @@ def _watch() -> None:
 
 
 if __name__ == "__main__":
-    killed_with_parent()
+    if sys.argv[1] == "--no-job":
+        del sys.argv[1]
+        end_with_parent()
+    else:
+        killed_with_parent()
     runpy.run_module(sys.argv.pop(1), run_name="__main__")

@@ -1,9 +1,8 @@
 """Traces and compiles a model's pieces into the cache, for processes that do not serve.
 
 `python -m piecework.runtime.graphs.compile_pieces JOB` is one: JOB is the JSON that
-`compile_process.start` makes. It ends when its standard input does. Exit code 0 where all is in the
-cache that can be, else 1, and what went wrong as a line of JSON on the standard output,
-`compile_process.Outcome`.
+`compile_process.start` makes. Exit code 0 where all is in the cache that can be, else 1, and what
+went wrong as a line of JSON on the standard output, `compile_process.Outcome`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from ...compilation.piece_store import PreparedForward
 from ...compilation.torch_private import change_inductor
 from ...kernels.detect import detect
 from ..config import ResolvedConfig
-from ..engine.parent import end_with_parent
 from ..layers.attention import register_attention
 from ..layers.parallel import Shard
 from ..loader.loader import hollow_model
@@ -74,7 +72,6 @@ def main(argv: list[str]) -> int:
     job = json.loads(argv[0])
     _give_way(job["niceness"])
     try:
-        end_with_parent()
         _compile(job)
     except Exception as error:
         reason = Reason.TRACE_FAILED if isinstance(error, TraceError) else Reason.COMPILE_FAILED

@@ -20,7 +20,10 @@ from ..config import ResolvedConfig
 from ..model_config import ModelConfig
 from ..quantization.methods import Kinds
 
-COMMAND = (sys.executable, "-m", "piecework.runtime.graphs.compile_pieces")
+COMMAND = (
+    *(sys.executable, "-m", "piecework.runtime.engine.parent", "--no-job"),
+    "piecework.runtime.graphs.compile_pieces",
+)
 _MOST_BYTES = 2**16
 own_niceness: int | None = None
 """Other than what such a process chooses."""

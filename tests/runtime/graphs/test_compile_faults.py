@@ -198,7 +198,6 @@ def test_a_compiling_process_gives_way(tmp_path: Path, monkeypatch: pytest.Monke
     asked: list[int] = []
     monkeypatch.setattr(os, "nice", asked.append)
     monkeypatch.setattr(compile_pieces, "_OOM_SCORE", tmp_path / "oom_score_adj")
-    monkeypatch.setattr(compile_pieces, "end_with_parent", lambda: None)
     monkeypatch.setattr(compile_pieces, "_compile", lambda job: None)
     assert compile_pieces.main(['{"niceness": null}']) == 0
     assert asked == [10] and (tmp_path / "oom_score_adj").read_text() == "1000"
