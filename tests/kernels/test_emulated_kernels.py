@@ -15,7 +15,8 @@ from emulation import Lines
 
 from piecework.kernels.cpu.native import build
 
-pytestmark = pytest.mark.slow
+# Compilers that make programs for Arm take minutes of a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 _CROSS, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 _ARM = [variant for variant in build.VARIANTS if "asimd" in variant.needs]
