@@ -24,6 +24,8 @@ from piecework.kernels.cpu.platform import CpuPlatform
 Load = Callable[[Path], tuple[object, list[str]]]
 SOURCE = 'extern "C" int answer() { return 42; }'
 PORTABLE = build.VARIANTS[-1]
+_IS_ASKED = '[ "$1" = --version ] || [ "$1" = -dM ]'
+"""What a compiler is, which it says at once."""
 
 
 @pytest.fixture
@@ -169,7 +171,7 @@ def test_a_compiler_that_never_ends_costs_its_time_once(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 60\n')
+    compiler.write_text(f"#!/bin/sh\n{_IS_ASKED} || exec sleep 60\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(build, "_BUILD_SECONDS", 0.2)
@@ -182,7 +184,7 @@ def test_a_compiler_that_computes_for_ever_is_ended_with_all_that_it_started(
 ) -> None:
     compiler, computing = tmp_path / "compiler", "while :; do :; done"
     compiler.write_text(
-        f"#!/bin/sh\n[ \"$1\" = --version ] || {{ sh -c '{computing}' & "
+        f"#!/bin/sh\n{_IS_ASKED} || {{ sh -c '{computing}' & "
         f'echo $! > "{tmp_path}/pid"; wait; exit 1; }}\n'
     )
     compiler.chmod(0o755)
