@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 from functools import cache
 
+_SECONDS = 30
+"""A compiler that has not said by then what it is says nothing."""
+
 
 @cache
 def version_of(compiler: str) -> str | None:
@@ -13,7 +16,7 @@ def version_of(compiler: str) -> str | None:
     """
     try:
         told = subprocess.run(
-            [compiler, "--version"], capture_output=True, text=True, timeout=30
+            [compiler, "--version"], capture_output=True, text=True, timeout=_SECONDS
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
@@ -26,7 +29,7 @@ def is_clang(compiler: str) -> bool:
     command = [compiler, "-dM", "-E", "-x", "c++", "-"]
     try:
         macros = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return False
