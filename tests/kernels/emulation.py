@@ -40,7 +40,7 @@ def compile_program(
 
     def compile_one(source: Path, to: Path) -> None:
         command = [compiler, *flags, f"-I{SOURCES}", "-c", str(source), "-o", str(to)]
-        subprocess.run(command, check=True, timeout=300)
+        subprocess.run(command, check=True, timeout=1800)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(compile_one, sources, made))

@@ -99,7 +99,7 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
   if (!kIsWhole && adds)
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v) totals[r][v] = load<floats>(c + r * kPanel + row + v * kLanes);
   for (int u = 0; u < units; ++u, ++g) {
     const uint8_t *unit = kIsWhole ? Kind::unit(block, u) : block + u * Kind::kBytes, *of_unit = kIsWhole ? scales : Kind::scales(unit);
@@ -111,17 +111,17 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
       for (int r = 0; r < R; ++r) {
         if constexpr (kShift<Kind> > 0) {
           const __m256i below = _mm256_set1_epi32(Kind::kGroups == 2 ? x[r].halves[2 * g + half] : x[r].sums[g]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (int v = 0; v < V; ++v) sums[r][v] = _mm256_slli_epi16(below, __builtin_ctz(kShift<Kind>));
         } else {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (int v = 0; v < V; ++v) sums[r][v] = _mm256_setzero_si256();
         }
       }
       unrolled<kSteps>([&](auto i) __attribute__((always_inline)) {
         constexpr int kJ = (half * kSteps + i) / 2, kP = i % 2;
         __m256i weights[V], sizes[V];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
           weights[v] = (__m256i)Numbers::template four<kJ, kP>(unit, row + v * kLanes);
           sizes[v] = kHasSigns<Numbers> ? _mm256_abs_epi8(weights[v]) : weights[v];
@@ -129,11 +129,11 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           const __m256i four = four_columns(x[r].numbers + g * kUnit + 8 * kJ + 4 * kP);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (int v = 0; v < V; ++v) add<Numbers>(sums[r][v], weights[v], sizes[v], four);
         }
       });
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         if constexpr (Numbers::kMost <= 63) {
           __m256i by = _mm256_set1_epi16(1);
@@ -145,7 +145,7 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
         for (int r = 0; r < R; ++r) both[r][v] = half == 0 ? sums[r][v] : _mm256_add_epi32(both[r][v], sums[r][v]);
       }
     });
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       const int at = row + v * kLanes;
       floats scale{}, minimum{};
@@ -164,7 +164,7 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
       }
     }
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int v = 0; v < V; ++v) {
     const int at = row + v * kLanes;
     if constexpr (kIsWhole) {
@@ -190,12 +190,13 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
 }  // namespace pairs
 
 // c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's. Few columns of all
-// rows of the panel come before the next ones, so that weights are read one after another. Up to six rows meet two vectors of W's, for which
-// each number of x is loaded once; the sums of more do not fit the registers. `rest`: how many rows of x there are from these on where they
-// are cut into blocks, whose next numbers are asked for; else 0.
+// rows of the panel come before the next ones, so that weights are read one after another: line by line by one or two rows, which wait for
+// memory alone and meet all of the panel's rows. Up to six meet two vectors of W's, for which each number of x is loaded once; the sums of more
+// do not fit the registers. `rest`: how many rows of x there are from these on where they are cut into blocks, whose next numbers are asked
+// for; else 0.
 template <class Kind, int R>
 void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, int rest) {
-  constexpr int kAtOnce = 8 / Kind::kUnits, kVectors = R <= kManyRows ? 2 : 1, kSteps = kPanel / (kVectors * kLanes);
+  constexpr int kAtOnce = 8 / Kind::kUnits, kVectors = R <= 2 ? 4 : R <= kManyRows ? 2 : 1, kSteps = kPanel / (kVectors * kLanes);
   const int first = at;
   for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += 8, adds = true) {
     const bool is_last = b + kAtOnce >= blocks;  // then other rows of x are next
