@@ -14,31 +14,33 @@ constexpr int kColumns = 4;  // of a group
 // c [R][32] = or += the products of groups of a panel with as many columns of R rows of x.
 template <int R>
 void byte_products(const uint8_t* panel, const byte* x, int groups, const int32_t* corrections, float* c, bool adds) {
-  constexpr int kChains = R == 1 ? 4 : R <= 3 ? 2 : 1;
-  for (int part = 0; part < kParts; ++part) {
-    ints sums[kChains][R][2] = {};
-    unrolled<R>([&](auto r) __attribute__((always_inline)) { sums[0][r][0] += corrections[r], sums[0][r][1] += corrections[r]; });
+  constexpr int kAtOnce = kPartsAtOnce<R>, kChains = (R == 1 ? 4 : R <= 3 ? 2 : 1) / kAtOnce;
+  for (int part = 0; part < kParts; part += kAtOnce) {
+    ints sums[kChains][R][2 * kAtOnce] = {};
+    const auto each_vector = [](auto use) __attribute__((always_inline)) {
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+        unrolled<2 * kAtOnce>([&](auto i) __attribute__((always_inline)) { use(r, i); });
+      });
+    };
+    each_vector([&](auto r, auto i) __attribute__((always_inline)) { sums[0][r][i] += corrections[r]; });
     const uint8_t* weights = panel + part * kWide * kColumns;
     const auto meet = [&](int g, auto chain) __attribute__((always_inline)) {
       const uint8_t* group = weights + static_cast<int64_t>(g) * kColumns * kPanel;
-      prefetch(group, kWide * kColumns);
-      const words a = load<words>(group), b = load<words>(group + kLanes * kColumns);
-      unrolled<R>([&](auto r) __attribute__((always_inline)) {
-        const byte* from = x + r * kStrideOf<byte> + kColumns * g;
-        sums[chain][r][0] = dot_bytes(sums[chain][r][0], a, from);
-        sums[chain][r][1] = dot_bytes(sums[chain][r][1], b, from);
+      prefetch(group, kAtOnce * kWide * kColumns);
+      words w[2 * kAtOnce];
+      unrolled<2 * kAtOnce>([&](auto i) __attribute__((always_inline)) { w[i] = load<words>(group + i * kLanes * kColumns); });
+      each_vector([&](auto r, auto i) __attribute__((always_inline)) {
+        sums[chain][r][i] = dot_bytes(sums[chain][r][i], w[i], x + r * kStrideOf<byte> + kColumns * g);
       });
     };
     int g = 0;
     for (; g + kChains <= groups; g += kChains) unrolled<kChains>([&](auto chain) __attribute__((always_inline)) { meet(g + chain, chain); });
     for (; g < groups; ++g) meet(g, std::integral_constant<int, 0>{});
-    unrolled<R>([&](auto r) __attribute__((always_inline)) {
-      unrolled<2>([&](auto i) __attribute__((always_inline)) {
-        for (int chain = 1; chain < kChains; ++chain) sums[0][r][i] += sums[chain][r][i];
-        float* to = c + r * kPanel + part * kWide + i * kLanes;
-        const floats made = __builtin_convertvector(sums[0][r][i], floats);
-        store(to, adds ? load<floats>(to) + made : made);
-      });
+    each_vector([&](auto r, auto i) __attribute__((always_inline)) {
+      for (int chain = 1; chain < kChains; ++chain) sums[0][r][i] += sums[chain][r][i];
+      float* to = c + r * kPanel + part * kWide + i * kLanes;
+      const floats made = __builtin_convertvector(sums[0][r][i], floats);
+      store(to, adds ? load<floats>(to) + made : made);
     });
   }
 }

@@ -190,13 +190,12 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
 }  // namespace pairs
 
 // c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's. Few columns of all
-// rows of the panel come before the next ones, so that weights are read one after another: line by line by one or two rows, which wait for
-// memory alone and meet all of the panel's rows. Up to six meet two vectors of W's, for which each number of x is loaded once; the sums of more
-// do not fit the registers. `rest`: how many rows of x there are from these on where they are cut into blocks, whose next numbers are asked
+// rows of the panel come before the next ones, so that weights are read one after another. Up to six rows meet two vectors of W's or more, for
+// which each number of x is loaded once; the sums of more do not fit the registers. `rest`: how many rows of x there are from these on where they are cut into blocks, whose next numbers are asked
 // for; else 0.
 template <class Kind, int R>
 void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, int rest) {
-  constexpr int kAtOnce = 8 / Kind::kUnits, kVectors = R <= 2 ? 4 : R <= kManyRows ? 2 : 1, kSteps = kPanel / (kVectors * kLanes);
+  constexpr int kAtOnce = 8 / Kind::kUnits, kVectors = R <= kManyRows ? 2 * kPartsAtOnce<R> : 1, kSteps = kPanel / (kVectors * kLanes);
   const int first = at;
   for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += 8, adds = true) {
     const bool is_last = b + kAtOnce >= blocks;  // then other rows of x are next

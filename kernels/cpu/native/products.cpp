@@ -10,32 +10,34 @@ namespace {
 // c [R][32] = or += the products of groups of a panel with as many columns of R rows of x, kStride apart.
 template <class Kind, int R, int kChains = (R == 1 && Kind::kColumns > 1) ? 2 : 1>
 void products(const uint8_t* panel, const float* x, int groups, float* c, bool adds) {
-  for (int part = 0; part < kParts; ++part) {
-    floats sums[kChains][R][2] = {};
-    if (adds)
+  for (int part = 0; part < kParts; part += kPartsAtOnce<R>) {
+    floats sums[kPartsAtOnce<R>][kChains][R][2] = {};
+    const auto each_sum = [&](auto&& use) __attribute__((always_inline)) {
+      unrolled<kPartsAtOnce<R>>([&](auto p) __attribute__((always_inline)) {
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        sums[0][r][0] = load<floats>(c + r * kPanel + part * kWide);
-        sums[0][r][1] = load<floats>(c + r * kPanel + part * kWide + kLanes);
-      }
+        for (int r = 0; r < R; ++r)
+          for (int i = 0; i < 2; ++i) use(sums[p], r, i, c + r * kPanel + (part + p) * kWide + i * kLanes);
+      });
+    };
+    if (adds) each_sum([](auto& chains, int r, int i, float* to) __attribute__((always_inline)) { chains[0][r][i] = load<floats>(to); });
     const float* next = x;
     for (int g = 0; g < groups; ++g, next += Kind::kColumns) {
       const uint8_t* group = panel + static_cast<int64_t>(g) * Kind::kBytes;
       prefetch(group, Kind::kBytes);
-      Kind::each(group, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
+      unrolled<kPartsAtOnce<R>>([&](auto p) __attribute__((always_inline)) {
+        Kind::each(group, part + p, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-          sums[i % kChains][r][0] += next[r * kStride + begin + i] * a;
-          sums[i % kChains][r][1] += next[r * kStride + begin + i] * b;
-        }
+          for (int r = 0; r < R; ++r) {
+            sums[p][i % kChains][r][0] += next[r * kStride + begin + i] * a;
+            sums[p][i % kChains][r][1] += next[r * kStride + begin + i] * b;
+          }
+        });
       });
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      for (int chain = 1; chain < kChains; ++chain) sums[0][r][0] += sums[chain][r][0], sums[0][r][1] += sums[chain][r][1];
-      store(c + r * kPanel + part * kWide, sums[0][r][0]);
-      store(c + r * kPanel + part * kWide + kLanes, sums[0][r][1]);
-    }
+    each_sum([](auto& chains, int r, int i, float* to) __attribute__((always_inline)) {
+      for (int chain = 1; chain < kChains; ++chain) chains[0][r][i] += chains[chain][r][i];
+      store(to, chains[0][r][i]);
+    });
   }
 }
 

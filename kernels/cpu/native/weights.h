@@ -14,6 +14,11 @@ namespace piecework {
 
 constexpr int kParts = kPanel / kWide;
 
+// Of so many parts of a panel R rows of x make sums at once. One or two wait for memory, which is read line after line, not every other line
+// twice, where both of AVX2's parts meet them together.
+template <int R>
+constexpr int kPartsAtOnce = R <= 2 && kParts == 2 ? 2 : 1;
+
 constexpr int kAhead = 8192;  // bytes: as far ahead of the products weights are asked for; what memory gives a core while one line comes, and more
 
 inline void prefetch(const uint8_t* from, int bytes) {
