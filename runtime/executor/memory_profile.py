@@ -48,6 +48,7 @@ def profile_memory(
     stays. `compute_logits`: of all ranks, where the model's own are a part. Raises `ValueError`
     with a remedy where the largest steps do not fit.
     """
+    was_frozen = gc.get_freeze_count() > 0
     try:
         logits = compute_logits or model.compute_logits
         return _profile(model, platform, config, attention, seen, ranks, logits)
@@ -64,6 +65,8 @@ def profile_memory(
         # among it.
         gc.unfreeze()
         gc.collect()
+        if was_frozen:
+            gc.freeze()
         platform.empty_cache()
 
 

@@ -4,6 +4,7 @@ stays unused.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,26 @@ def test_the_profile_leaves_nothing_behind(
     engine(tmp_path, simnpu, cuda_graph_backend_prefill="breakable")
     first, second = held
     assert first == second
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_objects_are_frozen_after_the_profile_where_they_were_before(
+    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, is_frozen: bool
+) -> None:
+    kept: list[object] = [[]]
+    found: list[bool] = []
+
+    def profile(*arguments: Any) -> int:
+        if is_frozen:
+            gc.freeze()
+        free = profile_memory(*arguments)
+        found.append(all(each is not kept[0] for each in gc.get_objects()))
+        gc.unfreeze()
+        return free
+
+    monkeypatch.setattr(model_runner, "profile_memory", profile)
+    engine(tmp_path, simnpu, cuda_graph_backend_prefill="disabled", cuda_graph_bs="1,4")
+    assert found == [is_frozen]
 
 
 def test_steps_that_do_not_fit_name_what_makes_them_smaller(tmp_path: Path, simnpu: Any) -> None:
