@@ -13,7 +13,7 @@ namespace piecework {
 
 #if defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
 constexpr bool kHasPairs = true;
-constexpr int kManyRows = 6;  // of x, that are multiplied at once where there are more than kIntegerRows
+constexpr int kManyRows = 6;  // of x, whose sums fit the registers
 
 namespace pairs {
 
@@ -191,11 +191,12 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
 
 // c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's. Few columns of all
 // rows of the panel come before the next ones, so that weights are read one after another. Up to six rows meet two vectors of W's or more, for
-// which each number of x is loaded once; the sums of more do not fit the registers. `rest`: how many rows of x there are from these on where they are cut into blocks, whose next numbers are asked
-// for; else 0.
+// which each number of x is loaded once; the sums of more do not fit the registers, so they take turns at what the first cache has by then.
+// `rest`: how many rows of x there are from these on where they are cut into blocks, whose next numbers are asked for; else 0.
 template <class Kind, int R>
 void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, int rest) {
-  constexpr int kAtOnce = 8 / Kind::kUnits, kVectors = R <= kManyRows ? 2 * kPartsAtOnce<R> : 1, kSteps = kPanel / (kVectors * kLanes);
+  constexpr int kAtOnce = 8 / Kind::kUnits, kVectors = 2 * kPartsAtOnce<R>, kSteps = kPanel / (kVectors * kLanes);
+  constexpr int kRows = R <= kManyRows ? R : (R + 1) / 2;
   const int first = at;
   for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += 8, adds = true) {
     const bool is_last = b + kAtOnce >= blocks;  // then other rows of x are next
@@ -207,7 +208,9 @@ void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int bl
 #pragma GCC unroll 4
         for (int r = 0; r < R; r += kSteps)
           if (r + step < asked) pairs::ask_for<Kind>(next[r + step], is_last ? first : at + 8);
-      pairs::few_columns<Kind, R, kVectors>(panel, step * kVectors * kLanes, x, at, std::min(kAtOnce, blocks - b) * Kind::kUnits, c, adds);
+      const int row = step * kVectors * kLanes, units = std::min(kAtOnce, blocks - b) * Kind::kUnits;
+      pairs::few_columns<Kind, kRows, kVectors>(panel, row, x, at, units, c, adds);
+      if constexpr (kRows < R) pairs::few_columns<Kind, R - kRows, kVectors>(panel, row, x + kRows, at, units, c + kRows * kPanel, adds);
     }
   }
 }
