@@ -4,16 +4,20 @@ not, and what is held of their output.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from piecework.kernels.cpu.native import build
 
 SOURCES = Path(build.__file__).parent
 PORTABLE = build.VARIANTS[-1]
+ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 _OWN = Path(__file__).parent
 _ROUNDED = 2.0**-7
 """Of a line's largest number: weights of 4 and 8 bits rounded to bfloat16, or sums in float16."""
@@ -27,14 +31,25 @@ _STEP = 2.0**-5
 Lines = dict[str, np.ndarray]
 
 
+def skip_without(*programs: str) -> None:
+    if missing := [name for name in programs if shutil.which(name) is None]:
+        pytest.skip(f"this machine lacks {' and '.join(missing)}")
+
+
 def compile_program(
-    compiler: str, variant: build.Variant, folder: Path, *, level: str = "-O2", static: bool = True
+    compiler: str,
+    variant: build.Variant,
+    folder: Path,
+    *,
+    level: str = "-O2",
+    static: bool = True,
+    others: Sequence[str] = ("-fopenmp",),
 ) -> Path:
     """`kernel_outputs.cpp` with the kernels as a variant. `static`: linked to nothing that is not
-    in it.
+    in it. `others`: flags beside the variant's.
     """
     folder.mkdir()
-    flags = [*build._FLAGS, level, *variant.flags, "-fopenmp"]
+    flags = [*build._FLAGS, level, *variant.flags, *others]
     sources = [*SOURCES.glob("*.cpp"), _OWN / "kernel_outputs.cpp", _OWN / "kernel_steps.cpp"]
     made = [folder / f"{source.stem}.o" for source in sources]
 

@@ -1,7 +1,8 @@
 """clang compiles the kernels as g++ does: every variant of this architecture, of which those that
-run here give what g++'s portable one gives.
+run here give what g++'s portable one gives, and so does one for Arm under emulation.
 
-Needs clang++ and its OpenMP (libomp-dev on Debian).
+Needs clang++ and its OpenMP (libomp-dev on Debian); for Arm also Debian's g++-aarch64-linux-gnu,
+whose headers and libraries clang takes, and qemu-user.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ def clang() -> str:
 
 
 @pytest.fixture(scope="module")
+def clang_for_arm() -> str:
+    emulation.skip_without("clang++", emulation.ARM_COMPILER, emulation.ARM_EMULATOR)
+    return "clang++"
+
+
+@pytest.fixture(scope="module")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> Lines:
     folder = tmp_path_factory.mktemp("kernels") / "portable"
     return emulation.outputs(emulation.compile_program("g++", emulation.PORTABLE, folder))
@@ -51,3 +58,17 @@ def test_each_variant_is_compiled_and_linked(
 ) -> None:
     """Without optimisation, which takes a fifth of the time and refuses no less."""
     emulation.compile_program(clang, variant, tmp_path / variant.name, level="-O0", static=False)
+
+
+def test_the_best_variant_for_arm_gives_the_same_under_emulation(
+    clang_for_arm: str, portable: Lines, tmp_path: Path
+) -> None:
+    """With one thread: Debian's clang has OpenMP for this architecture alone."""
+    (variant,) = (each for each in build.VARIANTS if each.name == "neon_bf16")
+    program = emulation.compile_program(
+        clang_for_arm, variant, tmp_path / variant.name, others=["--target=aarch64-linux-gnu"]
+    )
+    found = emulation.outputs(program, emulation.ARM_EMULATOR, "-cpu", "max")
+    emulation.assert_alike(found, portable)
+    emulation.assert_rows_are_their_own(found)
+    assert emulation.ways_in(found) == {"0", "1", "2", "4"}

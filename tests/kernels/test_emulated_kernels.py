@@ -5,7 +5,6 @@ qemu tells nothing of their speed. Needs Debian's g++-aarch64-linux-gnu and qemu
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from piecework.kernels.cpu.native import build
 # Compilers that make programs for Arm take minutes of a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-_CROSS, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 _ARM = [variant for variant in build.VARIANTS if "asimd" in variant.needs]
 
 
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    emulation.skip_without(emulation.ARM_COMPILER, emulation.ARM_EMULATOR)
     folder = tmp_path_factory.mktemp("kernels") / "portable"
     return emulation.outputs(emulation.compile_program("g++", emulation.PORTABLE, folder))
 
@@ -32,10 +31,8 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> Lines:
 def test_an_arm_variant_gives_what_the_portable_one_gives(
     variant: build.Variant, portable: Lines, tmp_path: Path
 ) -> None:
-    if missing := [name for name in (_CROSS, _EMULATOR) if shutil.which(name) is None]:
-        pytest.skip(f"this machine lacks {' and '.join(missing)}")
-    program = emulation.compile_program(_CROSS, variant, tmp_path / variant.name)
-    found = emulation.outputs(program, _EMULATOR, "-cpu", "max")
+    program = emulation.compile_program(emulation.ARM_COMPILER, variant, tmp_path / variant.name)
+    found = emulation.outputs(program, emulation.ARM_EMULATOR, "-cpu", "max")
     emulation.assert_alike(found, portable)
     emulation.assert_rows_are_their_own(found)
     has_dots, has_halves = "bf16" in variant.needs, "asimdhp" in variant.needs
@@ -55,11 +52,10 @@ def test_an_arm_variant_gives_what_the_portable_one_gives(
 def test_it_has_the_instructions_that_it_is_made_for(
     name: str, file: str, instructions: list[str], tmp_path: Path
 ) -> None:
-    if shutil.which(_CROSS) is None:
-        pytest.skip(f"this machine lacks {_CROSS}")
+    emulation.skip_without(emulation.ARM_COMPILER)
     (variant,) = (each for each in _ARM if each.name == name)
     made = tmp_path / "made.s"
-    command = [_CROSS, *build._FLAGS, *variant.flags, "-S", str(emulation.SOURCES / f"{file}.cpp")]
-    subprocess.run([*command, "-o", str(made)], check=True, timeout=300)
+    command = [emulation.ARM_COMPILER, *build._FLAGS, *variant.flags, "-S", "-o", str(made)]
+    subprocess.run([*command, str(emulation.SOURCES / f"{file}.cpp")], check=True, timeout=300)
     for instruction in instructions:
         assert subprocess.run(["grep", "-q", instruction, str(made)]).returncode == 0
