@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,14 @@ def outputs(program: Path, *emulator: str) -> Lines:
     return lines_of(
         subprocess.run(run, capture_output=True, text=True, check=True, timeout=600).stdout
     )
+
+
+@cache
+def portable_outputs() -> Lines:
+    """What g++'s portable kernels give here, which others are compared with."""
+    skip_without("g++")
+    with tempfile.TemporaryDirectory(prefix="piecework-kernels-") as folder:
+        return outputs(compile_program("g++", PORTABLE, Path(folder) / "portable"))
 
 
 def lines_of(text: str) -> Lines:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import emulation
 import pytest
-from emulation import Lines
 from native_variants import native_variants
 
 from piecework.kernels.cpu.native import build, openmp
@@ -32,24 +31,12 @@ def clang() -> str:
     return found
 
 
-@pytest.fixture(scope="module")
-def clang_for_arm() -> str:
-    emulation.skip_without("clang++", emulation.ARM_COMPILER, emulation.ARM_EMULATOR)
-    return "clang++"
-
-
-@pytest.fixture(scope="module")
-def portable(tmp_path_factory: pytest.TempPathFactory) -> Lines:
-    folder = tmp_path_factory.mktemp("kernels") / "portable"
-    return emulation.outputs(emulation.compile_program("g++", emulation.PORTABLE, folder))
-
-
 @pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
 def test_its_kernels_give_what_those_of_the_other_give(
-    variant: build.Variant, clang: str, portable: Lines, tmp_path: Path
+    variant: build.Variant, clang: str, tmp_path: Path
 ) -> None:
     program = emulation.compile_program(clang, variant, tmp_path / variant.name, static=False)
-    emulation.assert_alike(emulation.outputs(program), portable)
+    emulation.assert_alike(emulation.outputs(program), emulation.portable_outputs())
 
 
 @pytest.mark.parametrize("variant", _OWN, ids=lambda variant: variant.name)
@@ -60,15 +47,14 @@ def test_each_variant_is_compiled_and_linked(
     emulation.compile_program(clang, variant, tmp_path / variant.name, level="-O0", static=False)
 
 
-def test_the_best_variant_for_arm_gives_the_same_under_emulation(
-    clang_for_arm: str, portable: Lines, tmp_path: Path
-) -> None:
+def test_the_best_variant_for_arm_gives_the_same_under_emulation(tmp_path: Path) -> None:
     """With one thread: Debian's clang has OpenMP for this architecture alone."""
+    emulation.skip_without("clang++", emulation.ARM_COMPILER, emulation.ARM_EMULATOR)
     (variant,) = (each for each in build.VARIANTS if each.name == "neon_bf16")
     program = emulation.compile_program(
-        clang_for_arm, variant, tmp_path / variant.name, others=["--target=aarch64-linux-gnu"]
+        "clang++", variant, tmp_path / variant.name, others=["--target=aarch64-linux-gnu"]
     )
     found = emulation.outputs(program, emulation.ARM_EMULATOR, "-cpu", "max")
-    emulation.assert_alike(found, portable)
+    emulation.assert_alike(found, emulation.portable_outputs())
     emulation.assert_rows_are_their_own(found)
     assert emulation.ways_in(found) == {"0", "1", "2", "4"}

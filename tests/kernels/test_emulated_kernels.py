@@ -10,7 +10,6 @@ from pathlib import Path
 
 import emulation
 import pytest
-from emulation import Lines
 
 from piecework.kernels.cpu.native import build
 
@@ -20,20 +19,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 _ARM = [variant for variant in build.VARIANTS if "asimd" in variant.needs]
 
 
-@pytest.fixture(scope="module")
-def portable(tmp_path_factory: pytest.TempPathFactory) -> Lines:
-    emulation.skip_without(emulation.ARM_COMPILER, emulation.ARM_EMULATOR)
-    folder = tmp_path_factory.mktemp("kernels") / "portable"
-    return emulation.outputs(emulation.compile_program("g++", emulation.PORTABLE, folder))
-
-
 @pytest.mark.parametrize("variant", _ARM, ids=lambda variant: variant.name)
 def test_an_arm_variant_gives_what_the_portable_one_gives(
-    variant: build.Variant, portable: Lines, tmp_path: Path
+    variant: build.Variant, tmp_path: Path
 ) -> None:
+    emulation.skip_without(emulation.ARM_COMPILER, emulation.ARM_EMULATOR)
     program = emulation.compile_program(emulation.ARM_COMPILER, variant, tmp_path / variant.name)
     found = emulation.outputs(program, emulation.ARM_EMULATOR, "-cpu", "max")
-    emulation.assert_alike(found, portable)
+    emulation.assert_alike(found, emulation.portable_outputs())
     emulation.assert_rows_are_their_own(found)
     has_dots, has_halves = "bf16" in variant.needs, "asimdhp" in variant.needs
     ways = {"0", "4"} | ({"1"} if has_dots else set()) | ({"2"} if has_halves else set())
