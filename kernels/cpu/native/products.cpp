@@ -10,34 +10,36 @@ namespace {
 // c [R][32] = or += the products of groups of a panel with as many columns of R rows of x, kStride apart.
 template <class Kind, int R, int kChains = (R == 1 && Kind::kColumns > 1) ? 2 : 1>
 void products(const uint8_t* panel, const float* x, int groups, float* c, bool adds) {
-  for (int part = 0; part < kParts; part += kPartsAtOnce<R>) {
-    floats sums[kPartsAtOnce<R>][kChains][R][2] = {};
-    const auto each_sum = [&](auto&& use) __attribute__((always_inline)) {
-      unrolled<kPartsAtOnce<R>>([&](auto p) __attribute__((always_inline)) {
+  constexpr int kAtOnce = kPartsAtOnce<R>;
+  for (int part = 0; part < kParts; part += kAtOnce) {
+    floats sums[kChains][R][2 * kAtOnce] = {};
+    float* const to = c + part * kWide;
+    if (adds)
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r)
-          for (int i = 0; i < 2; ++i) use(sums[p], r, i, c + r * kPanel + (part + p) * kWide + i * kLanes);
-      });
-    };
-    if (adds) each_sum([](auto& chains, int r, int i, float* to) __attribute__((always_inline)) { chains[0][r][i] = load<floats>(to); });
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * kAtOnce; ++i) sums[0][r][i] = load<floats>(to + r * kPanel + i * kLanes);
     const float* next = x;
     for (int g = 0; g < groups; ++g, next += Kind::kColumns) {
       const uint8_t* group = panel + static_cast<int64_t>(g) * Kind::kBytes;
       prefetch(group, Kind::kBytes);
-      unrolled<kPartsAtOnce<R>>([&](auto p) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (int p = 0; p < kAtOnce; ++p)
         Kind::each(group, part + p, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
 #pragma GCC unroll 12
           for (int r = 0; r < R; ++r) {
-            sums[p][i % kChains][r][0] += next[r * kStride + begin + i] * a;
-            sums[p][i % kChains][r][1] += next[r * kStride + begin + i] * b;
+            sums[i % kChains][r][2 * p] += next[r * kStride + begin + i] * a;
+            sums[i % kChains][r][2 * p + 1] += next[r * kStride + begin + i] * b;
           }
         });
-      });
     }
-    each_sum([](auto& chains, int r, int i, float* to) __attribute__((always_inline)) {
-      for (int chain = 1; chain < kChains; ++chain) chains[0][r][i] += chains[chain][r][i];
-      store(to, chains[0][r][i]);
-    });
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        for (int chain = 1; chain < kChains; ++chain) sums[0][r][i] += sums[chain][r][i];
+        store(to + r * kPanel + i * kLanes, sums[0][r][i]);
+      }
   }
 }
 
