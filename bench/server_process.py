@@ -25,8 +25,9 @@ _POLL_SECONDS = 0.1
 
 @contextmanager
 def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server on a free port, ended with all that it started. Raises `ServerUnusable` where the
-    command cannot be run.
+    """A server on a free port, ended with all that it started, also where SIGTERM ends the
+    measurement, which is as Ctrl-C meanwhile. Raises `ServerUnusable` where the command cannot be
+    run. For the main thread.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -37,28 +38,32 @@ def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[
         if PORT in command
         else [*words, str(port)]
     )
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ServerUnusable(
-            f"the server {label} cannot be started: {words[0]}: {error.strerror}"
-        ) from None
-    try:
-        yield process, port
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ServerUnusable(
+                f"the server {label} cannot be started: {words[0]}: {error.strerror}"
+            ) from None
+        try:
+            yield process, port
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SECONDS)
+            # Also what outlived the first one of them.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_SECONDS)
-        # Also what outlived the first one of them.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        signal.signal(signal.SIGTERM, before)
 
 
 async def first_token(label: str, target: Target, process: subprocess.Popen[bytes]) -> Target:

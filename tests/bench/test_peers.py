@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -177,6 +180,25 @@ def test_a_server_that_dies_keeps_its_figures_and_so_do_the_others(
     assert "the server dies failed" in err and "the server never ended" in err
     failures = [found["failure"] for found in json.loads(written.read_text())["servers"].values()]
     assert [failure is None for failure in failures] == [True, True, *[False] * 4]
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT])
+def test_a_measurement_that_is_ended_ends_its_server(ended_by: signal.Signals) -> None:
+    asleep = shlex.join([sys.executable, "-c", "import time; time.sleep(600)"])
+    flags = ["--loads", "single", "--server", f"piecework={asleep}"]
+    measurement = psutil.Popen(
+        [sys.executable, "-m", "piecework", "bench", "peers", *flags], stderr=subprocess.PIPE
+    )
+    try:
+        while not (servers := measurement.children()):
+            time.sleep(0.05)
+        measurement.send_signal(ended_by)
+        said = measurement.communicate(timeout=60)[1]
+        assert (measurement.returncode, said) == (130, b"")
+        assert not psutil.wait_procs(servers, timeout=0)[1]
+    finally:
+        for each in [*measurement.children(), measurement] if measurement.is_running() else []:
+            each.kill()
 
 
 def measured(rate: float, ready: float, resident: int) -> Measured:
