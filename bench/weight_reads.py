@@ -2,10 +2,11 @@
 piecework.bench.weight_reads`.
 
 A row a format: gigabytes of panels a second, by rows of x, the most of all rounds. The weights of a
-format are more than the machine's caches hold. With `--beside` the kernels of another build, a file
-of their folder, take turns with these: in parentheses the median of how many times as fast these
-were. Formats take turns too, and so do huge pages and the machine's own, so that what else runs
-here slows all of them.
+format are more than the machine's caches hold. With `--beside` the kernels of another build take
+turns with these: in parentheses the median of how many times as fast these were. It is a file of
+the kernels' folder, made from sources that lay panels out as these do, and is run as it is. Formats
+take turns too, and so do huge pages, where the machine lends them, and its own, so that what else
+runs here slows all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -31,7 +31,9 @@ _FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "bfloat16")
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m piecework.bench.weight_reads",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--formats", default=",".join(_FORMATS), help="default: %(default)s")
     parser.add_argument("--tokens", default="1,2,4,8", help="rows of x; default: %(default)s")
@@ -40,16 +42,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--weights", type=int, default=8, help="of 16 million numbers each; default: %(default)s"
     )
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20, help="default: %(default)s")
     arguments = parser.parse_args(argv)
-    tokens = [int(each) for each in arguments.tokens.split(",")]
     if (library := load_kernels()) is None:
-        print("there are no kernels here", file=sys.stderr)
-        return 2
-    builds = [ctypes.CDLL(arguments.beside)] * bool(arguments.beside) + [library]
-    kernels = NativeLinear(library, activations="int8")
+        parser.error("there are no native kernels on this machine; see the log for the reason")
+    builds, kernels = [library], NativeLinear(library, activations="int8")
+    names, counts = arguments.formats.split(","), arguments.tokens.split(",")
+    if unknown := [name for name in names if not _is_known(kernels, name)]:
+        parser.error(
+            f"--formats: {unknown[0]!r} is neither bfloat16 nor one of GGUF's with kernels"
+        )
+    if not all(count.isdecimal() and int(count) for count in counts):
+        parser.error(f"--tokens takes numbers above 0, such as 1,2,4,8, not {arguments.tokens!r}")
+    if min(arguments.weights, arguments.rounds) < 1:
+        parser.error("--weights and --rounds take numbers above 0")
+    if arguments.beside:
+        try:
+            other = ctypes.CDLL(arguments.beside)
+        except OSError as error:
+            parser.error(f"--beside: {error}")
+        if not hasattr(other, "piecework_linear"):
+            parser.error(f"--beside: {arguments.beside} is a library without these kernels")
+        builds.insert(0, other)
+    tokens = [int(count) for count in counts]
     sets: dict[tuple[str, str], list[torch.Tensor]] = {}
-    for name in arguments.formats.split(","):
+    for name in names:
         sets[name, "huge"] = _packed(kernels, name, arguments.weights)
         if arguments.own_pages:
             sets[name, "own"] = [weight.clone() for weight in sets[name, "huge"]]
@@ -69,6 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells = " | ".join(_cell(size, seconds[name, pages, count]) for count in tokens)
         print(f"| {name} | {pages} | {cells} |")
     return 0
+
+
+def _is_known(kernels: NativeLinear, name: str) -> bool:
+    is_weight = name == "bfloat16" or name in Kind.__members__
+    return is_weight and kernels.layout(name, _COLUMNS) is not None
 
 
 def _packed(kernels: NativeLinear, name: str, count: int) -> list[torch.Tensor]:
