@@ -21,7 +21,7 @@ constexpr int kLanes = 4, kBlockRows = 12, kIntegerRows = 6;
 constexpr int kLanes = 4, kBlockRows = 6, kIntegerRows = 3;
 #endif
 // kBlockRows: rows times two vectors of sums, which fit the registers beside what they are made of. kIntegerRows: with as many
-// vectors of whole numbers, or, where pairs.h makes them, half as many.
+// vectors of whole numbers, or, where pairs.h makes them, in two blocks that take turns.
 
 using floats = float __attribute__((vector_size(4 * kLanes)));
 using words = uint32_t __attribute__((vector_size(4 * kLanes)));
