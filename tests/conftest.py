@@ -23,6 +23,7 @@ from hypothesis import settings
 
 from piecework.compilation import split_ops
 from piecework.kernels.cache_folder import kernels_folder
+from piecework.kernels.cpu.native.build import load_kernels
 from piecework.runtime.graphs import compile_process
 
 _TESTS = Path(__file__).parent
@@ -85,6 +86,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where kernels are tested the best are built before the first test, as other tests of such a
+    run start servers, which are to be ready within a minute.
+    """
+    if "native_variants" in sys.modules and not session.config.option.collectonly:
+        load_kernels()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file's tests stay in one process, and a folder's that is named here."""
@@ -126,6 +135,12 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     from piecework.runtime.graphs import startup
 
     monkeypatch.setattr(startup, "start", CompiledHere)
+
+
+@pytest.fixture
+def native_kernels() -> None:
+    if load_kernels() is None:
+        pytest.skip("no native kernels here")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from native_variants import built
 
 from piecework.kernels import cache_format
 from piecework.kernels.attention import AttentionMetadata
@@ -125,7 +126,7 @@ class Case:
         self, lens: list[tuple[int, int]], variant: build.Variant
     ) -> tuple[torch.Tensor, torch.Tensor]:
         pool = self.filled()
-        library = build.load_variant(variant)
+        library = built(variant)
         kernels = NativeStep(library, self.model, pool.layouts, pool.k, pool.v, second=pool.second)
         logits = self.model.compute_logits(kernels.call(*self.step(lens)).hidden())
         return logits, torch.stack(tensors(pool))

@@ -5,16 +5,23 @@ run.
 from __future__ import annotations
 
 import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import CDLL
 from functools import cache
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 
 from piecework.kernels.attention import AttentionBackend
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native.attention import NativeAttention
+
+needs_kernels = pytest.mark.usefixtures("native_kernels")
 
 _USUAL = ("avx2", "neon", "portable")
 """Tested beside the best one; the long run has all: a build takes the better part of a minute."""
@@ -22,17 +29,62 @@ _USUAL = ("avx2", "neon", "portable")
 
 @cache
 def native_variants() -> list[build.Variant]:
-    """The best first. Older compilers lack the flags of newer CPUs."""
-    made = list[build.Variant]()
-    for variant in build.runnable_variants():
-        if made and variant.name not in _USUAL and "EVERY_NATIVE_VARIANT" not in os.environ:
-            continue
+    """The best first, of those that the compiler has the flags for: tests are collected by them,
+    and none is compiled before `built` is asked for it.
+    """
+    runnable = build.runnable_variants()
+    # Without a compiler, too, there is one: its tests say what is missing.
+    made = [variant for variant in runnable if _has_flags(variant)] or runnable[-1:]
+    if "EVERY_NATIVE_VARIANT" in os.environ:
+        return made
+    return [variant for variant in made if variant == made[0] or variant.name in _USUAL]
+
+
+def built(variant: build.Variant) -> CDLL:
+    """Compiled by the first test that asks for it. Skips the test where that cannot be."""
+    library = _built(variant)
+    if isinstance(library, OSError):
+        pytest.skip(f"no {variant.name} kernels: {library}")
+    return library
+
+
+@cache
+def built_variants() -> list[CDLL]:
+    """All that can be, the best first. Skips the test where that is none."""
+    made = [_built(variant) for variant in native_variants()]
+    libraries = [library for library in made if not isinstance(library, OSError)]
+    return libraries or [built(native_variants()[0])]
+
+
+def _has_flags(variant: build.Variant) -> bool:
+    environment = os.environ | {"TMPDIR": tempfile.gettempdir()}
+    try:
+        build._check_flags(build._compiler(), variant, environment)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _built(variant: build.Variant) -> CDLL | OSError:
+    """Kept either way: what failed takes as long again."""
+    with _untimed():
         try:
-            build.load_variant(variant)
-        except OSError:
-            continue
-        made.append(variant)
-    return made
+            return build.load_variant(variant)
+        except OSError as error:
+            return error
+
+
+@contextmanager
+def _untimed() -> Iterator[None]:
+    """Stops pytest-timeout's clock: a build has limits of its own, and no test is slow because it
+    was the first to need one.
+    """
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
 
 
 class AttentionWay(NativeAttention):
@@ -61,7 +113,7 @@ def errors_of(backend: AttentionBackend, dtype: torch.dtype) -> dict[str, float]
 @cache
 def attention_ways() -> list[AttentionWay]:
     """Every variant by FMAs of float32, then those that have them by dot products of bfloat16."""
-    libraries = [build.load_variant(variant) for variant in native_variants()]
+    libraries = built_variants()
     dots = [library for library in libraries if library.piecework_choose_way(1)]
     for library in dots:
         library.piecework_choose_way(-1)

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from native_variants import needs_kernels
 from tiny_models import make_tiny_model
 
 from piecework.bench.activations import main
-from piecework.kernels.cpu.native.build import load_kernels
 
 
-@pytest.mark.skipif(load_kernels() is None, reason="no native kernels here")
+@needs_kernels
 def test_fewer_bits_are_further_from_float32_and_their_difference_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from native_variants import needs_kernels
 
 from piecework.bench import cpu_attention, cpu_kernels
-from piecework.kernels.cpu.native.build import load_kernels
-
-needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="no native kernels here")
 
 
 @needs_kernels

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from native_variants import needs_kernels
 from tiny_models import make_tiny_model
 
 from piecework.bench import roofline
 from piecework.cli.main import main
 from piecework.kernels.attention import AttentionMetadata, KVLayout
 from piecework.kernels.cpu.native import peaks as native_peaks
-from piecework.kernels.cpu.native.build import load_kernels
 from piecework.kernels.cpu.native.peaks import Peaks, measure_peaks
 
-needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="no native kernels here")
 PEAKS = Peaks(triad=2e9, read=1e9, operations={"float32": 1e9, "int8": 4e9})
 
 

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_variants import native_variants
+from native_variants import built, native_variants
 
 from piecework.kernels import reference
 from piecework.kernels.cpu.native import build
@@ -151,7 +151,7 @@ def test_packed_experts_are_the_loop(
     form: tuple[float, bool],
     seed: int,
 ) -> None:
-    library = build.load_variant(variant)
+    library = built(variant)
     kernels = NativeLinear(library, activations=activations)
     layer = Layer(seed, tokens, experts, min(each, experts), (64, 96))
     gate_up, layer.gate_up = packed(kernels, kind, layer.gate_up)
@@ -184,7 +184,7 @@ def test_packed_experts_are_the_loop(
 
 def test_only_chosen_experts_are_read() -> None:
     """Memory of the others may be anything: here it is no number."""
-    library = build.load_variant(VARIANTS[0])
+    library = built(VARIANTS[0])
     kernels = NativeLinear(library)
     layer = Layer(1, 3, 4, 2, (64, 32))
     layer.ids.fill_(2)

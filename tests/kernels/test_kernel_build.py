@@ -1,7 +1,11 @@
-"""How the C++ kernels are compiled: the common header is parsed once, where that can be."""
+"""How the C++ kernels are compiled: the common header is parsed once, where that can be, and not
+before a test runs.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,3 +62,14 @@ def test_no_header_is_compiled_for_a_cache_of_objects_nor_on_a_disk_with_little_
 ) -> None:
     monkeypatch.setattr(build, "_HEADER_BYTES", room)
     assert not any("c++-header" in line or "-include" in line for line in commands(name, ""))
+
+
+@pytest.mark.slow
+def test_tests_are_collected_without_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path))
+    tests = str(Path(__file__).parents[1])
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    subprocess.run([*collect, tests], check=True, capture_output=True)
+    assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from gguf.quants import dequantize, quantize
 from gguf_blocks import random_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_variants import native_variants
+from native_variants import built, native_variants
 
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native.linear import INTEGERS, Layout, NativeLinear, multiply
@@ -115,7 +115,7 @@ def test_it_is_the_product_with_rounded_numbers(
     bias = torch.randn(rows).bfloat16()
     made_of = rounded(x) if tokens else x.double()
     exact = made_of @ numbers.T + bias.double()
-    library = build.load_variant(variant)
+    library = built(variant)
     with unpacking(library, unpacks):
         found = product(library, kind, blocks, x, bias)
     lost = made_of.abs() @ numbers.abs().T * 2e-5
@@ -126,7 +126,7 @@ def test_it_is_the_product_with_rounded_numbers(
 @pytest.mark.parametrize("kind", KINDS + OTHERS)
 def test_a_row_is_the_same_bits_whatever_is_beside_it(variant: build.Variant, kind: str) -> None:
     """Of many, for bfloat16 hides most of what differs by a last bit."""
-    library = build.load_variant(variant)
+    library = built(variant)
     columns = width(kind, 80)
     blocks, _ = stored(kind, 96, columns, 0)
     x = inputs(220, columns)
@@ -158,7 +158,7 @@ def test_the_largest_sums_are_exact(variant: build.Variant, kind: str) -> None:
     else:
         blocks = quantize(weights, GGMLQuantizationType[kind])
     numbers = torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind])).double()
-    found = product(build.load_variant(variant), kind, torch.from_numpy(blocks), x)
+    found = product(built(variant), kind, torch.from_numpy(blocks), x)
     lost = x.double().abs() @ numbers.abs().T * 1e-5
     exact = x.double() @ numbers.T
     assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
@@ -170,14 +170,14 @@ def test_numbers_of_up_to_2_to_the_111_have_products(variant: build.Variant, kin
     blocks, numbers = stored(kind, 40, 64, 0)
     x = inputs(9, 64).sign() * 2.0**111
     exact = x.double() @ numbers.T
-    found = product(build.load_variant(variant), kind, blocks, x)
+    found = product(built(variant), kind, blocks, x)
     lost = x.double().abs() @ numbers.abs().T * 1e-5
     assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
 
 
 @each_variant
 def test_what_is_not_finite_stays_in_its_rows_and_zeros_are_zeros(variant: build.Variant) -> None:
-    library = build.load_variant(variant)
+    library = built(variant)
     blocks, _ = stored("Q4_1", 40, 64, 0)
     x = inputs(9, 64)
     x[5] = 0.0
@@ -190,7 +190,7 @@ def test_what_is_not_finite_stays_in_its_rows_and_zeros_are_zeros(variant: build
 
 
 def test_who_has_no_instructions_for_it_takes_numbers_unless_told() -> None:
-    portable, best = build.load_variant(build.VARIANTS[-1]), build.load_variant(VARIANTS[0])
+    portable, best = built(build.VARIANTS[-1]), built(VARIANTS[0])
     assert NativeLinear(portable, activations="auto").layout("Q4_1", 64) == Layout.Q4
     assert NativeLinear(best, activations="bf16").layout("Q4_1", 64) == Layout.Q4
     for kind in ("bfloat16", "int8"):
@@ -199,6 +199,6 @@ def test_who_has_no_instructions_for_it_takes_numbers_unless_told() -> None:
 
 
 def test_a_format_that_it_costs_too_much_takes_numbers_unless_told() -> None:
-    library = build.load_variant(VARIANTS[0])
+    library = built(VARIANTS[0])
     assert NativeLinear(library, activations="auto").layout("Q2_K", 256) == Layout.Q2_K
     assert NativeLinear(library, activations="int8").layout("Q2_K", 256) == Layout.Q2_K | INTEGERS

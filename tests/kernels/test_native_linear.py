@@ -20,7 +20,7 @@ from gguf.quants import dequantize, quantize
 from gguf_blocks import random_blocks
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from native_variants import native_variants
+from native_variants import built, built_variants, native_variants, needs_kernels
 
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native import linear as native
@@ -34,7 +34,7 @@ VARIANTS = native_variants()
 
 @cache
 def fastest_variant() -> ctypes.CDLL:
-    return build.load_variant(VARIANTS[0])
+    return built(VARIANTS[0])
 
 
 def weight(kind: str, rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,8 +95,8 @@ def most_exact_way() -> Iterator[None]:
     here.
     """
     for way in (0, -1):
-        for variant in VARIANTS:
-            build.load_variant(variant).piecework_choose_way(way)
+        for library in built_variants():
+            library.piecework_choose_way(way)
         if way == 0:
             yield
 
@@ -120,7 +120,7 @@ def test_it_is_the_product(
     has_bias: bool,
     seed: int,
 ) -> None:
-    kernels = NativeLinear(build.load_variant(variant))
+    kernels = NativeLinear(built(variant))
     columns = width(kind, groups)
     stored, numbers = weight(kind, rows, columns, seed)
     layout = kernels.layout(kind, columns)
@@ -140,7 +140,7 @@ def test_it_is_the_product(
 @pytest.mark.parametrize("kind", KINDS + BLOCKS)
 def test_rows_of_an_embedding_are_those_that_were_packed(kind: str, variant: build.Variant) -> None:
     """Of panels that are full and of the last one; rows that are not there are refused."""
-    kernels = NativeLinear(build.load_variant(variant))
+    kernels = NativeLinear(built(variant))
     rows, columns = 70, width(kind, 11)
     stored, numbers = weight(kind, rows, columns, 1)
     packed, layout = kernels.pack(kind, [stored]), kernels.layout(kind, columns)
@@ -293,7 +293,7 @@ def test_products_of_few_rows_round_no_weights(way: Way, kind: str) -> None:
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_blocks_keep_their_values(variant: build.Variant, kind: str) -> None:
     """To the rounding of float32, which what is left of a few beside their bfloat16 shows."""
-    kernels = NativeLinear(build.load_variant(variant))
+    kernels = NativeLinear(built(variant))
     stored, numbers = weight(kind, 33, 256, 0)
     packed, layout, one = kernels.pack(kind, [stored]), kernels.layout(kind, 256), torch.eye(256)
     assert layout is not None
@@ -359,6 +359,7 @@ def test_blocks_that_do_not_fill_a_row_are_not_known() -> None:
     assert kernels.layout("bfloat16", 47) is not None
 
 
+@needs_kernels
 def test_extreme_scales_of_q4_0_keep_their_values() -> None:
     """Its minimum is minus eight scales, worked out in float16."""
     kernels = native.native_linear()

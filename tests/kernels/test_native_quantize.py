@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from native_variants import native_variants
+from native_variants import built, native_variants
 
 from piecework.kernels import ops, reference
-from piecework.kernels.cpu.native import build, quantize
+from piecework.kernels.cpu.native import quantize
 
 DTYPES = (torch.int8, torch.float8_e4m3fn)
 EPS = 1e-5
@@ -21,7 +21,7 @@ EPS = 1e-5
 @pytest.fixture(params=native_variants(), ids=lambda variant: variant.name, autouse=True)
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A reference that must not be asked, so that it is the kernels that are tested."""
-    library = build.load_variant(request.param)
+    library = built(request.param)
     monkeypatch.setattr(quantize, "load_kernels", lambda: library)
     monkeypatch.setattr(quantize, "reference", None)
     yield

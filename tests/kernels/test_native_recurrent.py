@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_variants import built, native_variants
 from recurrent_cases import (
     SHAPES,
     assert_same_prompts,
@@ -17,7 +18,6 @@ from recurrent_cases import (
 
 from piecework.kernels import recurrent_prompts
 from piecework.kernels.cpu.native import build, recurrent
-from tests.native_variants import native_variants
 
 
 @pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
@@ -27,7 +27,7 @@ from tests.native_variants import native_variants
 def test_a_step_is_that_of_plain_torch(
     variant: build.Variant, dtype: torch.dtype, **shape: Any
 ) -> None:
-    library = build.load_variant(variant)
+    library = built(variant)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurrent, "load_kernels", lambda: library)
         assert_same_steps(recurrent, dtype, **shape)
@@ -47,7 +47,7 @@ LENGTHS = (1, 2, 13, 31, 32, 33, 150, 300)
 def test_prompts_are_those_of_plain_torch(
     variant: build.Variant, dtype: torch.dtype, lens: list[int], **shape: Any
 ) -> None:
-    library = build.load_variant(variant)
+    library = built(variant)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurrent, "load_kernels", lambda: library)
         assert_same_prompts(recurrent, dtype, lens, **shape)
@@ -63,7 +63,7 @@ KINDS = pytest.mark.parametrize("is_delta", [False, True], ids=["mamba2", "gated
 def test_a_broken_number_changes_nothing_before_it(
     variant: build.Variant, is_delta: bool, number: float
 ) -> None:
-    library = build.load_variant(variant)
+    library = built(variant)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurrent, "load_kernels", lambda: library)
         assert_spoils_what_follows_alone(recurrent, is_delta, number)

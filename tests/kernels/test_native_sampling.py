@@ -10,17 +10,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_variants import native_variants
+from native_variants import built, native_variants, needs_kernels
 
 from piecework.kernels import ops, plain_sampling, reference
-from piecework.kernels.cpu.native import build, sampling
 from piecework.kernels.cpu.native import ops as native_ops
+from piecework.kernels.cpu.native import sampling
 from piecework.kernels.cpu.platform import CpuPlatform
 
-LIBRARIES = [
-    pytest.param(build.load_variant(variant), id=variant.name) for variant in native_variants()
-]
 Filters = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(params=native_variants(), ids=lambda variant: variant.name, scope="module")
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return built(request.param)
 
 
 def columns(filters: list[tuple[int, float, float]], vocab: int, seed: int) -> Filters:
@@ -50,7 +52,6 @@ FILTERS = st.tuples(
 )
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @settings(max_examples=60)
 @given(
     filters=st.lists(FILTERS, min_size=1, max_size=5),
@@ -72,7 +73,6 @@ def test_it_draws_what_plain_torch_draws(
     )
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("vocab", [49_152, 151_936])
 def test_vocabularies_of_real_models(library: ctypes.CDLL, vocab: int) -> None:
     filters = [
@@ -90,7 +90,6 @@ def test_vocabularies_of_real_models(library: ctypes.CDLL, vocab: int) -> None:
         )
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 def test_top_p_is_a_share_of_all_that_top_k_keeps(library: ctypes.CDLL) -> None:
     """Of those too that are so unlikely that a first search leaves them out: without their mass
     half would be the first token alone.
@@ -109,7 +108,6 @@ def test_top_p_is_a_share_of_all_that_top_k_keeps(library: ctypes.CDLL) -> None:
     )
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 def test_rows_may_lie_apart(library: ctypes.CDLL) -> None:
     probs, given = random_probs(2, 50, 2.0, 3), columns([(3, 1.0, 0.0), (0, 0.8, 0.0)], 50, 0)
     wide = torch.full((2, 64), float("nan"))
@@ -119,7 +117,6 @@ def test_rows_may_lie_apart(library: ctypes.CDLL) -> None:
     )
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])
 def test_what_is_no_probability_still_gives_a_token_of_the_vocabulary(
     library: ctypes.CDLL, value: float
@@ -133,7 +130,6 @@ def test_what_is_no_probability_still_gives_a_token_of_the_vocabulary(
         )
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 def test_every_uniform_number_of_a_grid_draws_its_share(library: ctypes.CDLL) -> None:
     """Of equals too: with eight alike and top-k 5, each of the five lowest ids is drawn a fifth of
     the time.
@@ -150,7 +146,6 @@ def test_every_uniform_number_of_a_grid_draws_its_share(library: ctypes.CDLL) ->
     assert drawn.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @settings(max_examples=60)
 @given(
     rows=st.integers(0, 5),
@@ -170,7 +165,6 @@ def test_the_likeliest_is_plain_torchs(
     assert torch.equal(sampling.likeliest(library, logits), logits.argmax(-1))
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 def test_zeros_infinities_and_nan_stand_where_torch_has_them(library: ctypes.CDLL) -> None:
     nan, inf = float("nan"), float("inf")
     rows = [
@@ -185,7 +179,6 @@ def test_zeros_infinities_and_nan_stand_where_torch_has_them(library: ctypes.CDL
     assert torch.equal(sampling.likeliest(library, logits), logits.argmax(-1))
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @settings(max_examples=40)
 @given(
     vocab=st.sampled_from([1, 7, 256, 257, 1000, 49_152]),
@@ -216,7 +209,6 @@ def test_plain_draws_and_the_softmax_are_plain_torchs_but_for_rounding(
     assert softened.allclose(probs, rtol=3e-5, atol=1e-37)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("nan"), None])
 def test_logits_that_are_not_finite_give_no_token(
     library: ctypes.CDLL, value: float | None
@@ -231,6 +223,7 @@ def test_logits_that_are_not_finite_give_no_token(
     assert softened[0].isfinite().all() and softened[1].isnan().all()
 
 
+@needs_kernels
 def test_who_computes_attention_natively_samples_natively(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "_versions", {})
     CpuPlatform().make_attention_backend("torch")
@@ -239,7 +232,6 @@ def test_who_computes_attention_natively_samples_natively(monkeypatch: pytest.Mo
     assert ops._versions == {"cpu": native_ops}
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 @settings(max_examples=30)
 @given(
     rows=st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True),

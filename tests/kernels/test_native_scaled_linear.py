@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from native_variants import native_variants
+from native_variants import built, native_variants
 
 from piecework.kernels import reference
 from piecework.kernels.cpu.native import build
@@ -83,7 +83,7 @@ def test_it_is_the_product_of_what_the_numbers_stand_for(
     seed: int,
 ) -> None:
     columns = -(-columns // 128) * 128 if scheme == "group" else columns
-    kernels = NativeLinear(build.load_variant(variant))
+    kernels = NativeLinear(built(variant))
     weight, scale = random_weight(kind, rows, columns, seed)
     layout = kernels.layout(kind, columns)
     assert layout is not None
@@ -104,7 +104,7 @@ def test_it_is_the_product_of_what_the_numbers_stand_for(
 @pytest.fixture(params=[0, 1, 2], ids=["floats", "dots", "halves"])
 def way(request: pytest.FixtureRequest) -> Iterator[float]:
     """A way of many rows, and what its sums may lose of all that they are made of."""
-    library = build.load_variant(VARIANTS[0])
+    library = built(VARIANTS[0])
     if not library.piecework_choose_way(request.param):
         pytest.skip("this CPU lacks it")
     yield 2.0**-9 if request.param == 2 else 1e-5
@@ -115,7 +115,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[float]:
 @pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e4m3_blocks"])
 @pytest.mark.parametrize("columns", [384, 1536])
 def test_every_way_gives_the_product(way: float, kind: str, scheme: str, columns: int) -> None:
-    kernels = NativeLinear(build.load_variant(VARIANTS[0]))
+    kernels = NativeLinear(built(VARIANTS[0]))
     weight, scale = random_weight(kind, 100, columns, 0)
     generator = torch.Generator().manual_seed(0)
     x, x_scale = quantized(torch.randn(70, columns, generator=generator), scheme, KINDS[kind])
@@ -132,7 +132,7 @@ def test_every_way_gives_the_product(way: float, kind: str, scheme: str, columns
 def test_the_largest_numbers_fit_their_sums(
     variant: build.Variant, columns: int, tokens: int
 ) -> None:
-    kernels = NativeLinear(build.load_variant(variant))
+    kernels = NativeLinear(built(variant))
     weight = torch.full((32, columns), -127, dtype=torch.int8)
     x = torch.full((tokens, columns), -127, dtype=torch.int8)
     packed = kernels.pack("int8", [weight], [torch.ones(32, 1)])
@@ -147,7 +147,7 @@ def test_the_largest_numbers_fit_their_sums(
 def test_bfloat16_is_multiplied_by_weights_of_8_bits_too(
     variant: build.Variant, kind: str, tokens: int
 ) -> None:
-    kernels = NativeLinear(build.load_variant(variant))
+    kernels = NativeLinear(built(variant))
     weight, scale = random_weight(kind, 40, 256, 0)
     x = torch.randn(tokens, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     layout = kernels.layout(kind, 256)
@@ -163,7 +163,7 @@ def test_bfloat16_is_multiplied_by_weights_of_8_bits_too(
 def test_what_is_not_finite_stays_in_its_rows(
     variant: build.Variant, kind: str, tokens: int
 ) -> None:
-    kernels = NativeLinear(build.load_variant(variant))
+    kernels = NativeLinear(built(variant))
     weight, scale = random_weight(kind, 64, 256, 0)
     x = torch.randn(tokens, 256, generator=torch.Generator().manual_seed(0))
     layout = kernels.layout(kind, 256)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_variants import native_variants
+from native_variants import built, native_variants
 from shared_ranks import at_once, shared_groups
 
 from piecework.kernels.cpu.native import build, shared
@@ -85,7 +85,7 @@ def test_each_collective_gives_what_it_says_in_pieces_too(size: int) -> None:
 
 @pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
 def test_every_variant_rounds_sums_as_torch_does(variant: build.Variant) -> None:
-    groups = shared_groups(2, library=build.load_variant(variant))
+    groups = shared_groups(2, library=built(variant))
     special = [0.0, -0.0, 6e-8, -3e-8, 65519.0, 65520.0, 1e-5, float("inf"), float("nan")]
     for dtype in (torch.bfloat16, torch.float16):
         xs = numbers(2, 1003, dtype=dtype)

@@ -235,8 +235,7 @@ def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> No
     ):
         # Its own temporary files lie there too: one folder, of which it is known that it has room.
         environment = os.environ | {"TMPDIR": folder, "LC_ALL": "C"}
-        # Older compilers do not know all flags.
-        _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull], environment)
+        _check_flags(compiler, variant, environment)
         print(f"building the CPU kernels ({variant.name})", file=sys.stderr, flush=True)
         flags = [*_FLAGS, *variant.flags, *openmp.compile]
         sources = sorted(_SOURCES.glob("*.cpp"), key=_place)
@@ -264,6 +263,11 @@ def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> No
             environment,
         )
         os.replace(unfinished, library)
+
+
+def _check_flags(compiler: str, variant: Variant, environment: dict[str, str]) -> None:
+    """Raises `OSError` where it lacks one, as older ones do of newer CPUs. Compiles nothing."""
+    _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull], environment)
 
 
 def _place(source: Path) -> tuple[int, int]:

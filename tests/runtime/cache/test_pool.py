@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -68,8 +69,10 @@ def test_the_bytes_of_a_page_are_the_sum_over_its_layers(
     assert page_bytes(others, page_size) == page_size * alone
 
 
-@pytest.mark.parametrize("backend", [TorchAttention(), native_or_torch()], ids=["torch", "native"])
-def test_layers_of_different_windows_and_heads_in_one_model(backend: AttentionBackend) -> None:
+@pytest.mark.parametrize("make", [TorchAttention, native_or_torch], ids=["torch", "native"])
+def test_layers_of_different_windows_and_heads_in_one_model(
+    make: Callable[[], AttentionBackend],
+) -> None:
     """Two steps, of which the second reads what the first has stored, in every layer its own."""
     register_attention("CPU")
     kinds = [(4, 2, 8, 8, None), (6, 3, 16, 16, 5), (4, 1, 16, 8, 3), (2, 2, 8, 24, None)]
@@ -81,7 +84,7 @@ def test_layers_of_different_windows_and_heads_in_one_model(backend: AttentionBa
         for num_heads, num_kv_heads, key_size, value_size, window in kinds
     ]  # fmt: skip
     pool = KVPool(layouts, num_pages=20, page_size=4, platform=CpuPlatform())
-    used = PagedAttention(backend=backend, pool=pool)
+    used = PagedAttention(backend=make(), pool=pool)
     table = torch.arange(19, 1, -1).view(3, 6)
     generator = torch.Generator().manual_seed(0)
     keys: dict[tuple[int, int], torch.Tensor] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from native_variants import native_variants
+from native_variants import built, native_variants
 from shared_ranks import at_once, shared_groups
 from tiny_models import make_tiny_model
 
@@ -123,7 +123,7 @@ def test_threads_of_ranks_stay_together(tmp_path: Path, variant: build.Variant) 
     path = make_tiny_model(tmp_path, architecture="qwen3", intermediate_size=192)
     ranks = [Rank(path, Shard(rank, 2), "none") for rank in range(2)]
     given = step(ranks[0].model, [1] * 30)
-    library = build.load_variant(variant)
+    library = built(variant)
     groups = shared_groups(2, library=library)
 
     def run(rank: int) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from native_steps import PAGE, Case
-from native_variants import native_variants
+from native_variants import built, native_variants
 from quantized_checkpoints import make_fp8
 from tiny_models import make_tiny_model
 
@@ -104,7 +104,7 @@ def test_so_it_is_over_a_cache_in_8_bits(
 ) -> None:
     lens = [(1, 250), (1, 0), (1, 15), (5, 20)]
     eager, pool = case.in_bytes(kv_cache_dtype), case.in_bytes(kv_cache_dtype)
-    step = NativeStep(build.load_variant(variant), case.model, pool.layouts, pool.k, pool.v)
+    step = NativeStep(built(variant), case.model, pool.layouts, pool.k, pool.v)
     expected = case.logits(lens, eager).log_softmax(-1)
     native = case.model.compute_logits(step.call(*case.step(lens)).hidden()).log_softmax(-1)
     assert (native - expected).abs().mean() < case.loss
@@ -142,12 +142,12 @@ def test_every_way_of_products_is_the_forward_op_by_op(
 ) -> None:
     """`Way` of linear.h, of which a CPU takes the fastest."""
     best = native_variants()[0]
-    if not build.load_variant(best).piecework_choose_way(way):
+    if not built(best).piecework_choose_way(way):
         pytest.skip("this CPU lacks it")
     try:
         native, cache = case.native(lens, best)
     finally:
-        build.load_variant(best).piecework_choose_way(-1)
+        built(best).piecework_choose_way(-1)
     eager, eager_cache = case.eager(lens)
     assert (native.log_softmax(-1) - eager.log_softmax(-1)).abs().mean() < case.loss
     assert (cache.float() - eager_cache.float()).abs().mean() < case.loss / 30
@@ -159,9 +159,7 @@ def test_the_likeliest_tokens_are_those_of_the_logits(
 ) -> None:
     """The first of those that are alike, and none of a row whose logits are not finite."""
     pool, step = case.filled(), case.step(lens)
-    kernels = NativeStep(
-        build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
-    )
+    kernels = NativeStep(built(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v)
     logits = case.model.compute_logits(kernels.call(*step).hidden())
     rows = torch.arange(0, len(lens), 3)
     found = kernels.call(*step, rows).logits()
@@ -201,9 +199,7 @@ def test_tokens_are_drawn_as_the_sampler_draws_them(
         for row, (_, past) in enumerate(lens)
     ]
     pool, step, rows = case.filled(), case.step(lens), torch.arange(len(lens))
-    kernels = NativeStep(
-        build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
-    )
+    kernels = NativeStep(built(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v)
     logits = kernels.call(*step, rows).logits()
     drawn = kernels.call(*step, rows, draws_of(requests)).tokens()
     assert logits is not None and drawn is not None
@@ -215,7 +211,7 @@ def test_tokens_are_drawn_as_the_sampler_draws_them(
 
 
 def test_a_call_reads_its_tensors_again(case: Case) -> None:
-    library = build.load_variant(native_variants()[0])
+    library = built(native_variants()[0])
     pool, (ids, positions, metadata) = case.filled(), case.step([(1, 20), (1, 35)])
     kernels = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
     call = kernels.call(ids, positions, metadata, torch.arange(2))
@@ -232,9 +228,7 @@ def test_a_call_reads_its_tensors_again(case: Case) -> None:
 
 def test_a_call_gives_what_it_is_asked_for_whatever_it_gave_before(case: Case) -> None:
     pool, step = case.filled(), case.step([(1, 20), (1, 35)])
-    kernels = NativeStep(
-        build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
-    )
+    kernels = NativeStep(built(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v)
     rows, draws = torch.arange(2), np.zeros(2, DRAW)
     draws["choosing"], draws["temperature"] = Choosing.PLAIN, 2.0
     asked = ["tokens", "logits", "hidden", "logits", "tokens", "hidden", "tokens"]
@@ -247,9 +241,7 @@ def test_a_call_gives_what_it_is_asked_for_whatever_it_gave_before(case: Case) -
 
 def test_others_than_int64_are_refused(case: Case) -> None:
     pool, (ids, positions, metadata) = case.filled(), case.step([(1, 20), (1, 35)])
-    kernels = NativeStep(
-        build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
-    )
+    kernels = NativeStep(built(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v)
     rows = torch.arange(2)
     for wrong in (
         (ids.int(), positions, metadata, rows),
