@@ -76,6 +76,18 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds this lock; also where that cannot be found out."""
+    if fcntl is None:
+        return True
+    try:
+        with open(path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
 def hold_lock(path: Path) -> IO[str]:
     """Held by this process until the file that is returned is closed. Raises `BlockingIOError`
     where another one holds it, and `OSError` where the file cannot be made.

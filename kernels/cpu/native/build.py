@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...cache_folder import UnusableFolder, ensure_room, kernels_folder, locked
+from ...cache_folder import UnusableFolder, ensure_room, is_held, kernels_folder, locked
 from ...toolchain import version_of
 from ..cores import choose_threads
 from .instruction_sets import instruction_sets
@@ -50,6 +50,8 @@ _HEADER = "weights.h"
 """What most files include, which takes a compiler a second each."""
 _HEADER_BYTES = 128 * 2**20
 """More than it takes on disk when it is precompiled, while the others are made."""
+_MAKING = ".making-"
+"""In the name of a folder that a library is made in, behind that of its lock."""
 _LONGEST = ("integers", "step", "products", "recurrent_prompts")
 """The files that take compilers longest."""
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
@@ -209,8 +211,9 @@ def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
     library = folder / f"{variant.name}-{key[:32]}.so"
     if (kept := _load_whole(library)) is not None:
         return kept
+    _remove_abandoned(folder)
     ensure_room(folder, _BUILD_BYTES)
-    with locked(folder / f"{library.stem}.lock"):
+    with locked(library.with_suffix(".lock")):
         if (made_meanwhile := _load_whole(library)) is not None:
             return made_meanwhile
         _build(compiler, variant, openmp, library)
@@ -228,9 +231,18 @@ def _load_whole(library: Path) -> ctypes.CDLL | None:
         return None
 
 
+def _remove_abandoned(folder: Path) -> None:
+    """What builds have left that were killed: their locks are free."""
+    for left in folder.glob(f"*{_MAKING}*"):
+        if not is_held(folder / f"{left.name.partition(_MAKING)[0]}.lock"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> None:
     with (
-        tempfile.TemporaryDirectory(dir=library.parent) as folder,
+        tempfile.TemporaryDirectory(
+            prefix=f"{library.stem}{_MAKING}", dir=library.parent
+        ) as folder,
         ThreadPoolExecutor(choose_threads().number) as pool,
     ):
         # Its own temporary files lie there too: one folder, of which it is known that it has room.
