@@ -23,7 +23,12 @@ from piecework.kernels import detect
 from piecework.kernels.attention import AttentionMetadata, GraphAttention, KVLayout
 from piecework.kernels.cuda import attention, libraries
 from piecework.kernels.cuda import platform as cuda_platform
-from piecework.kernels.cuda.attention import FlashInferAttention, obstacle
+from piecework.kernels.cuda.attention import (
+    FlashInferAttention,
+    FlashInferDecodePlan,
+    FlashInferPlan,
+    obstacle,
+)
 from piecework.kernels.cuda.platform import CudaPlatform
 from piecework.kernels.triton import attention as triton_attention
 
@@ -91,6 +96,19 @@ def test_layers_that_differ_by_scales_alone_share_one_plan() -> None:
     assert len(used._calls) == 1
 
 
+def run(
+    used: FlashInferAttention,
+    step: Step,
+    plan: FlashInferPlan | FlashInferDecodePlan,
+    window: int | None = None,
+) -> torch.Tensor:
+    """The step by a plan that was made before it."""
+    q, keys, values = step.q, step.new(step.keys), step.new(step.values)
+    out = torch.full_like(q, float("nan"))
+    used.run(q, keys, values, out, step.k_cache, step.v_cache, plan, step.layout(window))
+    return out
+
+
 def padded(step: Step, rows: int) -> tuple[torch.Tensor, ...]:
     parts = (step.q, step.new(step.keys), step.new(step.values))
     return tuple(
@@ -147,18 +165,7 @@ def test_a_recorded_decode_is_replayed_with_other_lengths(
 def test_a_plan_that_was_never_updated_reads_the_reserved_page_alone() -> None:
     step = Step([(1, 9), (1, 3)], page_size=4, heads=4, seed=0)
     before, used = step.k_cache.clone(), backend()
-    out = torch.full_like(step.q, float("nan"))
-    plan = used.capture_plan(2, 4, 4, torch.device("cpu"))
-    used.run(
-        step.q,
-        step.new(step.keys),
-        step.new(step.values),
-        out,
-        step.k_cache,
-        step.v_cache,
-        plan,
-        step.layout(),
-    )
+    out = run(used, step, used.capture_plan(2, 4, 4, torch.device("cpu")))
     assert out.isfinite().all() and untouched(step.k_cache[1:], before[1:])
 
 
@@ -170,17 +177,7 @@ def test_two_steps_may_be_planned_before_either_runs() -> None:
     ]
     plans = [used.plan(step.metadata, 4) for step in steps]
     for step, plan in zip(steps, plans, strict=True):
-        out = torch.empty_like(step.q)
-        used.run(
-            step.q,
-            step.new(step.keys),
-            step.new(step.values),
-            out,
-            step.k_cache,
-            step.v_cache,
-            plan,
-            step.layout(),
-        )
+        out = run(used, step, plan)
         torch.testing.assert_close(out, step.expected(None), atol=1e-4, rtol=1e-4)
 
 
@@ -196,17 +193,7 @@ def test_layers_that_agree_share_one_plan_a_step(monkeypatch: pytest.MonkeyPatch
     step, used = Step([(1, 9), (1, 3)], page_size=4, heads=4, seed=0), backend()
     fixed = used.plan(step.metadata, 4)
     for window in (None, 4, None, 4):
-        out = torch.empty_like(step.q)
-        used.run(
-            step.q,
-            step.new(step.keys),
-            step.new(step.values),
-            out,
-            step.k_cache,
-            step.v_cache,
-            fixed,
-            step.layout(window),
-        )
+        run(used, step, fixed, window)
     assert planned == [-1, 3]
 
 
