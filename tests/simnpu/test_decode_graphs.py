@@ -77,7 +77,13 @@ def fused_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AscendAttention, "_plain_plan", not_fused)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "mistral", "qwen2")),
+        "qwen3",
+    ],
+)
 def test_every_batch_size_equals_the_cpu(
     tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
@@ -204,7 +210,10 @@ class TestSeeded:
             llm.generate(PROMPTS, PARAMS)
         assert "hardware would hang" in caplog.text
 
-    @pytest.mark.parametrize("failing", range(LAYERS))
+    @pytest.mark.parametrize(
+        "failing",
+        [*(pytest.param(n, marks=pytest.mark.slow) for n in range(LAYERS - 1)), LAYERS - 1],
+    )
     def test_an_update_that_fails_ends_its_replay_and_the_step_runs_without(
         self,
         tmp_path: Path,

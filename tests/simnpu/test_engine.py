@@ -81,12 +81,12 @@ def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
 @pytest.mark.parametrize(
     ("backend", "architecture"),
     [
-        # Each architecture and each backend in the default run.
-        *(("piecewise", "llama"), ("piecewise", "qwen3")),
-        *(("breakable", "mistral"), ("breakable", "qwen2")),
+        # Norms of heads, a window and each backend in the default run.
+        *(("piecewise", "qwen3"), ("breakable", "mistral")),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
+                *(("piecewise", "llama"), ("breakable", "qwen2")),
                 *(("piecewise", "mistral"), ("piecewise", "qwen2")),
                 *(("breakable", "llama"), ("breakable", "qwen3")),
             )
@@ -149,8 +149,14 @@ def test_a_sliding_window_equals_the_cpu(tmp_path: Path, simnpu: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("decodes", [False, True])
-@pytest.mark.parametrize("backend", ["piecewise", "breakable"])
+@pytest.mark.parametrize(
+    ("backend", "decodes"),
+    [
+        *(("piecewise", False), ("breakable", True)),
+        pytest.param("piecewise", True, marks=pytest.mark.slow),
+        pytest.param("breakable", False, marks=pytest.mark.slow),
+    ],
+)
 def test_debug_finds_a_weight_that_moved(
     tmp_path: Path, simnpu: Any, backend: str, decodes: bool
 ) -> None:

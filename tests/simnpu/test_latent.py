@@ -52,8 +52,14 @@ def said(path: Path, device: str, **settings: Any) -> list[tuple[list[int], list
     ]
 
 
-@pytest.mark.parametrize("decodes", ["disabled", "full"])
-@pytest.mark.parametrize("chunk", [48, 2048])
+@pytest.mark.parametrize(
+    ("chunk", "decodes"),
+    [
+        *((48, "full"), (2048, "disabled")),
+        pytest.param(48, "disabled", marks=pytest.mark.slow),
+        pytest.param(2048, "full", marks=pytest.mark.slow),
+    ],
+)
 def test_steps_of_all_kinds_equal_the_cpu(
     path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, decodes: str, chunk: int
 ) -> None:

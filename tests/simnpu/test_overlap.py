@@ -95,7 +95,9 @@ def assert_same(llm: LLM, path: Path) -> None:
         assert said == pytest.approx(wanted, abs=1e-4)
 
 
-@pytest.mark.parametrize("prefill", ["disabled", "piecewise", "breakable"])
+@pytest.mark.parametrize(
+    "prefill", ["disabled", "piecewise", pytest.param("breakable", marks=pytest.mark.slow)]
+)
 def test_a_launch_never_waits(
     tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, prefill: str
 ) -> None:

@@ -115,7 +115,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], set[str]]] 
 
 
 # Those whose kernels others launch too are for the long run.
-_LONG = ("int8 on load", "gptq of 8 bits")
+_LONG = ("int8 on load", "gptq of 8 bits", "groups of 16", "q4_0 on load")
 
 
 @pytest.mark.parametrize(
