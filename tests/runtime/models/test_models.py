@@ -34,7 +34,20 @@ def slow(names: Iterable[str]) -> list[Any]:
 
 
 REST = slow(name for name in FALLBACKS if name not in SOME)
-MOST_SLOW = [*LLAMAS, *slow(OTHERS), *slow(SOME), *REST]
+FEW = ("llama", "qwen2-window", "qwen3-tied-bias")
+"""What is not of an architecture is shown of these in the usual run."""
+CACHES = (
+    *("llama", "mistral-window", "qwen2-window", "gemma3", "deepseek-v3", "llama4", "lfm2"),
+    *("granite4", "mamba2", "falcon-h1", "zamba2", "qwen3-next", "gpt-oss", "gpt2"),
+)
+"""One for each kind of cache, and for each layer with a state."""
+
+
+def usual_of(some: Iterable[str]) -> list[Any]:
+    """All variants, of which the usual run has some."""
+    return [*some, *slow(name for name in VARIANTS if name not in some)]
+
+
 PROMPTS = [
     [(31 * i + 7 * j * j) % 500 for j in range(length)] for i, length in enumerate((90, 33, 7, 51))
 ]
@@ -122,7 +135,7 @@ ALL = SamplingParams(
 )
 
 
-@pytest.mark.parametrize("case", MOST_SLOW, indirect=True)
+@pytest.mark.parametrize("case", usual_of(FEW), indirect=True)
 def test_prompt_and_output_logprobs(case: Case) -> None:
     assert_said(case, chunk=512)
 
@@ -140,6 +153,7 @@ def assert_said(case: Case, *, chunk: int) -> None:
         assert_same(case, prompt, tokens, said)
 
 
+@pytest.mark.parametrize("case", usual_of(CACHES), indirect=True)
 def test_a_prefix_hit_gives_the_same_logprobs(case: Case) -> None:
     core = case.core(page_size=4)
     params = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=20)
@@ -151,7 +165,7 @@ def test_a_prefix_hit_gives_the_same_logprobs(case: Case) -> None:
     assert_same(case, longer, tokens, said, skip=len(longer))
 
 
-@pytest.mark.parametrize("case", MOST_SLOW, indirect=True)
+@pytest.mark.parametrize("case", usual_of(FEW), indirect=True)
 def test_greedy_tokens_are_equal_for_64_steps(case: Case) -> None:
     core = case.core()
     params = SamplingParams(temperature=0.0, max_new_tokens=64, ignore_eos=True)
@@ -160,7 +174,7 @@ def test_greedy_tokens_are_equal_for_64_steps(case: Case) -> None:
         assert tokens == expected.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("case", MOST_SLOW, indirect=True)
+@pytest.mark.parametrize("case", usual_of(FEW), indirect=True)
 def test_bfloat16_stays_close(case: Case) -> None:
     llm = LLM(str(case.path), dtype="bfloat16", max_total_tokens=512, num_threads=1)
     params = SamplingParams(temperature=0.0, max_new_tokens=0, prompt_logprobs=0)

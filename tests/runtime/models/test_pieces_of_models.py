@@ -22,7 +22,7 @@ from tests.split_models import answer, assert_alike, load
 
 TEXTS = [*FALLBACKS, *(name for name, (_, how) in OTHERS.items() if "text_config" not in how)]
 MOST = 6
-LAYERS = 9
+LAYERS = 7
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,14 @@ class Traced:
             return self._compiled(*inputs), self.model(*inputs)
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "mistral", "qwen2")),
+        "qwen3",
+        "qwen3_moe",
+    ],
+)
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     torch._dynamo.reset()
     return Traced(

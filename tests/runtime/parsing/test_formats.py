@@ -120,7 +120,16 @@ def test_any_text_reads_the_same_in_pieces(name: str, data: st.DataObject, think
     assert events([text]) == events(text) == events(parts)
 
 
-@pytest.mark.parametrize("name", formats())
+EACH_PARSER = ("hermes", "glm45", "pythonic", "openai", "mistral_args")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in EACH_PARSER))
+        for name in formats()
+    ],
+)
 def test_a_whole_text_of_marks_takes_no_longer_than_its_pieces(name: str) -> None:
     form = formats()[name]
     pieces = ["".join(form.marks)] * (300_000 // len("".join(form.marks)))
