@@ -107,7 +107,7 @@ def test_soft_caps_and_sinks_are_plain_torch_s(
         for name, dtype in CACHE_DTYPES.items()
     ],
 )
-@settings(max_examples=examples(3, exploring=4))
+@settings(max_examples=examples(2, exploring=4))
 @given(
     lens=st.lists(
         st.tuples(st.one_of(st.just(1), st.integers(1, 20)), st.integers(0, 30)),
@@ -182,8 +182,15 @@ def test_gpus_write_fp8_where_triton_s_attention_is_the_first(
         assert cuda_platform.CudaPlatform().quantized_attention_obstacle() == obstacle
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("lens", [[(70, 30), (1, 90), (3, 0), (1, 0)], [(1, 200), (1, 5)]])
+@pytest.mark.parametrize(
+    ("lens", "dtype"),
+    [
+        ([(70, 30), (1, 90), (3, 0), (1, 0)], torch.float16),
+        ([(1, 200), (1, 5)], torch.float32),
+        pytest.param([(70, 30), (1, 90), (3, 0), (1, 0)], torch.float32, marks=pytest.mark.slow),
+        pytest.param([(1, 200), (1, 5)], torch.float16, marks=pytest.mark.slow),
+    ],
+)
 def test_the_blocks_it_chooses_itself(lens: list[tuple[int, int]], dtype: torch.dtype) -> None:
     step = Step(
         lens, page_size=16, heads=8, kv_heads=2, head_size=64, seed=3, dtype=dtype, device=DEVICE

@@ -150,7 +150,10 @@ def plain() -> tuple[torch.Tensor, str]:
     return smollm2_says("auto")
 
 
-@pytest.mark.parametrize("kv_cache_dtype", FORMATS)
+@pytest.mark.parametrize(
+    "kv_cache_dtype",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "fp8_e5m2")) for name in FORMATS],
+)
 def test_smollm2_says_almost_the_same(kv_cache_dtype: str, plain: tuple[torch.Tensor, str]) -> None:
     found, answer = smollm2_says(kv_cache_dtype)
     difference = found - plain[0]

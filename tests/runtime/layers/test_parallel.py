@@ -81,7 +81,13 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+REPEATED = ("llama", "tied", "qwen2", "qwen3", "gemma3", "a norm over all heads", "Mamba 2 alone")
+"""Whose parts other cases have."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case in REPEATED)) for case in CASES]
+)
 def test_ranks_say_what_one_process_says(case: str, tmp_path: Path) -> None:
     architecture, size, overrides = CASES[case]
     path = make_tiny_model(tmp_path, architecture, **overrides)

@@ -125,9 +125,9 @@ PIECES = {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager"
 @pytest.mark.parametrize(
     "case",
     [
-        "awq-bias",
         "gptq-act-order",
         # Fewer parts of the same.
+        pytest.param("awq-bias", marks=pytest.mark.slow),
         pytest.param("awq", marks=pytest.mark.slow),
         pytest.param("gptq-8-rows-head", marks=pytest.mark.slow),
     ],

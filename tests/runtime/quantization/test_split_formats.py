@@ -113,7 +113,13 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+REPEATED = ("16 bits", "awq", "pack", "pack, uneven", "gptq, uneven", "on load q8_0", "F16", "Q5_0")
+"""Formats whose parts other lines have, or `SERVED` below."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in REPEATED)) for name in FORMATS]
+)
 def test_parts_are_together_the_whole(name: str, tmp_path: Path) -> None:
     form = FORMATS[name]
     path = form.write(tmp_path)

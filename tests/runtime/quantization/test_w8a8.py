@@ -115,7 +115,10 @@ def test_quantization_none_widens(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiled_here")
-@pytest.mark.parametrize("settings", [{"block": False, "static": True}, {"block": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({"block": False, "static": True}, marks=pytest.mark.slow), {"block": True}],
+)
 def test_pieces_say_the_same(settings: dict[str, bool], tmp_path: Path) -> None:
     folder = make_fp8(tmp_path, **settings)
     pieces = {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager"}
