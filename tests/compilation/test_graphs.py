@@ -215,9 +215,18 @@ def failing_after(
     return fails
 
 
-@pytest.mark.parametrize("forward", FORWARDS)
-@pytest.mark.parametrize("how", ["refused", "invalidated", "the work fails"])
-@pytest.mark.parametrize("number", [0, 1, 2])
+# Each pair of a forward, a failure and a size in the default run.
+@pytest.mark.parametrize(
+    ("number", "how", "forward"),
+    [
+        pytest.param(
+            *(number, how, forward), marks=[pytest.mark.slow] * ((number + second + third) % 3 > 0)
+        )
+        for number in range(3)
+        for second, how in enumerate(("refused", "invalidated", "the work fails"))
+        for third, forward in enumerate(FORWARDS)
+    ],
+)
 def test_after_a_capture_that_failed_all_others_succeed(
     toy: tuple[ToyModel, PiecewiseForward],
     forward: str,

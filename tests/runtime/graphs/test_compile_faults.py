@@ -41,7 +41,7 @@ NO_PIECES = {
     "damaged": ("not_in_cache", "lacks"),
 }
 """By fault, the reason that is counted, and what the line in the log says."""
-OTHERS = ("all pieces", "disk full in the end", "other keys")
+OTHERS = ("all pieces", "full disk", "disk full in the end", "other keys")
 """Other ways to steps without pieces than those of the default run."""
 
 

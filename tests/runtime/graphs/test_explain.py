@@ -32,7 +32,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "llama",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen2", "qwen3")),
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(
         tmp_path_factory.mktemp("model"), request.param, num_hidden_layers=LAYERS

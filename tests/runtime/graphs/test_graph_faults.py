@@ -82,15 +82,18 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
 
 
 @pytest.mark.parametrize(
-    "architecture",
+    ("architecture", "platform"),
     [
-        "llama",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen2")),
-        "qwen3",
+        ("llama", CpuPlatform),
+        ("qwen3", RecordingPlatform),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                *(("mistral", CpuPlatform), ("qwen2", CpuPlatform), ("qwen3", CpuPlatform)),
+                *((name, RecordingPlatform) for name in ("llama", "mistral", "qwen2")),
+            )
+        ),
     ],
-)
-@pytest.mark.parametrize(
-    "platform", [CpuPlatform, RecordingPlatform], ids=["called again", "recorded"]
 )
 def test_logits_with_graphs_are_those_without(
     tmp_path: Path,
@@ -116,8 +119,15 @@ def test_logits_with_graphs_are_those_without(
 # Captures that fail
 
 
-@pytest.mark.parametrize("piece", range(LAYERS + 1))
-@pytest.mark.parametrize("number", range(len(SIZES)))
+# Each size, each piece and each error in the default run.
+@pytest.mark.parametrize(
+    ("number", "piece"),
+    [
+        pytest.param(number, piece, marks=[pytest.mark.slow] * ((number + piece) % 3 > 0))
+        for number in range(len(SIZES))
+        for piece in range(LAYERS + 1)
+    ],
+)
 def test_a_capture_that_fails_at_a_size_and_a_piece(
     path: Path,
     expected: list[Completion],
@@ -174,10 +184,15 @@ def test_a_wrong_graph_of_a_piece_is_found_out(
     check_answers(llm, expected)
 
 
+# Each piece and each platform in the default run.
 @pytest.mark.parametrize(
-    "platform", [CpuPlatform, RecordingPlatform], ids=["unrecorded", "recorded"]
+    ("piece", "platform"),
+    [
+        pytest.param(piece, platform, marks=[pytest.mark.slow] * ((piece + number) % 2))
+        for piece in range(LAYERS + 1)
+        for number, platform in enumerate((CpuPlatform, RecordingPlatform))
+    ],
 )
-@pytest.mark.parametrize("piece", range(LAYERS + 1))
 def test_a_piece_that_is_compiled_wrong_is_found_out(
     path: Path,
     expected: list[Completion],
@@ -366,7 +381,7 @@ def test_nothing_is_traced_or_compiled_in_the_process_that_serves(
 # A check of pieces
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_plan_that_calls_a_piece_with_another_layer_s_weights_is_found_out(
     path: Path,
     compiled_here: None,

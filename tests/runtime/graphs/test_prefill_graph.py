@@ -4,6 +4,7 @@ them, and eager where pieces fail.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "mistral": {"sliding_window": 8},
 }
+RECORDED = (("piecewise", "qwen3"), ("breakable", "llama"), ("disabled", "llama"))
+"""What the default run records."""
 PARAMS = SamplingParams(
     temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=5, prompt_logprobs=0
 )
@@ -87,10 +90,10 @@ def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "architecture"),
     [
-        *(("4,16,33", family) for family in ("qwen2", "qwen3")),
+        ("4,16,33", "qwen2"),
         *(
             pytest.param("4,16,33", family, marks=pytest.mark.slow)
-            for family in ("llama", "mistral")
+            for family in ("llama", "mistral", "qwen3")
         ),
         (None, "llama"),
         pytest.param(None, "qwen3", marks=pytest.mark.slow),
@@ -281,14 +284,14 @@ def test_graphs_of_decodes_count_in_the_devices_budget(
 
 
 @pytest.mark.parametrize(
-    "architecture",
+    ("backend", "architecture"),
     [
-        "llama",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen2")),
-        "qwen3",
+        pytest.param(*each, marks=[pytest.mark.slow] * (each not in RECORDED))
+        for each in product(
+            ("piecewise", "breakable", "disabled"), ("llama", "mistral", "qwen2", "qwen3")
+        )
     ],
 )
-@pytest.mark.parametrize("backend", ["piecewise", "breakable", "disabled"])
 @pytest.mark.usefixtures("compiled_here")
 def test_recorded_steps_give_what_eager_gives(
     tmp_path: Path, architecture: str, backend: str, monkeypatch: pytest.MonkeyPatch
