@@ -42,6 +42,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 """Family, parameters, and how diffusers calls those that it names otherwise."""
 
 
+def usual(*families: str) -> list[Any]:
+    """All families, of which the usual run has some."""
+    return [
+        pytest.param(each, marks=[pytest.mark.slow] * (each not in families)) for each in FAMILIES
+    ]
+
+
 @pytest.mark.parametrize(("family", "asked", "renamed"), CASES)
 def test_pixels_are_diffusers(
     pipeline_folder: Folder, family: str, asked: dict[str, Any], renamed: dict[str, Any]
@@ -53,7 +60,7 @@ def test_pixels_are_diffusers(
     assert expected.std() > 0.05, "a flat image would prove nothing"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", usual("qwen-image"))
 def test_seed_and_prompt_matter(pipeline_folder: Folder, family: str) -> None:
     model = load(pipeline_folder(family))
     frames = {"num_frames": 5} if family == "wan" else {}
@@ -66,7 +73,7 @@ def test_seed_and_prompt_matter(pipeline_folder: Folder, family: str) -> None:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", usual("flux", "qwen-image"))
 def test_states_may_join_and_leave_between_steps(pipeline_folder: Folder, family: str) -> None:
     """Each at its own step, with its own number of steps, guidance and prompt."""
     model = load(pipeline_folder(family))
