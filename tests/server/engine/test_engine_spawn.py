@@ -88,7 +88,11 @@ def test_a_start_that_fails_leaves_no_process(model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "seconds"),
-    [(signal.SIGINT, 0.0), (signal.SIGINT, 0.2), (signal.SIGINT, 0.8), (signal.SIGTERM, 0.4)],
+    [
+        *((signal.SIGINT, 0.2), (signal.SIGTERM, 0.4)),
+        pytest.param(signal.SIGINT, 0.0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 0.8, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_while_it_starts_ends_all_without_a_traceback(
     model: Path, number: signal.Signals, seconds: float

@@ -135,7 +135,9 @@ def test_a_url_is_fetched_without_a_key(client: OpenAI, alone: Any, kind: Any) -
 @pytest.mark.parametrize("form", ["b64_json", "url"])
 def test_answers_are_as_the_server_declares_them(server: ServerProcess, form: str) -> None:
     document = server.client.get("/openapi.json").json()
-    made = server.client.post(PATH, json={"prompt": "a fox", "response_format": form, **FAST})
+    made = server.client.post(
+        PATH, json={"prompt": "a fox", "size": "32x32", "response_format": form, **FAST}
+    )
     assert made.status_code == 200
     check_answer(document, "POST", PATH, made)
     if form == "url":
