@@ -32,7 +32,7 @@ SERVED_MODEL := $(if $(filter smollm2-135m,$(MODEL)),$(MODEL_STAMP))
 NEEDS_311 := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	"piecework needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")
 
-.PHONY: help serve test test-all lint install dev bench bench-cpu clean
+.PHONY: help serve test test-all lint install dev wheel bench bench-cpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,11 @@ install: $(STAMPS)/project ## the project, editable, and what it runs on
 
 dev: $(STAMPS)/dev $(MODEL_STAMP) ## the same with the test tools and the small model
 
+wheel: $(STAMPS)/project ## in dist, with the kernels of every CPU of this architecture: it needs no compiler for them
+	$(BIN)/python -m piecework.kernels.cpu.native.ship
+	$(BIN)/python -m pip -q wheel --no-deps --wheel-dir dist . \
+		--config-settings=--build-option=--plat-name=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_platform().translate({45: 95, 46: 95}))')
+
 bench: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL and measure it: 8 clients at a time, 256 tokens in, 64 out
 	@$(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) --log-level warning & server=$$!; \
 	trap 'kill $$server 2> /dev/null; wait $$server' EXIT; \
@@ -69,7 +74,7 @@ bench-cpu: $(STAMPS)/project $(SERVED_MODEL) ## MODEL beside the servers that sc
 		$(foreach script,$(wildcard $(PEERS)/*.sh),--server '$(basename $(notdir $(script)))=$(script)') $(ARGS)
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist kernels/cpu/native/shipped *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:

@@ -59,7 +59,7 @@ def built_variants() -> list[CDLL]:
 def _has_flags(variant: build.Variant) -> bool:
     environment = os.environ | {"TMPDIR": tempfile.gettempdir()}
     try:
-        build._check_flags(build._compiler(), variant, environment)
+        build._check_flags(build.find_compiler(), variant, environment)
     except OSError:
         return False
     return True

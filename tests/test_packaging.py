@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from functools import cache
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
@@ -151,3 +153,22 @@ def test_the_root_lends_names_of_the_runtime(name: str) -> None:
 def test_the_root_has_no_other_names() -> None:
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         piecework.nothing_of_the_kind  # noqa: B018
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_kernels_sources_and_what_was_compiled_of_them(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    left_out = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "shipped")
+    shutil.copytree(ROOT, tree, ignore=left_out)
+    library = tree / "kernels" / "cpu" / "native" / "shipped" / "avx2-0.so"
+    library.parent.mkdir()
+    library.write_bytes(b"kernels")
+    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "."]
+    subprocess.run([*wheel, "--wheel-dir", tmp_path], cwd=tree, check=True, capture_output=True)
+    (made,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(made).namelist()
+    native = "piecework/kernels/cpu/native"
+    assert f"{native}/shipped/avx2-0.so" in names
+    assert {f"{native}/{path.name}" for path in (ROOT / "kernels/cpu/native").glob("*.cpp")} <= {
+        *names
+    }

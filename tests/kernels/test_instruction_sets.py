@@ -91,7 +91,7 @@ def test_without_any_openmp_one_line_says_so(
 
 
 @pytest.mark.parametrize(
-    ("macro", "linked"), [("__clang__", ()), ("__GNUC__", ("/torch/libgomp.so.1",))]
+    ("macro", "linked"), [("__clang__", ("-fopenmp",)), ("__GNUC__", ("/torch/libgomp.so.1",))]
 )
 def test_only_what_is_no_clang_is_linked_to_the_openmp_that_torch_brought(
     macro: str, linked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

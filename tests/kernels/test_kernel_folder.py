@@ -158,11 +158,13 @@ def test_a_disk_that_fills_up_during_the_build_is_known_by_what_the_compiler_say
         build.load_variant(PORTABLE, tmp_path / "kernels")
 
 
-def test_a_library_that_was_cut_short_is_built_anew(tmp_path: Path, load: Load) -> None:
+@pytest.mark.parametrize("size", [0, 4, 1000, 8000])
+def test_a_library_that_was_cut_short_is_built_anew(tmp_path: Path, load: Load, size: int) -> None:
     load(tmp_path / "kernels")
     (library,) = (tmp_path / "kernels").glob("*.so")
+    whole = library.read_bytes()
     library.unlink()
-    library.write_bytes(b"\x7fELF")
+    library.write_bytes(whole[:size])
     found, lines = load(tmp_path / "kernels")
     assert found is not None and found.answer() == 42 and lines == []  # type: ignore[attr-defined]
 

@@ -1,5 +1,5 @@
-"""The C++ kernels: compiled once for this machine's CPU with its own compiler, kept on disk, loaded
-by ctypes.
+"""The C++ kernels: those that came with the package, or compiled once for this machine's CPU with
+its own compiler and kept on disk; loaded by ctypes.
 
 They know C and OpenMP alone, no torch header, so that a build takes seconds.
 """
@@ -12,11 +12,13 @@ import hashlib
 import logging
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +29,7 @@ from ...cache_folder import UnusableFolder, ensure_room, is_held, kernels_folder
 from ...toolchain import version_of
 from ..cores import choose_threads
 from .instruction_sets import instruction_sets
-from .openmp import OpenMP, find_openmp
+from .openmp import OpenMP, find_openmp, open_to_all
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +128,8 @@ def load_kernels() -> ctypes.CDLL | None:
     """The best for this CPU that its compiler can make, built if they are not there yet; None, with
     one warning, where none can be.
 
-    Where they cannot be kept they are built in a temporary folder, for this process alone.
+    Those of the package need no compiler. Where others cannot be kept they are built in a temporary
+    folder, for this process alone.
     """
     if sys.platform == "win32":
         # Its compilers keep no stack that wide vectors can be stored on.
@@ -172,7 +175,7 @@ def _load_best(folder: Path) -> ctypes.CDLL:
     # One for every CPU is no substitute for vectors, which plain torch has.
     for variant in (best, *(other for other in others if other.needs)):
         try:
-            kernels = load_variant(variant, folder)
+            kernels = _load_shipped(variant) or load_variant(variant, folder)
         except UnusableFolder:
             raise
         except OSError as error:
@@ -187,6 +190,25 @@ def _load_best(folder: Path) -> ctypes.CDLL:
     raise obstacle
 
 
+def shipped_library(variant: Variant) -> Path:
+    """Where a package has a variant that was compiled from its own sources (`ship.py`)."""
+    made_from = [variant.name, variant.flags, _FLAGS, _sources()]
+    key = hashlib.sha256(repr(made_from).encode()).hexdigest()
+    return _SOURCES / "shipped" / f"{variant.name}-{key[:32]}.so"
+
+
+def _load_shipped(variant: Variant) -> ctypes.CDLL | None:
+    library = shipped_library(variant)
+    if not library.exists():
+        return None
+    try:
+        open_to_all()
+        return _load(library)
+    except OSError as error:
+        logger.warning("the CPU kernels that came with the package cannot be loaded: %s", error)
+        return None
+
+
 def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
     """One variant, which this CPU must be able to run, from `folder` or where kernels are kept.
 
@@ -195,7 +217,7 @@ def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
     """
     assert variant.needs <= instruction_sets(), f"this CPU cannot run {variant.name}"
     folder = folder or kernels_folder()
-    compiler = _compiler()
+    compiler = find_compiler()
     openmp = find_openmp(compiler)
     made_from = [
         torch.__version__,
@@ -209,26 +231,35 @@ def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
     ]
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()
     library = folder / f"{variant.name}-{key[:32]}.so"
-    if (kept := _load_whole(library)) is not None:
-        return kept
+    with suppress(OSError):
+        return _load(library)
     _remove_abandoned(folder)
     ensure_room(folder, _BUILD_BYTES)
     with locked(library.with_suffix(".lock")):
-        if (made_meanwhile := _load_whole(library)) is not None:
-            return made_meanwhile
-        _build(compiler, variant, openmp, library)
+        with suppress(OSError):
+            # Another process has made it meanwhile.
+            return _load(library)
+        compile_variant(compiler, variant, openmp, library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise UnusableFolder(f"what was built there cannot be loaded: {error}") from error
 
 
-def _load_whole(library: Path) -> ctypes.CDLL | None:
-    """None where it is not there, or cut short by a machine that went down while it was written."""
-    try:
-        return ctypes.CDLL(str(library)) if library.exists() else None
-    except OSError:
-        return None
+def _load(library: Path) -> ctypes.CDLL:
+    """Raises `OSError` where it is not there, or cut short by a machine that went down while it was
+    written: the system's loader would be ended by a signal (SIGBUS).
+    """
+    with library.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(b"\x7fELF"):
+        # The table of an ELF file's sections is its end: where it begins, a row's bytes, and rows.
+        if len(head) < 64:
+            raise OSError(f"{library} is cut short")
+        begin, size, rows = struct.unpack("<Q10xHH", head[40:62])
+        if library.stat().st_size < begin + size * rows:
+            raise OSError(f"{library} is cut short")
+    return ctypes.CDLL(str(library))
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -238,7 +269,10 @@ def _remove_abandoned(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> None:
+def compile_variant(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> None:
+    """Into a file. Raises `OSError` where the compiler cannot, `UnusableFolder` where the folder is
+    the reason, `subprocess.TimeoutExpired`.
+    """
     with (
         tempfile.TemporaryDirectory(
             prefix=f"{library.stem}{_MAKING}", dir=library.parent
@@ -262,18 +296,8 @@ def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> No
 
         list(pool.map(make, range(len(sources))))
         unfinished = f"{folder}/{library.name}"
-        _run(
-            [
-                compiler,
-                *flags,
-                "-shared",
-                *objects,
-                *openmp.link,
-                "-o",
-                unfinished,
-            ],
-            environment,
-        )
+        linked = ["-shared", *objects, *openmp.link, "-o", unfinished]
+        _run([compiler, *_FLAGS, *variant.flags, *linked], environment)
         os.replace(unfinished, library)
 
 
@@ -327,7 +351,8 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
     raise OSError(f"{command[0]} failed: {result.stderr.strip().partition(chr(10))[0]}")
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+    """Its path. Raises `OSError` where there is none."""
     for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
         if path := shutil.which(name):
             return path

@@ -4,6 +4,7 @@ keep threads that wait for work on all cores.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import subprocess
 import tempfile
@@ -38,10 +39,16 @@ def find_openmp(compiler: str) -> OpenMP:
     """
     if is_clang(compiler):
         # Not linked to g++'s library: that would tell each thread of clang's that it is alone.
-        return _tried(compiler, OpenMP(("-fopenmp",)))
+        return _tried(compiler, OpenMP(("-fopenmp",), ("-fopenmp",)))
     # g++ brings its own.
-    gomp = _loaded_library()
-    return OpenMP(("-fopenmp",), (gomp,) if gomp else ())
+    return OpenMP(("-fopenmp",), (_loaded_library() or "-fopenmp",))
+
+
+def open_to_all() -> None:
+    """Let libraries that are linked to no OpenMP find torch's, or g++'s where torch brought none.
+    Raises `OSError` where this machine has neither.
+    """
+    ctypes.CDLL(_loaded_library() or "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
 
 
 @cache
