@@ -99,8 +99,9 @@ def test_without_a_compiler_the_next_best_is_taken_and_said(
     assert f"are {VARIANTS[0].name} instead of best: this machine has no C++ compiler" in line
 
 
-def test_what_was_shipped_of_earlier_sources_goes(sources: Path) -> None:
+def test_what_was_shipped_of_earlier_sources_and_what_a_killed_run_left_goes(sources: Path) -> None:
     ship.main(["--variants", VARIANTS[0].name])
+    (sources / "shipped" / f"{VARIANTS[0].name}-0123.making").mkdir()
     (sources / "answer.cpp").write_text(_THREADS + "// mended\n")
     ship.main(["--variants", VARIANTS[0].name])
     assert list((sources / "shipped").iterdir()) == [build.shipped_library(VARIANTS[0])]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -51,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _made(compiler: str, variant: Variant) -> bool:
     library = shipped_library(variant)
     library.parent.mkdir(exist_ok=True)
-    for other in library.parent.glob(f"{variant.name}-*.so"):
-        if other != library:
+    for other in library.parent.glob(f"{variant.name}-*"):
+        if other.is_dir():  # of one that was killed
+            shutil.rmtree(other)
+        elif other != library:
             other.unlink()
     if library.exists():
         return True
