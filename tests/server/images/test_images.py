@@ -27,7 +27,7 @@ KEY = "secret"
 PATH = "/v1/images/generations"
 SEED = 7
 FAST = {"num_inference_steps": 2, "seed": SEED}
-QUEUE = 60
+QUEUE = 24
 POISON, HOG, TOO_WIDE = 666, 667, 96
 
 
@@ -219,7 +219,7 @@ def test_the_rest_of_the_server_is_there(server: ServerProcess, client: OpenAI) 
     )
 
 
-async def test_fifty_at_once_with_cancels_lose_nothing(
+async def test_twenty_at_once_with_cancels_lose_nothing(
     server: ServerProcess, async_client: AsyncOpenAI, alone: Any
 ) -> None:
     """Two shapes, different numbers of steps; every third client leaves at some moment."""
@@ -232,7 +232,7 @@ async def test_fifty_at_once_with_cancels_lose_nothing(
         assert answer.data is not None
         return decoded(answer.data[0]), alone("a fox", *shape, steps, number)
 
-    jobs = [asyncio.create_task(ask(number)) for number in range(50)]
+    jobs = [asyncio.create_task(ask(number)) for number in range(20)]
     leaving = jobs[::3]
     for job in leaving:
         await asyncio.sleep(0.02)
@@ -269,7 +269,7 @@ async def test_more_than_may_wait_are_told_to_come_again(server: ServerProcess) 
     async with httpx.AsyncClient(
         base_url=server.url, headers=server.client.headers, timeout=60
     ) as client:
-        answers = await asyncio.gather(*(client.post(PATH, json=body) for _ in range(8)))
+        answers = await asyncio.gather(*(client.post(PATH, json=body) for _ in range(4)))
     refused = [answer for answer in answers if answer.status_code == 503]
     assert refused and all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
     assert all(
