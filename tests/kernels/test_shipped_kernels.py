@@ -86,6 +86,18 @@ def test_what_cannot_be_loaded_is_one_line_and_built_here(
     assert "came with the package" in line
 
 
+def test_without_a_compiler_either_plain_torch_runs_and_the_remedy_is_said(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "runnable_variants", lambda: VARIANTS[:1])
+    ship.main(["--variants", VARIANTS[0].name])
+    build.shipped_library(VARIANTS[0]).write_bytes(b"")
+    without_compiler(monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        assert build.load_kernels() is None
+    assert "install g++" in caplog.messages[-1]
+
+
 def test_without_a_compiler_the_next_best_is_taken_and_said(
     sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
