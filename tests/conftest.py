@@ -65,6 +65,7 @@ _FIRST = (
     "tests/server/test_server_end",
     "tests/server/test_launch",
     "tests/runtime/graphs/",
+    "tests/test_other_systems",
 )
 """Files that take longest, so that none of them is the last."""
 
