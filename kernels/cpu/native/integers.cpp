@@ -92,6 +92,14 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
   }
 }
 
+// The same, few columns of all parts of the panel before the next ones: memory is read line after line, not every other line twice.
+template <class Kind, int R>
+void integer_products_in_order(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds) {
+  constexpr int kAtOnce = 8 / Kind::kUnits;
+  for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += 8, adds = true)
+    integer_products<Kind, R>(panel, x, at, std::min(kAtOnce, blocks - b), c, adds);
+}
+
 // The same for as many rows of x as pay to unpack the panel; of fewer than kIntegerRows the last ones are left. How many it made.
 template <class Kind>
 int many_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, int rows, float* c, bool adds) {
@@ -201,6 +209,8 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
       with_format(linear.format, [&](auto kind) {
         if constexpr (kind.kIsScaled && kHasPairs)
           pair_products<decltype(kind), rows>(panel, from, at, span.columns / kind.kColumns, to, adds, blocks > 1 ? rest : 0);
+        else if constexpr (kind.kIsScaled && kParts == 2)
+          integer_products_in_order<decltype(kind), rows>(panel, from, at, span.columns / kind.kColumns, to, adds);
         else if constexpr (kind.kIsScaled)
           integer_products<decltype(kind), rows>(panel, from, at, span.columns / kind.kColumns, to, adds);
       });
