@@ -38,7 +38,8 @@ def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[
         if PORT in command
         else [*words, str(port)]
     )
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # Not by raising SIGINT: jobs that a script starts in the background ignore it.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         try:
             process = subprocess.Popen(

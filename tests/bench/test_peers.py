@@ -182,17 +182,20 @@ def test_a_server_that_dies_keeps_its_figures_and_so_do_the_others(
     assert [failure is None for failure in failures] == [True, True, *[False] * 4]
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT])
-def test_a_measurement_that_is_ended_ends_its_server(ended_by: signal.Signals) -> None:
+@pytest.mark.parametrize("interrupts", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_measurement_that_is_ended_ends_its_server(interrupts: signal.Handlers) -> None:
+    """Also in the background of a script, where Ctrl-C is ignored."""
     asleep = shlex.join([sys.executable, "-c", "import time; time.sleep(600)"])
     flags = ["--loads", "single", "--server", f"piecework={asleep}"]
     measurement = psutil.Popen(
-        [sys.executable, "-m", "piecework", "bench", "peers", *flags], stderr=subprocess.PIPE
+        [sys.executable, "-m", "piecework", "bench", "peers", *flags],
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupts),
     )
     try:
         while not (servers := measurement.children()):
             time.sleep(0.05)
-        measurement.send_signal(ended_by)
+        measurement.terminate()
         said = measurement.communicate(timeout=60)[1]
         assert (measurement.returncode, said) == (130, b"")
         assert not psutil.wait_procs(servers, timeout=0)[1]
