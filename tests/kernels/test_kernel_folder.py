@@ -169,6 +169,14 @@ def test_a_library_that_was_cut_short_is_built_anew(tmp_path: Path, load: Load, 
     assert found is not None and found.answer() == 42 and lines == []  # type: ignore[attr-defined]
 
 
+def test_a_library_of_another_byte_order_is_judged_by_the_loader_alone(tmp_path: Path) -> None:
+    library = tmp_path / "other.so"
+    library.write_bytes(b"\x7fELF\2\2" + b"\xff" * 500)
+    with pytest.raises(OSError) as raised:
+        build._load(library)
+    assert "cut short" not in str(raised.value)
+
+
 def test_a_compiler_that_never_ends_costs_its_time_once(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import platform
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +29,13 @@ extern "C" int threads() {
 }
 """
 VARIANTS = [variant for variant in build.runnable_variants() if variant.needs]
-pytestmark = pytest.mark.skipif(not VARIANTS, reason="kernels of this CPU are not shipped")
+pytestmark = pytest.mark.skipif(
+    not VARIANTS
+    or sys.platform != "linux"
+    or platform.machine() not in ship._ARCHITECTURES
+    or shutil.which("g++") is None,
+    reason="kernels of this CPU are not shipped, or there is no g++ to make them",
+)
 
 
 @pytest.fixture
@@ -38,6 +46,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "answer.cpp").write_text(_THREADS)
     monkeypatch.setattr(build, "_SOURCES", folder)
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path / "built"))
+    monkeypatch.setenv("CXX", "g++")
     build.load_kernels.cache_clear()
     yield folder
     build.load_kernels.cache_clear()
@@ -135,6 +144,15 @@ def test_a_variant_that_the_compiler_cannot_make_is_named_and_the_others_are_the
     assert ship.main(["--variants", f"{one.name},{other.name}"]) == 1
     assert not build.shipped_library(one).exists() and build.shipped_library(other).exists()
     assert f"{one.name} is not shipped" in capsys.readouterr().err
+
+
+def test_a_package_that_cannot_be_written_is_one_line(
+    sources: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sources / "shipped").write_text("no folder")
+    assert ship.main(["--variants", VARIANTS[0].name]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{VARIANTS[0].name} is not shipped" in line and "shipped" in line
 
 
 @pytest.mark.parametrize(

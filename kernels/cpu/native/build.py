@@ -252,8 +252,9 @@ def _load(library: Path) -> ctypes.CDLL:
     """
     with library.open("rb") as file:
         head = file.read(64)
-    if head.startswith(b"\x7fELF"):
-        # The table of an ELF file's sections is its end: where it begins, a row's bytes, and rows.
+    # Of 64 bits, the lowest byte first. The table of an ELF file's sections is its end: where it
+    # begins, a row's bytes, and rows. Others are left to the loader.
+    if head.startswith(b"\x7fELF\2\1"):
         if len(head) < 64:
             raise OSError(f"{library} is cut short")
         begin, size, rows = struct.unpack("<Q10xHH", head[40:62])

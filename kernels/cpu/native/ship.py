@@ -51,16 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _made(compiler: str, variant: Variant) -> bool:
     library = shipped_library(variant)
-    library.parent.mkdir(exist_ok=True)
-    for other in library.parent.glob(f"{variant.name}-*"):
-        if other.is_dir():  # of one that was killed
-            shutil.rmtree(other)
-        elif other != library:
-            other.unlink()
-    if library.exists():
-        return True
     try:
-        compile_variant(compiler, variant, _OPENMP, library)
+        library.parent.mkdir(exist_ok=True)
+        for other in library.parent.glob(f"{variant.name}-*"):
+            if other.is_dir():  # of one that was killed
+                shutil.rmtree(other)
+            elif other != library:
+                other.unlink()
+        if not library.exists():
+            compile_variant(compiler, variant, _OPENMP, library)
     except (OSError, subprocess.SubprocessError) as error:
         print(f"{variant.name} is not shipped: {error}", file=sys.stderr)
         return False

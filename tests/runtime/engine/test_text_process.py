@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -112,3 +114,20 @@ def test_memory_is_given_back_once_in_a_while_without_requests() -> None:
     core, _ = make_core()
     run(core, Late([asked("r", 3), asked("s", 3)]), lambda: given.append(len(polls)))
     assert given == [1, 7, 13]
+
+
+def test_garbage_is_looked_for_again_once_imports_are_done_or_have_failed() -> None:
+    """In a process of its own: an engine's process takes signals over."""
+    code = (
+        "import gc\n"
+        "from piecework.runtime.engine.process import run_engine\n"
+        "def find():\n"
+        "    assert not gc.isenabled()\n"
+        "    raise LookupError\n"
+        "try:\n"
+        "    run_engine(find)\n"
+        "except LookupError:\n"
+        "    print(gc.isenabled())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("True\n", "")
