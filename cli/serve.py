@@ -16,6 +16,7 @@ from ..server.config import ServerConfig
 from ..server.engine.spawn import spawned
 from ..server.fleet.config import FleetConfig, FleetLimits
 from ..server.images.config import ImageServerConfig
+from ..server.listener import listen
 from ..server.pooling.config import PoolingServerConfig
 from .flags import (
     ArgumentParser,
@@ -91,23 +92,24 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = fleet_config(arguments, serving_config) or serving_config(arguments)
     # All processes of the server log alike.
     os.environ[FORMAT_VARIABLE] = config.log_format
-    if isinstance(config, FleetConfig):
-        from ..server.launch import serve
-
-        return serve(config, None, _BEGAN)
     if isinstance(config, ServerConfig) and config.engine.node_rank > 0:
         from ..runtime.distributed.node import run_node
 
         check_model(config.engine)
         return run_node(config.engine, log_level=config.log_level, environment=ENVIRONMENT)
-    # While it imports what engines need, this process imports the web stack, and reads the
-    # tokenizer.
-    with spawned(config.engine_command) as process:
-        if isinstance(config, ServerConfig):
-            check_model(config.engine)
-        from ..server.launch import serve
+    with listen(config.host, config.port) as listener:
+        if isinstance(config, FleetConfig):
+            from ..server.launch import serve
 
-        return serve(config, process, _BEGAN)
+            return serve(config, None, listener, _BEGAN)
+        # While it imports what engines need, this process imports the web stack, and reads the
+        # tokenizer.
+        with spawned(config.engine_command) as process:
+            if isinstance(config, ServerConfig):
+                check_model(config.engine)
+            from ..server.launch import serve
+
+            return serve(config, process, listener, _BEGAN)
 
 
 def _pools(arguments: argparse.Namespace, path: str) -> bool:

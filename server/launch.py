@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -47,55 +46,33 @@ engine do.
 """
 _KILL_TIMEOUT = 3
 """The same after a second signal."""
-_BACKLOG = 2048
 
 
 def serve(
     config: AnyServerConfig | FleetConfig,
     process: subprocess.Popen[bytes] | None,
+    listener: socket.socket,
     began: float,
 ) -> NoReturn:
     """Serve until told to stop, and end the process with the exit code.
 
     `process`: an engine process that waits for its job; None for several models, which have none
-    before they are asked for. `began`: when the start began, by
-    `time.perf_counter`.
+    before they are asked for. `listener`: what clients connect to. `began`: when the start began,
+    by `time.perf_counter`.
 
     0 after SIGTERM or SIGINT; 1 where the engine crashed too often; 2 where it could not start for
     a reason that the user can mend; a second signal ends the process with 128 + its number. Raises
-    `ValueError` where the port is taken or the model cannot be found or read.
+    `ValueError` where the model cannot be found or read.
     """
     _set_up_logging(config.log_level)
-    with listen(config.host, config.port) as listener:
-        if isinstance(config, FleetConfig):
-            from .fleet.service import prepare_fleet
+    if isinstance(config, FleetConfig):
+        from .fleet.service import prepare_fleet
 
-            make = prepare_fleet(config)
-        else:
-            make = service_of(config, process)
-        uvloop.run(_launch(config, listener, make, began))
+        make = prepare_fleet(config)
+    else:
+        make = service_of(config, process)
+    uvloop.run(_launch(config, listener, make, began))
     raise AssertionError("the process has ended")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `ValueError` where the port is taken or the address is not this
-    machine's.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except UnicodeError:
-        raise ValueError(f"cannot listen on --host {host}: this is no host name") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ValueError(
-                f"port {port} of {host} is in use; choose another with --port, or stop what "
-                "listens there"
-            ) from None
-        reason = (
-            error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        )
-        raise ValueError(f"cannot listen on --host {host} --port {port}: {reason}") from None
 
 
 async def _launch(

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,6 +224,10 @@ def test_a_port_in_use_is_one_line_and_costs_no_load(model: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = ["--port", str(taken.getsockname()[1])]
         with serve(model, *flags) as server:
+            while server.process.poll() is None:
+                with suppress(psutil.NoSuchProcess):
+                    assert not psutil.Process(server.process.pid).children()
+                time.sleep(0.01)
             code, out, err = server.finish()
     assert (code, out) == (2, "")
     assert (

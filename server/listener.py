@@ -1,0 +1,30 @@
+"""What clients connect to, made before anything is loaded: a port that is taken costs no start."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `ValueError` where the port is taken or the address is not this
+    machine's.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except UnicodeError:
+        raise ValueError(f"cannot listen on --host {host}: this is no host name") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(
+                f"port {port} of {host} is in use; choose another with --port, or stop what "
+                "listens there"
+            ) from None
+        reason = (
+            error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        )
+        raise ValueError(f"cannot listen on --host {host} --port {port}: {reason}") from None
