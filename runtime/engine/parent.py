@@ -60,7 +60,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "--no-job":
         del sys.argv[1]
         end_with_parent()
-        # It imports compilers, and ends: looking for garbage would take a seventh of that time.
+        # It imports compilers, and ends: looking for garbage would take longer than it is worth.
         gc.set_threshold(_OBJECTS_A_COLLECTION)
     else:
         killed_with_parent()

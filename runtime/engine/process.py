@@ -56,7 +56,7 @@ def run_engine(find: Callable[[], Build]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Asked for before a process that hangs is killed. Needs no lock, and no thread that goes on.
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    # What imports make stays: looking for garbage among it would take a sixth of their time.
+    # What imports make stays: looking for garbage among it would only make them longer.
     gc.disable()
     try:
         build = find()

@@ -237,6 +237,18 @@ def test_a_port_in_use_is_one_line_and_costs_no_load(model: str) -> None:
     )
 
 
+def test_who_connects_before_the_server_can_answer_is_answered(model: str) -> None:
+    with serve(model) as server:
+        early = None
+        while early is None:
+            assert server.process.poll() is None
+            with suppress(ConnectionRefusedError):
+                early = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        with early:
+            early.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert early.recv(12) in (b"HTTP/1.1 503", b"HTTP/1.1 200")
+
+
 def test_a_broken_model_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with serve(str(tmp_path)) as server:
