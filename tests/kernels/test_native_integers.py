@@ -24,14 +24,21 @@ from piecework.kernels.cpu.native.linear import INTEGERS, Layout, NativeLinear, 
 K_QUANTS = ["Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 OTHERS = ["Q2_K", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"]
 KINDS = ["Q8_0", "Q4_0", "Q4_1", *K_QUANTS]
+WIDE = ["Q8_0", "IQ4_NL", "IQ4_XS"]
+"""Whose numbers have 8 bits, of which AVX2 sums up pairs in 16."""
 VARIANTS = native_variants()
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
+def rounded(x: torch.Tensor, variant: build.Variant, kind: str) -> torch.Tensor:
     """x [T, K] as 8 bits in groups of 32 hold it, in float64."""
     groups = x.float().numpy().reshape(len(x), -1, 32)
     largest = np.abs(groups).max(-1, keepdims=True)
+    if variant.name == "avx2" and kind in WIDE:
+        # Columns 0 and 2, 1 and 3, 4 and 6, 5 and 7 of each eight are multiplied as pairs.
+        fours = groups.reshape(len(x), -1, 8, 4)
+        sums = np.abs(fours[..., :2] + fours[..., 2:]).reshape(len(x), -1, 16)
+        largest = np.maximum(largest, sums.max(-1, keepdims=True))
     is_zero = largest < np.float32(2.0**-100)
     inverse = np.where(is_zero, np.float32(0), np.float32(127) / np.where(is_zero, 1, largest))
     scale = np.where(is_zero, np.float32(0), largest * (np.float32(1) / np.float32(127)))
@@ -113,7 +120,7 @@ def test_it_is_the_product_with_rounded_numbers(
     blocks, numbers = stored(kind, rows, width(kind, groups), seed)
     x = inputs(tokens, width(kind, groups), seed) * 2.0**power
     bias = torch.randn(rows).bfloat16()
-    made_of = rounded(x) if tokens else x.double()
+    made_of = rounded(x, variant, kind) if tokens else x.double()
     exact = made_of @ numbers.T + bias.double()
     library = built(variant)
     with unpacking(library, unpacks):
@@ -159,8 +166,32 @@ def test_the_largest_sums_are_exact(variant: build.Variant, kind: str) -> None:
         blocks = quantize(weights, GGMLQuantizationType[kind])
     numbers = torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind])).double()
     found = product(built(variant), kind, torch.from_numpy(blocks), x)
-    lost = x.double().abs() @ numbers.abs().T * 1e-5
-    exact = x.double() @ numbers.T
+    made_of = rounded(x, variant, kind)
+    lost = made_of.abs() @ numbers.abs().T * 1e-5
+    exact = made_of @ numbers.T
+    assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
+
+
+@each_variant
+@settings(max_examples=20)
+@given(
+    x=st.lists(st.sampled_from([0.0, 0.5, 1.0, 63.0, 64.0, 126.0, 127.0]), min_size=32, max_size=32),
+    signs=st.lists(st.sampled_from([-1.0, 1.0]), min_size=32, max_size=32),
+    kind=st.sampled_from(["Q8_0", "MXFP4"]),
+)
+def test_no_pair_overflows(
+    variant: build.Variant, x: list[float], signs: list[float], kind: str
+) -> None:
+    """Weights at the ends of what they hold, with x's signs and against them."""
+    ends = np.array(signs, np.float32)
+    weights = np.stack([ends, -ends, np.ones(32, np.float32), -np.ones(32, np.float32)])
+    blocks = quantize(weights, GGMLQuantizationType[kind])
+    numbers = torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind])).double()
+    row = torch.tensor([x]).bfloat16() * torch.tensor(signs)
+    made_of = rounded(row.bfloat16(), variant, kind)
+    found = product(built(variant), kind, torch.from_numpy(blocks), row.bfloat16())
+    lost = made_of.abs() @ numbers.abs().T * 1e-5
+    exact = made_of @ numbers.T
     assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
 
 
@@ -169,9 +200,10 @@ def test_the_largest_sums_are_exact(variant: build.Variant, kind: str) -> None:
 def test_numbers_of_up_to_2_to_the_111_have_products(variant: build.Variant, kind: str) -> None:
     blocks, numbers = stored(kind, 40, 64, 0)
     x = inputs(9, 64).sign() * 2.0**111
-    exact = x.double() @ numbers.T
+    made_of = rounded(x, variant, kind)
+    exact = made_of @ numbers.T
     found = product(built(variant), kind, blocks, x)
-    lost = x.double().abs() @ numbers.abs().T * 1e-5
+    lost = made_of.abs() @ numbers.abs().T * 1e-5
     assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
 
 

@@ -28,8 +28,8 @@ struct GroupedColumns {
 #endif
   int32_t halves[2 * kGroups];
 
-  // Whole groups, from column `first` on.
-  void set(const bf16* values, int count, int first = 0);
+  // Whole groups, from column `first` on. `in_pairs`: rounded for numbers of 8 bits in pairs.h.
+  void set(const bf16* values, int count, int first, bool in_pairs);
 };
 
 // From a row of x to the next: a power of two would bring the rows' lines into few places of a cache.
@@ -56,6 +56,7 @@ struct RowsOf {
   float* factors = nullptr;       // [tokens], of float16: by what a row is to be multiplied
   const float* scales = nullptr;  // [tokens][groups] of what was quantised, or one for all, and then no groups
   int groups = 0;
+  bool in_pairs = false;  // how groups of 8 bits are rounded
 
   float scale(int t, int segment) const {
     if (groups == 0) return scales ? *scales : 1.0f;
@@ -74,7 +75,7 @@ struct RowsOf {
   void set(int t, const bf16* values, int count) const {
     if constexpr (std::is_same_v<Number, GroupedColumns>) {
       for (int first = 0; first < count; first += kColumnsAtOnce)
-        at(first / kColumnsAtOnce, t)->set(values + first, std::min(kColumnsAtOnce, count - first));
+        at(first / kColumnsAtOnce, t)->set(values + first, std::min(kColumnsAtOnce, count - first), 0, in_pairs);
       return;
     } else {
       set_numbers(t, values, count);
@@ -86,7 +87,7 @@ struct RowsOf {
     for (const int last = first + count; first < last;) {
       const int size = std::min(last - first, kColumnsAtOnce - first % kColumnsAtOnce);
       if constexpr (std::is_same_v<Number, GroupedColumns>) {
-        at(first / kColumnsAtOnce, t)->set(values, size, first % kColumnsAtOnce);
+        at(first / kColumnsAtOnce, t)->set(values, size, first % kColumnsAtOnce, in_pairs);
       } else if constexpr (std::is_same_v<Number, bf16>) {
         std::memcpy(columns(t, first), values, size * sizeof(bf16));
       } else if constexpr (std::is_same_v<Number, float>) {

@@ -152,7 +152,7 @@ inline void sum_halves(const ints (&even)[Vectors], const ints (&odd)[Vectors], 
 
 }  // namespace
 
-void GroupedColumns::set(const bf16* values, int count, int first) {
+void GroupedColumns::set(const bf16* values, int count, int first, bool in_pairs) {
   constexpr int kVectors = kGroup / 2 / kLanes;  // of pairs
   const int begin = first / kGroup, end = begin + count / kGroup;
   for (int g = begin; g < end; ++g, values += kGroup) {
@@ -164,6 +164,8 @@ void GroupedColumns::set(const bf16* values, int count, int first) {
       const ints more = even > odd ? even : odd;
       most = most > more ? most : more;
     }
+    if constexpr (kHasPairs)
+      if (in_pairs) most = most_of_pairs(most, pairs);
     const float largest = bits_as<float>(largest_lane(most));
     // What is as small as this is 0: its inverse would not be finite.
     const bool is_zero = largest < 0x1p-100f;
@@ -188,6 +190,17 @@ void GroupedColumns::set(const bf16* values, int count, int first) {
     set_sum(*this, g, sum);
   }
   for (int i = 2 * begin; i < 2 * end; ++i) scaled_halves[i] = scales[i / 2] * static_cast<float>(halves[i]);
+}
+
+bool rounds_pairs(const Linear& linear) {
+  bool is_wide = false;
+  if constexpr (kHasPairs)
+    each_format(linear, [&](int32_t format) {
+      with_format(format, [&](auto kind) {
+        if constexpr (kind.kIsScaled) is_wide |= kIsWide<typename decltype(kind)::Numbers>;
+      });
+    });
+  return is_wide;
 }
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<GroupedColumns>& x, const Span& span, float* to, bool adds) {

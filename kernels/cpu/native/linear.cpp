@@ -154,7 +154,8 @@ void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most
   for (int start = 0; start < tokens; start += at_once) {
     const int count = std::min(at_once, tokens - start);
     const RowsOf<Number> rows{kept(memory, RowsOf<Number>::size(count, linear.columns)), count, kept(factors, count),
-                                x.scales + static_cast<int64_t>(start) * x.groups, x.groups};
+                                x.scales + static_cast<int64_t>(start) * x.groups, x.groups,
+                                std::is_same_v<Number, GroupedColumns> && rounds_pairs(linear)};
     // Chunks of whole blocks of rows, and so many that every thread gets a share.
     const int blocks = (count + kRowsAtOnce<Number> - 1) / kRowsAtOnce<Number>, column_blocks = RowsOf<Number>::blocks(linear.columns);
     const int most = std::max(1, chunk_bytes<Number>(column_blocks) / (row_bytes * kRowsAtOnce<Number>));

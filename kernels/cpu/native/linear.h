@@ -197,6 +197,9 @@ class Multiplier {
 // which is found out once, by trying all that it has.
 Way way_of(const Linear& linear, int tokens);
 
+// Whether x in groups of 8 bits is rounded so that sums of pairs fit 16 bits, which those of any of the linear's panels may need (integers.cpp).
+bool rounds_pairs(const Linear& linear);
+
 // Rows of x in the form that the products with a linear take them in, each form in the same memory, which is others'.
 class InputRows {
  public:
@@ -215,7 +218,7 @@ class InputRows {
     void* memory = memory_;
     switch (way_of(linear, tokens_)) {
       case kBytes: return work(RowsOf<byte>{static_cast<byte*>(memory), tokens_, nullptr, scales, groups});
-      case kIntegers: return work(RowsOf<GroupedColumns>{static_cast<GroupedColumns*>(memory), tokens_});
+      case kIntegers: return work(RowsOf<GroupedColumns>{static_cast<GroupedColumns*>(memory), tokens_, nullptr, nullptr, 0, rounds_pairs(linear)});
       // What the CPU lacks is no way of `way_of`, and would take long to compile.
       case kHalves:
         if constexpr (kHasHalves) work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_, scales, groups});

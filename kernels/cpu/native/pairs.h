@@ -3,13 +3,19 @@
 //   4 bits and fewer: 16 columns of a lane sum up to 16 * 15 * 127 = 30,480
 //   5 bits: the sums begin at minus 16 times x's, so that they are those of -16 to 15; the minimum makes up for it
 //   6 bits, of 16 columns: they begin at minus 32 times x's, which is what the format has for a minimum
-//   8 bits: no two pairs fit. Weights without their signs are multiplied by x with them, and added in 32 bits.
+//   e2m1, from -12 to 12: 16 is added to each, and the sums begin at minus 16 times x's
+//   8 bits: 128 is added to each, and no two pairs fit, so they are added in 32 bits. For one to fit, x is rounded so that what two numbers of
+//     the same sign sum up to is no more than 128: 255 * 128 = 32,640.
 // Whole scales of K-quants are multiplied in by the instruction that adds up pairs.
 #pragma once
 #include "linear.h"
 #include "weights.h"
 
 namespace piecework {
+
+// Whether so many bits are too many for sums of 16.
+template <class Numbers>
+constexpr bool kIsWide = Numbers::kMost > 63;
 
 #if defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
 constexpr bool kHasPairs = true;
@@ -20,16 +26,20 @@ namespace pairs {
 template <class Scales>
 constexpr bool kHasWholeScales = Scales::kUnits > 1;
 
+// What is added to numbers that have a sign.
+template <class Numbers>
+constexpr int kAdded = Numbers::kBits != 8 ? 0 : kIsWide<Numbers> ? 128 : 16;
+
 // By how much sums begin below 0 for each number of x.
 template <class Kind>
-constexpr int kShift = Kind::Numbers::kBits == 5 ? 16 : Kind::Numbers::kBits == 4 ? 0 : Kind::Scales::kOffset;
+constexpr int kShift = Kind::Numbers::kBits == 8 ? kAdded<typename Kind::Numbers>
+                       : Kind::Numbers::kBits == 5 ? 16
+                       : Kind::Numbers::kBits == 4 ? 0
+                                                   : Kind::Scales::kOffset;
 
 // Whether a minimum is left to add: where it is an offset times the scale, sums that begin below 0 have it.
 template <class Kind>
 constexpr bool kTakesMinimumApart = Kind::Scales::kHasMinimum && (Kind::Scales::kOffset == 0 || kShift<Kind> == 0);
-
-template <class Numbers>
-constexpr bool kHasSigns = Numbers::kBits == 8;
 
 // kLanes bytes with a sign, each twice in 16 bits.
 inline __m256i twice(const uint8_t* from) {
@@ -67,10 +77,9 @@ __attribute__((always_inline)) inline void in_order(__m256i& sum) { asm("" : "+x
 
 // sum + the products of four columns of kLanes rows with x's, in pairs.
 template <class Numbers>
-__attribute__((always_inline)) inline void add(__m256i& sum, __m256i weights, __m256i sizes, __m256i x) {
-  if constexpr (kHasSigns<Numbers>) x = _mm256_sign_epi8(x, weights);
-  const __m256i pairs = _mm256_maddubs_epi16(sizes, x);
-  if constexpr (Numbers::kMost > 63)
+__attribute__((always_inline)) inline void add(__m256i& sum, __m256i weights, __m256i x) {
+  const __m256i pairs = _mm256_maddubs_epi16(weights, x);
+  if constexpr (kIsWide<Numbers>)
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   else
     sum = _mm256_add_epi16(sum, pairs);
@@ -110,9 +119,13 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         if constexpr (kShift<Kind> > 0) {
-          const __m256i below = _mm256_set1_epi32(Kind::kGroups == 2 ? x[r].halves[2 * g + half] : x[r].sums[g]);
+          __m256i below = _mm256_set1_epi32(Kind::kGroups == 2 ? x[r].halves[2 * g + half] : x[r].sums[g]);
+          if constexpr (kIsWide<Numbers>)
+            below = _mm256_madd_epi16(below, _mm256_set1_epi16(kShift<Kind>));
+          else
+            below = _mm256_slli_epi16(below, __builtin_ctz(kShift<Kind>));
 #pragma GCC unroll 4
-          for (int v = 0; v < V; ++v) sums[r][v] = _mm256_slli_epi16(below, __builtin_ctz(kShift<Kind>));
+          for (int v = 0; v < V; ++v) sums[r][v] = below;
         } else {
 #pragma GCC unroll 4
           for (int v = 0; v < V; ++v) sums[r][v] = _mm256_setzero_si256();
@@ -120,22 +133,22 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
       }
       unrolled<kSteps>([&](auto i) __attribute__((always_inline)) {
         constexpr int kJ = (half * kSteps + i) / 2, kP = i % 2;
-        __m256i weights[V], sizes[V];
+        __m256i weights[V];
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
           weights[v] = (__m256i)Numbers::template four<kJ, kP>(unit, row + v * kLanes);
-          sizes[v] = kHasSigns<Numbers> ? _mm256_abs_epi8(weights[v]) : weights[v];
+          if constexpr (kAdded<Numbers> > 0) weights[v] = _mm256_add_epi8(weights[v], _mm256_set1_epi8(static_cast<char>(kAdded<Numbers>)));
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           const __m256i four = four_columns(x[r].numbers + g * kUnit + 8 * kJ + 4 * kP);
 #pragma GCC unroll 4
-          for (int v = 0; v < V; ++v) add<Numbers>(sums[r][v], weights[v], sizes[v], four);
+          for (int v = 0; v < V; ++v) add<Numbers>(sums[r][v], weights[v], four);
         }
       });
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
-        if constexpr (Numbers::kMost <= 63) {
+        if constexpr (!kIsWide<Numbers>) {
           __m256i by = _mm256_set1_epi16(1);
           if constexpr (kIsWhole) by = scale_pairs(Scales{}, scales, u * Kind::kGroups + half, row + v * kLanes);
 #pragma GCC unroll 8
@@ -150,13 +163,13 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
       const int at = row + v * kLanes;
       floats scale{}, minimum{};
       if constexpr (!kIsWhole) scale = Scales::scale(of_unit, 0, at);
-      if constexpr (kIsWhole && Numbers::kMost > 63) scale = Scales::whole(scales, u, at);
+      if constexpr (kIsWhole && kIsWide<Numbers>) scale = Scales::whole(scales, u, at);
       if constexpr (!kIsWhole && kHasMinimum) minimum = Scales::minimum(of_unit, 0, at);
       if constexpr (!kIsWhole && Numbers::kBits == 5) minimum += scale * 16.0f;
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const floats sum = (floats)_mm256_cvtepi32_ps(both[r][v]);
-        if constexpr (kIsWhole && Numbers::kMost <= 63)
+        if constexpr (kIsWhole && !kIsWide<Numbers>)
           totals[r][v] = multiply_add(totals[r][v], sum, splat(x[r].scales[g]));
         else
           totals[r][v] = multiply_add(totals[r][v], sum, scale * x[r].scales[g]);
@@ -215,6 +228,18 @@ void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int bl
   }
 }
 
+// The most that a number of a group of x has, or two that are multiplied as a pair have together, by the bits of their sizes, whose order is
+// that of the sizes; those of NaN are above all.
+inline ints most_of_pairs(ints most, const words (&pairs)[2]) {
+  const auto meet = [&](floats a, floats b) {
+    const ints sums = (ints)_mm256_hadd_ps((__m256)a, (__m256)b) & 0x7fffffff;
+    most = most > sums ? most : sums;
+  };
+  meet(bits_as<floats>(pairs[0] << 16), bits_as<floats>(pairs[1] << 16));
+  meet(bits_as<floats>(pairs[0] & 0xffff0000u), bits_as<floats>(pairs[1] & 0xffff0000u));
+  return most;
+}
+
 // The numbers of a group whose scale is there, and their sums.
 inline void set_pairs(GroupedColumns& x, int g, const ints (&even)[2], const ints (&odd)[2]) {
   const __m256i a = _mm256_packs_epi32((__m256i)even[0], (__m256i)odd[0]), b = _mm256_packs_epi32((__m256i)even[1], (__m256i)odd[1]);
@@ -235,6 +260,8 @@ constexpr int kManyRows = kIntegerRows;
 
 template <class Kind, int R>
 void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, int rest);
+template <int Vectors>
+ints most_of_pairs(ints most, const words (&pairs)[Vectors]);
 template <int Vectors>
 void set_pairs(GroupedColumns& x, int g, const ints (&even)[Vectors], const ints (&odd)[Vectors]);
 #endif
