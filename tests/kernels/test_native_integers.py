@@ -175,7 +175,9 @@ def test_the_largest_sums_are_exact(variant: build.Variant, kind: str) -> None:
 @each_variant
 @settings(max_examples=20)
 @given(
-    x=st.lists(st.sampled_from([0.0, 0.5, 1.0, 63.0, 64.0, 126.0, 127.0]), min_size=32, max_size=32),
+    x=st.lists(
+        st.sampled_from([0.0, 0.5, 1.0, 63.0, 64.0, 126.0, 127.0]), min_size=32, max_size=32
+    ),
     signs=st.lists(st.sampled_from([-1.0, 1.0]), min_size=32, max_size=32),
     kind=st.sampled_from(["Q8_0", "MXFP4"]),
 )
