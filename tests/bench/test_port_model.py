@@ -33,14 +33,18 @@ _without:
 
 def test_the_innermost_loop_alone_is_counted_and_what_takes_no_port_of_vectors_is_not() -> None:
     ((name, body),) = loops_of(ASSEMBLY)
-    assert (name, counted(body)) == ("_outer", Loop(dots=2, multiplies=2, vectors=8))
+    assert (name, counted(body)) == ("_outer", Loop(dots=2, multiplies=2, vectors=8, loads=2))
 
 
 def test_intel_has_two_ports_for_all_and_amd_two_of_four_pipes_that_multiply() -> None:
-    loop = Loop(dots=128, multiplies=32, vectors=200)
+    loop = Loop(dots=128, multiplies=32, vectors=200, loads=100)
     assert loop.of_intel() == 0.64
     assert loop.of_amd() == 0.8
-    assert Loop(dots=128, multiplies=0, vectors=320).of_amd() == 0.8
+    assert Loop(dots=128, multiplies=0, vectors=320, loads=100).of_amd() == 0.8
+
+
+def test_intel_loads_one_vector_a_cycle() -> None:
+    assert Loop(dots=128, multiplies=32, vectors=200, loads=128).of_intel() == 0.5
 
 
 @pytest.mark.parametrize(

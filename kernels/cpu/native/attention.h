@@ -209,11 +209,12 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
     queries += count * call.head_size;
   }
   tiles::Places<C> both[2];  // of a tile and of the next
-  const auto tile_of = [](const Item& of, int start) { return tiles::Tile{start, std::max(0, std::min(tiles::kTile, of.end - start))}; };
+  const int most = few ? tiles::kFewKeys : tiles::kTile;
+  const auto tile_of = [most](const Item& of, int start) { return tiles::Tile{start, std::max(0, std::min(most, of.end - start))}; };
   find_tile(call, item, tile_of(item, item.begin), both[0]);
-  for (int start = item.begin, turn = 0; start < item.end; start += tiles::kTile, turn = 1 - turn) {
+  for (int start = item.begin, turn = 0; start < item.end; start += most, turn = 1 - turn) {
     const tiles::Tile tile = tile_of(item, start);
-    tiles::Tile next = tile_of(item, start + tiles::kTile);
+    tiles::Tile next = tile_of(item, start + most);
     const Item* of = next.count > 0 ? &item : few || kBlocksAskAhead ? following : nullptr;
     tiles::Places<C>& then = both[1 - turn];
     if (of == following && following) next = tile_of(*following, following->begin);

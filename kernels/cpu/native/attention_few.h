@@ -8,6 +8,8 @@
 namespace piecework::tiles {
 
 constexpr int kFewRows = std::min(8, kLanes);  // with more of them it pays to transpose keys
+// Keys of a tile: of all heads of a token, those of this tile and of the next, with their values, fit the first cache.
+constexpr int kFewKeys = kLanes == 16 ? 32 : kTile;
 constexpr int kKeysAtOnce = kLanes == 16 ? 4 : 2;
 // Vectors of columns that R rows are summed in together.
 template <int R>
@@ -36,7 +38,23 @@ inline void widen_vectors(const C* from, floats* to) {
 
 // The lanes of each row summed: lane i of what is returned belongs to row i.
 inline floats sum_each(floats (&rows)[kLanes]) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  // One port has all shuffles: where a blend does, the first two rounds take it.
+  const auto halves = [&](int i) {
+    const __m512 a = (__m512)rows[i], b = (__m512)rows[i + 1];
+    return _mm512_mask_blend_ps(0xcccc, a, b) + _mm512_shuffle_ps(a, b, 0x4e);
+  };
+  const auto quarters = [&](int i) {
+    const __m512 a = halves(i), b = halves(i + 4);
+    return _mm512_mask_blend_ps(0xff00, a, b) + _mm512_shuffle_f32x4(a, b, 0x4e);
+  };
+  const auto eights = [&](int i) {
+    const __m512 a = quarters(i), b = quarters(i + 2);
+    return _mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd);
+  };
+  const __m512 low = eights(0), high = eights(8);
+  return (floats)(_mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd));
+#elif defined(__AVX2__)
   // Shuffles that cross the halves of a vector are slow: those come last, and once.
   const auto pairs = [&](int i) {
     const __m256 a = (__m256)rows[i], b = (__m256)rows[i + 1];
@@ -85,10 +103,11 @@ constexpr int lines_of(int numbers) {
 
 // q [R, size] times each of kLanes keys, which begin at a number of their rows: scores [R, kTile].
 template <int R, class C>
-inline void score_few(const float* q, int size, const C* const* keys, int at, float* scores) {
+inline void score_few(const float* q, int size, const C* const* keys, int at, float* scores, Ahead<C>& ahead) {
   constexpr int pack = kVectors<C>;
   floats products[R][kLanes];
   for (int j = 0; j < kLanes; j += kKeysAtOnce) {
+    ahead.ask(kKeysAtOnce * lines_of<C>(size));
     floats sums[R][kKeysAtOnce] = {};
     for (int i = 0; i < size; i += kLanes * pack) {
       floats key[kKeysAtOnce][pack];
@@ -142,7 +161,7 @@ inline void sum_few(const float* weights, const C* const* values, int column, in
 
 // work(row, R) for `rows` rows, up to four together.
 template <class Work>
-inline void each_few(int rows, Work work) {
+inline void each_few(int rows, const Work& work) {
   int row = 0;
   for (; row + 4 <= rows; row += 4) work(row, std::integral_constant<int, 4>{});
   switch (rows - row) {
@@ -164,10 +183,8 @@ void attend_few(const FewRows& few, const Sight& sight, const Tile& tile, const 
   constexpr int pack = kVectors<C>;
   const int head_size = scratch.head_size, size = scratch.value_size, end = round_up(tile.count, kLanes);
   each_few(few.count, [&](int row, auto count) {
-    for (int j = 0; j < end; j += kLanes) {
-      keys.ask(kLanes * lines_of<C>(head_size));
-      score_few<count>(few.queries + row * head_size, head_size, places.keys + j, few.at, scratch.scores + row * kTile + j);
-    }
+    for (int j = 0; j < end; j += kLanes)
+      score_few<count>(few.queries + row * head_size, head_size, places.keys + j, few.at, scratch.scores + row * kTile + j, keys);
   });
   if constexpr (kIsInt8<C>) scale_scores(few.count, 0, end, places.key_scales, scratch.scores);
   alignas(4 * kLanes) float kept[kLanes];

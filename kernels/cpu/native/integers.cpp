@@ -12,30 +12,40 @@ constexpr int kGroup = GroupedColumns::kGroup;
 
 // Rows are unrolled by pragmas: as lambdas of `unrolled` they take compilers longer.
 
-// c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's.
+// c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's. With
+// every unit that is unpacked `lines` from `next` on are asked for. Not inlined, so that port_model.py finds each loop under its name.
 template <class Kind, int R>
-void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds) {
+[[gnu::noinline]] void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds,
+                                        const uint8_t* next = nullptr, int lines = 0) {
   using Scales = typename Kind::Scales;
   using Sums = ByteSums<Kind::Numbers::kBits>;
   constexpr int kUnitBytes = Kind::kBytes / Kind::kUnits, kShift = Sums::kShift + Scales::kOffset, kSteps = Scales::kColumns / 8;
   constexpr bool kHasHalves = Kind::kGroups == 2, kHasMinimum = Scales::kHasMinimum && Scales::kOffset == 0;
+  constexpr bool kInMemory = kLanes == 16 && kHasMinimum && R > 6;  // the totals: sums fill half of the registers
   alignas(64) int32_t starts[kHasStarts<Kind, R> ? R : 1][2 * GroupedColumns::kGroups];
   if constexpr (kHasStarts<Kind, R>)
     for (int r = 0; r < R; ++r) set_starts<Kind>(x[r], at, blocks, starts[r]);
   for (int part = 0; part < kParts; ++part) {
     const int row = part * kWide;
-    floats totals[R][2] = {};
-    if (adds)
+    floats totals[kInMemory ? 1 : R][2] = {};
+    if constexpr (kInMemory) {
+      if (!adds)
+        for (int r = 0; r < R; ++r) store(c + r * kPanel + row, floats{}), store(c + r * kPanel + row + kLanes, floats{});
+    } else if (adds) {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         totals[r][0] = load<floats>(c + r * kPanel + row);
         totals[r][1] = load<floats>(c + r * kPanel + row + kLanes);
       }
+    }
     const uint8_t* block = panel;
     for (int b = 0, g = at; b < blocks; ++b, block += Kind::kBytes)
       for (int u = 0; u < Kind::kUnits; ++u, ++g) {
         const uint8_t *unit = Kind::unit(block, u), *scales = Kind::scales(block);
-        if constexpr (!kIsUnpacked<Kind>) prefetch(block + u * kUnitBytes, kUnitBytes);
+        if constexpr (kIsUnpacked<Kind>)
+          for (int line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next);
+        else
+          prefetch(block + u * kUnitBytes, kUnitBytes);
         floats scaled[R][2];  // the sum of the first half of a unit
         unrolled<Kind::kGroups>([&](auto half) __attribute__((always_inline)) {
           Sums sums[R][2];
@@ -60,35 +70,47 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
               sums[r][1].add(w, from);
             }
           });
+          const int group = u * Kind::kGroups + half;
+          floats scale[2], minimum[2] = {};
           unrolled<2>([&](auto side) __attribute__((always_inline)) {
-            const int group = u * Kind::kGroups + half, from = row + side * kLanes;
-            const floats scale = Scales::scale(scales, group, from);
-            floats minimum{};
-            if constexpr (kHasMinimum) minimum = Scales::minimum(scales, group, from);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-              if constexpr (!kHasHalves && kHasOnes)
-                totals[r][side] = multiply_add(totals[r][side], scaled_sum(sums[r][side], x[r], g), scale);
-              else if constexpr (!kHasHalves)
-                totals[r][side] = multiply_add(totals[r][side], sums[r][side].total(first[r]), scale * x[r].scales[g]);
-              else if constexpr (half == 0 && kIsUnpacked<Kind>)
-                scaled[r][side] = sums[r][side].scaled(scale, ones_of<Kind>(scales, from));
-              else if constexpr (half == 0)
-                scaled[r][side] = sums[r][side].total(first[r]) * scale;
-              else
-                totals[r][side] = multiply_add(totals[r][side], multiply_add(scaled[r][side], sums[r][side].total(first[r]), scale),
-                                               splat(x[r].scales[g]));
-              if constexpr (kHasMinimum)
-                totals[r][side] = multiply_add(totals[r][side], minimum, splat(kHasHalves ? x[r].scaled_halves[2 * g + half] : x[r].scaled_sums[g]));
-            }
+            scale[side] = Scales::scale(scales, group, row + side * kLanes);
+            if constexpr (kHasMinimum) minimum[side] = Scales::minimum(scales, group, row + side * kLanes);
           });
+          // What is put down may be memory of x for all that the compiler knows, so x is read before.
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
+            const floats by = splat(x[r].scales[g]), least = splat(kHasHalves ? x[r].scaled_halves[2 * g + half] : x[r].scaled_sums[g]);
+            const floats ones = ones_at(x[r], g);
+            unrolled<2>([&](auto side) __attribute__((always_inline)) {
+              const int from = row + side * kLanes;
+              if constexpr (half == 0 && kIsUnpacked<Kind> && kHasHalves)
+                scaled[r][side] = sums[r][side].scaled(scale[side], ones_of<Kind>(scales, from));
+              else if constexpr (half == 0 && kHasHalves)
+                scaled[r][side] = sums[r][side].total(first[r]) * scale[side];
+              if constexpr (half == 0 && kHasHalves && !kHasMinimum) return;
+              floats total = kInMemory ? load<floats>(c + r * kPanel + from) : totals[kInMemory ? 0 : r][side];
+              if constexpr (!kHasHalves && kHasOnes)
+                total = multiply_add(total, sums[r][side].scaled(by, ones), scale[side]);
+              else if constexpr (!kHasHalves)
+                total = multiply_add(total, sums[r][side].total(first[r]), scale[side] * by);
+              else if constexpr (half == 1)
+                total = multiply_add(total, multiply_add(scaled[r][side], sums[r][side].total(first[r]), scale[side]), by);
+              if constexpr (kHasMinimum) total = multiply_add(total, minimum[side], least);
+              if constexpr (kInMemory)
+                store(c + r * kPanel + from, total);
+              else
+                totals[r][side] = total;
+            });
+          }
+          if constexpr (kInMemory) asm volatile("" ::: "memory");
         });
       }
+    if constexpr (!kInMemory)
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      store(c + r * kPanel + row, totals[r][0]);
-      store(c + r * kPanel + row + kLanes, totals[r][1]);
-    }
+      for (int r = 0; r < R; ++r) {
+        store(c + r * kPanel + row, totals[r][0]);
+        store(c + r * kPanel + row + kLanes, totals[r][1]);
+      }
   }
 }
 
@@ -100,19 +122,26 @@ void integer_products_in_order(const uint8_t* panel, const GroupedColumns* x, in
     integer_products<Kind, R>(panel, x, at, std::min(kAtOnce, blocks - b), c, adds);
 }
 
-// The same for as many rows of x as pay to unpack the panel; of fewer than kIntegerRows the last ones are left. How many it made.
+// The same for kLeastUnpackedRows rows of x and more, by the panel unpacked, some units at a time. What is unpacked next comes from memory while
+// these are multiplied.
 template <class Kind>
-int many_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, int rows, float* c, bool adds) {
+void many_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, int rows, float* c, bool adds) {
   using Made = UnpackedOf<Kind>;
-  constexpr int kAtOnce = kUnitsAtOnce / Kind::kUnits;
+  constexpr int kAtOnce = kUnitsAtOnce / Kind::kUnits, kRows = kUnpackedRows<Made>;
+  static_assert(kLeastUnpackedRows >= kRows * (kRows - 1), "else there are blocks of fewer rows than kRows - 1");
   alignas(64) uint8_t made[kUnitsAtOnce * Made::kBytes];
-  rows -= rows % kIntegerRows;
-  for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += kUnitsAtOnce, adds = true) {
-    const int size = std::min(kAtOnce, blocks - b);
-    unpack<Kind>(panel, size, made);
-    for (int t = 0; t < rows; t += kIntegerRows) integer_products<Made, kIntegerRows>(made, x + t, at, size * Kind::kUnits, c + t * kPanel, adds);
+  const int parts = (rows + kRows - 1) / kRows, times = (blocks + kAtOnce - 1) / kAtOnce, size = (blocks + times - 1) / times;
+  for (int b = 0; b < blocks; b += size, panel += size * Kind::kBytes, adds = true) {
+    const int some = std::min(size, blocks - b), units = some * Kind::kUnits, first = at + b * Kind::kUnits;
+    unpack<Kind>(panel, some, made);
+    const int bytes = size * Kind::kBytes, lines = bytes / (64 * parts * units) + 1;
+    for (int part = 0, t = 0; part < parts; ++part) {
+      const int end = rows * (part + 1) / parts, asked = 64 * lines * units * part;
+      const auto multiply = end - t == kRows ? integer_products<Made, kRows> : integer_products<Made, kRows - 1>;
+      multiply(made, x + t, first, units, c + t * kPanel, adds, panel + bytes + asked, asked < bytes ? lines : 0);
+      t = end;
+    }
   }
-  return rows;
 }
 
 // The even and the odd columns of a group as bytes, four of the ones and then four of the others.
@@ -208,13 +237,11 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
   const int at = span.begin % kColumnsAtOnce / kGroup;
   int rest = span.tokens;  // of the rows of x
   panel += group_bytes(linear.format, span.begin);
-  if constexpr (kHasUnpacked) {
+  if constexpr (kHasUnpacked)
     if (rest >= kLeastUnpackedRows && unpacks_panels())
-      with_format(linear.format, [&](auto kind) {
-        if constexpr (kind.kIsScaled) rest -= many_products<decltype(kind)>(panel, from, at, span.columns / kind.kColumns, span.tokens, to, adds);
+      return with_format(linear.format, [&](auto kind) {
+        if constexpr (kind.kIsScaled) many_products<decltype(kind)>(panel, from, at, span.columns / kind.kColumns, rest, to, adds);
       });
-    from += span.tokens - rest, to += (span.tokens - rest) * kPanel;
-  }
   const int most = rest > kIntegerRows ? kManyRows : kIntegerRows;
   const int blocks = (rest + most - 1) / most, size = rest > 0 ? (rest + blocks - 1) / blocks : 1;
   for (; rest > 0; rest -= size, from += size, to += size * kPanel) {

@@ -16,7 +16,7 @@ constexpr bool kHasOnes = false, kHasUnpacked = false;
 #endif
 
 // Rows of x for which unpacking saves more than it takes, and units that are unpacked at once.
-constexpr int kLeastUnpackedRows = 32, kUnitsAtOnce = 16;
+constexpr int kLeastUnpackedRows = 30, kUnitsAtOnce = 18;
 
 // Whether panels are unpacked once for so many rows (ways.cpp).
 bool unpacks_panels();
@@ -25,17 +25,14 @@ bool unpacks_panels();
 inline float shortened(float scale) { return kHasOnes ? bits_as<float>((bits_as<uint32_t>(scale) + 2u) & ~3u) : scale; }
 
 #if defined(__AVX512VNNI__)
-// A sum times the scale of a group of x.
-template <class Sums>
-inline floats scaled_sum(const Sums& sum, const GroupedColumns& x, int g) {
-  return sum.scaled(splat(x.scales[g]), splat(x.ones[g]));
-}
+inline floats ones_at(const GroupedColumns& x, int g) { return splat(x.ones[g]); }
 
 inline int32_t sum_of(const GroupedColumns& x, int g) { return x.halves[2 * g] + x.halves[2 * g + 1]; }
 
 // Of a group whose scale is there: finite where its numbers are at most 2^111.
 inline void set_sum(GroupedColumns& x, int g, int32_t) { x.ones[g] = x.scales[g] * -kOnes; }
 #else
+inline floats ones_at(const GroupedColumns&, int) { return floats{}; }
 inline int32_t sum_of(const GroupedColumns& x, int g) { return x.sums[g]; }
 inline void set_sum(GroupedColumns& x, int g, int32_t sum) { x.sums[g] = sum; }
 #endif
@@ -88,6 +85,10 @@ inline floats ones_of(const uint8_t* scales, int row) {
     return floats{};
 }
 
+// Rows of x at once: of more the sums do not fit the registers beside what they are added to.
+template <class Made>
+constexpr int kUnpackedRows = Made::kGroups == 2 ? 5 : 6;
+
 template <class Kind>
 using UnpackedOf = Unpacked<Kind::kGroups, Kind::Scales::kHasMinimum && Kind::Scales::kOffset == 0, kOffsetOf<Kind>>;
 
@@ -119,10 +120,8 @@ inline void set_starts(const GroupedColumns& x, int at, int blocks, int32_t* sta
 template <class Kind>
 void unpack(const uint8_t* block, int blocks, uint8_t* to) {
   using Made = UnpackedOf<Kind>;
-  constexpr int kUnitBytes = Kind::kBytes / Kind::kUnits;
   for (int b = 0; b < blocks; ++b, block += Kind::kBytes)
-    for (int u = 0; u < Kind::kUnits; ++u, to += Made::kBytes) {
-      prefetch(block + u * kUnitBytes, kUnitBytes);
+    for (int u = 0; u < Kind::kUnits; ++u, to += Made::kBytes)
       for (int row = 0; row < kPanel; row += kLanes) {
         unrolled<kUnit / 4>([&](auto i) __attribute__((always_inline)) {
           words numbers = Kind::Numbers::template four<i / 2, i % 2>(Kind::unit(block, u), row);
@@ -139,7 +138,6 @@ void unpack(const uint8_t* block, int blocks, uint8_t* to) {
           if constexpr (Kind::kGroups == 2 && g == 0) store(vectors + 2 * (1 + Made::Scales::kHasMinimum) * kPanel, scale * -kOnes);
         });
       }
-    }
 }
 
 }  // namespace piecework
