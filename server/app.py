@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from . import operations
-from .accounts import RATE_LIMIT_HEADERS, Accounts
+from .accounts import Accounts
 from .answers import Application
 from .anthropic import messages
 from .auth import ApiKey
@@ -23,6 +22,7 @@ from .engine.interface import Engine, TextEngine
 from .engine.state import EngineUnavailable, QueueFull
 from .errors import ApiError, answer_error
 from .http.body import Bodies
+from .http.content_coding import DecodeBodies
 from .metrics import Metrics
 from .middleware import EveryAnswer
 from .native import control, generate, loads, profiling
@@ -32,7 +32,7 @@ from .openai.batches import files, routes
 from .openai.batches.service import Batches
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses
-from .origins import SameOrigin
+from .origins import CrossOrigin, SameOrigin
 from .otlp import read_endpoint
 from .page import docs as docs_page
 from .page import files as page_files
@@ -65,6 +65,7 @@ TEXT_ROUTERS = (
     responses.body_router,
     messages.router,
     tokenize.router,
+    tokenize.info_router,
     *BATCH_ROUTERS,
     generate.router,
     control.router,
@@ -82,11 +83,6 @@ _EXCEPTIONS = (
     EngineUnavailable,
     Exception,
 )
-_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
-_EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After", "X-Queue-Place", *RATE_LIMIT_HEADERS)
-"""Headers of answers that scripts of other origins may read."""
-_CORS_SECONDS = 600
-"""How long a browser may keep what it was told about these."""
 
 
 def create_app(engine: TextEngine, config: ServerConfig) -> FastAPI:
@@ -145,6 +141,7 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         app.include_router(page_files.router)
     for kind in _EXCEPTIONS:
         app.add_exception_handler(kind, answer_error)
+    app.add_middleware(DecodeBodies, metrics=serving.metrics)
     if has_keys:
         app.add_middleware(
             ApiKey,
@@ -171,12 +168,5 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         app.add_middleware(RecordRequests, watchers=watchers)
     if origins:
         # Outside of the key: a browser asks without one whether it may send it.
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=_METHODS,
-            allow_headers=["*"],
-            expose_headers=_EXPOSED,
-            max_age=_CORS_SECONDS,
-        )
+        app.add_middleware(CrossOrigin, allowed=origins)
     return app

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from .anthropic.errors import as_anthropic, is_messages
@@ -19,6 +20,7 @@ from .engine.state import EngineUnavailable, QueueFull
 
 REQUEST_ID = "piecework.request_id"
 """Of a request's scope: what `X-Request-Id` of its answer says."""
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _TOO_MANY = "too_many_sequences"
 ENGINE_RETRY_SECONDS = 5
 """What `Retry-After` says while the engine starts, or starts again."""
@@ -214,11 +216,7 @@ def _from_http_exception(error: HTTPException) -> ApiError:
         405: "This path does not take this method; the Allow header says which it takes.",
     }
     if error.status_code in kinds:
-        headers = {
-            name: value.replace("GET", "GET, HEAD") if name == "Allow" else value
-            for name, value in (error.headers or {}).items()
-        }
-        return kinds[error.status_code](messages[error.status_code], headers=headers)
+        return kinds[error.status_code](messages[error.status_code], headers=error.headers)
     if error.status_code < 500:
         return InvalidRequest(f"Bad request: {error.detail}.", headers=error.headers)
     return InternalError("Internal error; the server's log has the details.", code="internal_error")
@@ -232,5 +230,22 @@ async def answer_error(request: Request, error: Exception) -> Response:
             f"No such path: {request.url.path:.200}. "
             f"{request.app.state.serving.purpose}; /docs lists all."
         )
+    if isinstance(known, MethodNotAllowed):
+        known.headers["Allow"] = ", ".join(_methods_of(request))
     request.app.state.serving.metrics.count_error(known.type)
     return known.response(request.scope)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Every method that the request's path takes; a route of its own may exist for each."""
+    taken = [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+    return [
+        name for method in taken for name in ((method, "HEAD") if method == "GET" else (method,))
+    ]

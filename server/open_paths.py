@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-OPEN_PATHS = frozenset({"/", "/health", "/health_generate", "/live", "/ready", "/metrics"})
+HEALTH_PATHS = frozenset({"/health", "/v1/health", "/ping", "/live", "/ready", "/metrics"})
+"""Paths that are answered at once and without the engine, however many connections there are."""
+OPEN_PATHS = HEALTH_PATHS | {"/", "/health_generate"}
 OPEN_FOLDER = "/v1/images/files/"
 """Its names cannot be guessed, and a browser that is given one has no key."""
 PAGE_FOLDER = "/page/"

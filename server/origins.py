@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .errors import Forbidden
+from .accounts import RATE_LIMIT_HEADERS
+from .errors import Forbidden, InvalidRequest, MethodNotAllowed
 from .metrics import MetricRegistry
 
 _ASKED = frozenset({b"origin", b"sec-fetch-site", b"host", b"x-forwarded-host"})
@@ -20,6 +25,11 @@ _NOT_HARMLESS = frozenset({"/flush_cache"})
 """Paths that SGLang's clients may also GET, which change something all the same."""
 _PORTS = {"http": ":80", "https": ":443"}
 """What browsers leave out of `Origin`, and proxies may write into the name of a host."""
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
+_EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After", "X-Queue-Place", *RATE_LIMIT_HEADERS)
+"""Headers of answers that scripts of other origins may read."""
+_CORS_SECONDS = 600
+"""How long a browser may keep what it was told about these."""
 _CHECKED = "piecework.origin_checked"
 """Of a request's scope: a fleet's application has let it in, with its own list."""
 
@@ -40,12 +50,7 @@ class SameOrigin:
         if scope["type"] == "http" and _CHECKED not in scope:
             harmless = scope["method"] in _HARMLESS and scope["path"] not in _NOT_HARMLESS
             if not harmless and (origin := self._foreign(scope)) is not None:
-                error = Forbidden(
-                    f"Pages of {origin:.200} may not use this server; start it with "
-                    "--cors-origins and their origin.",
-                    param="Origin",
-                    code="origin_not_allowed",
-                )
+                error = _not_allowed(origin)
                 self._metrics.count_error(error.type)
                 await error.response(scope)(scope, receive, send)
                 return
@@ -68,3 +73,53 @@ class SameOrigin:
         own = {name.strip().removesuffix(port) for name in names.decode("latin-1").split(",")}
         is_page = scheme in ("http", "https", "null", "")
         return (origin or "another site") if is_page and (not host or host not in own) else None
+
+
+class CrossOrigin(CORSMiddleware):
+    """Tells browsers which origins may use the server, also a server on their user's own network
+    (https://wicg.github.io/private-network-access/). `allowed`: origins, "*" for all.
+    """
+
+    def __init__(self, app: ASGIApp, *, allowed: Collection[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=allowed,
+            allow_methods=_METHODS,
+            allow_headers=["*"],
+            allow_private_network=True,
+            expose_headers=_EXPOSED,
+            max_age=_CORS_SECONDS,
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code < 400:
+            return answer
+        origin, method = (
+            request_headers[name] for name in ("origin", "access-control-request-method")
+        )
+        if self.is_allowed_origin(origin):
+            error: InvalidRequest = MethodNotAllowed(
+                f"Scripts of other origins may not use the method {method:.20}; use one of "
+                f"{', '.join(_METHODS)}.",
+                param="Access-Control-Request-Method",
+                code="method_not_allowed",
+            )
+        else:
+            error = _not_allowed(origin)
+        kept = {
+            name: value
+            for name, value in answer.headers.items()
+            if name == "vary" or name.startswith("access-control-")
+        }
+        body = msgspec.json.encode(error.body())
+        return Response(body, error.status, kept, "application/json")
+
+
+def _not_allowed(origin: str) -> Forbidden:
+    return Forbidden(
+        f"Pages of {origin:.200} may not use this server; start it with --cors-origins and their "
+        "origin.",
+        param="Origin",
+        code="origin_not_allowed",
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +18,11 @@ from .metrics import Metrics
 
 CONNECTION = "piecework.connection"
 """Of a request's scope: the connection that it came on."""
+BEGIN_SECONDS = 5.0
+"""Seconds for which a stream's status line waits for the first output."""
+QUIET_SECONDS = 15.0
+"""Seconds after which a stream that has nothing to tell says that it goes on."""
+COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 encode_json = msgspec.json.Encoder().encode
 
@@ -45,7 +52,11 @@ class Connection(Protocol):
         ...
 
     def took(self, size: int) -> None:
-        """So many bytes of the body that is arriving are held no longer."""
+        """Count `size` bytes of the body that is arriving as no longer held."""
+        ...
+
+    def holds(self, size: int) -> None:
+        """Count `size` more bytes as held, while the body is still arriving."""
         ...
 
 
@@ -66,48 +77,78 @@ class EventWriter(Protocol):
 class EventStream(Response):
     """The response that runs the sequences of `collector` and sends their events.
 
-    Its status line waits for the first output, so that an error before that is an HTTP error; a
-    later one becomes the last event. A client that goes away, at whatever moment, ends the
-    sequences. What comes after the first event is written where it comes, if the client reads; else
-    it waits for this task, merged.
+    An error before the first output is an HTTP error, if it comes within `BEGIN_SECONDS`; a later
+    one becomes the last event. Proxies and clients close a connection that is silent for long, so
+    that a comment, or behind the first event `keep_alive`, is sent after `QUIET_SECONDS`. A client
+    that goes away, at whatever moment, ends the sequences. What comes after the first event is
+    written where it comes, if the client reads; else it waits for this task, merged.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, collector: Collector, writer: EventWriter, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        writer: EventWriter,
+        metrics: Metrics,
+        *,
+        keep_alive: bytes = COMMENT,
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._collector = collector
         self._writer = writer
         self._metrics = metrics
+        self._keep_alive = keep_alive
+        self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
             await unless_client_goes(receive, self._run(scope.get(CONNECTION), send))
 
     async def _run(self, connection: Connection | None, send: Send) -> None:
-        writer = self._writer
+        writer, quiet = self._writer, COMMENT
 
         def write(index: int, output: RequestOutput) -> bool:
             if connection is None or not connection.can_write:
                 return False
-            connection.write_part(writer.events([(index, output)]))
+            if body := writer.events([(index, output)]):
+                self._last_sent = time.monotonic()
+                connection.write_part(body)
             return True
 
         with self._collector as collector:
-            updates = await collector.next()
+            updates = await _news(collector, BEGIN_SECONDS)
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             try:
-                while updates:
-                    body = writer.events(updates)
+                while updates is None or updates:
+                    body = quiet if updates is None else writer.events(updates)
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                    collector.take = write
-                    updates = await collector.next()
+                    self._last_sent = time.monotonic()
+                    if updates is not None:
+                        collector.take, quiet = write, self._keep_alive
+                    updates = await self._news(collector)
                 last = writer.end()
             except Exception as error:
                 known = as_api_error(error)
                 self._metrics.count_error(known.type)
                 last = writer.error(known)
             await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _news(self, collector: Collector) -> list[Update] | None:
+        """What is new; None once nothing was sent for `QUIET_SECONDS`."""
+        while (left := self._last_sent + QUIET_SECONDS - time.monotonic()) > 0:
+            if (updates := await _news(collector, left)) is not None:
+                return updates
+        return None
+
+
+async def _news(collector: Collector, seconds: float) -> list[Update] | None:
+    """What is new; None where nothing is for so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await collector.next()
+    except TimeoutError:
+        return None

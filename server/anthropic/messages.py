@@ -26,6 +26,7 @@ from .protocol import CountTokensRequest, MessagesRequest
 from .to_chat import chat_options, chat_request
 
 router = APIRouter(route_class=JsonRoute)
+_PING = named_event("ping", {"type": "ping"})
 _ERRORS = (*BODY_ERRORS, OVERLOADED)
 
 
@@ -49,7 +50,8 @@ async def create_message(
     answer = _Answer(serving, conversation, message_id, body.max_tokens)
     if body.stream:
         events = _MessageEvents(answer, request.scope.get(REQUEST_ID, ""))
-        return EventStream(Collector(serving, conversation.requests), events, serving.metrics)
+        collector = Collector(serving, conversation.requests)
+        return EventStream(collector, events, serving.metrics, keep_alive=_PING)
     (output,) = await generate_all(serving, conversation.requests)
     content = content_of(answer.reader.push(output))
     return json_response({**answer.head, "content": content, **answer.end(output)})

@@ -4,9 +4,10 @@ what they hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from ..open_paths import HEALTH_PATHS
 from .limits import HttpLimits
 
 RESERVE = 32
@@ -99,3 +100,13 @@ class Connections:
     def release(self, connection: Connection) -> None:
         """The connection's body is whole, or gone."""
         self._body_bytes -= self._bodies.pop(connection, 0)
+
+
+def is_monitoring(method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request is one that the reserve is for, and has no body that could keep it."""
+    has_body = any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in headers
+    )
+    path = url.partition(b"?")[0].decode("latin-1")
+    return method in (b"GET", b"HEAD") and path in HEALTH_PATHS and not has_body

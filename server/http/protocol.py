@@ -1,7 +1,7 @@
 """HTTP/1.1 connections with bounds: uvicorn's, and what no client may do to them.
 
-Every name of uvicorn's class that is used, beyond what asyncio calls, is used in this file;
-`tests/server/http/test_http_protocol.py` names what a release of uvicorn lacks.
+Every name of uvicorn's classes that is used, beyond what asyncio calls, is used in this file and in
+`old_client.py`; `tests/server/http/test_http_protocol.py` names what a release of uvicorn lacks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from ..errors import ApiError, InvalidRequest, MethodNotAllowed, UrlTooLong
 from ..sse import CONNECTION
-from .connections import Connections
+from .connections import Connections, is_monitoring
+from .old_client import send_without_chunks
 from .refusals import Refused, answer, busy, crowded, headers_too_large, late, malformed
 from .slow_reader import SECOND_LOOK, SlowReader, least_bytes
 
@@ -26,8 +27,6 @@ MAX_CHUNKS = 2**16
 """Chunks of a body: each is a call, whatever its size."""
 MAX_CHUNK_OVERHEAD = 2**20
 """Bytes of a chunked body's sizes, extensions and trailers, none of which mean anything here."""
-CROWD_PATHS = frozenset({"/health", "/live", "/ready", "/metrics"})
-"""What is answered however many connections there are: at once, and without the engine."""
 _SLICE = 4096
 """Bytes of headers that are parsed at a time: so many more than the limit may be read before it is
 noticed.
@@ -89,10 +88,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def write_part(self, body: bytes) -> None:
         if body:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            is_chunked = self._unanswered[0].chunked_encoding
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if is_chunked else body)
 
     def took(self, size: int) -> None:
         self._peers.give_back(self, size)
+
+    def holds(self, size: int) -> None:
+        if self._reading is Awaited.BODY and len(self._unanswered) == 1:
+            self._peers.hold(self, size)
 
     # What asyncio calls.
 
@@ -184,9 +188,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 )
             )
         full = not self._unanswered and self._peers.crowded
-        if full and not self._is_monitoring(method):
+        if full and not is_monitoring(method, self.url, self.headers):
             raise Refused(crowded())
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            send_without_chunks(self.cycle)
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
         if full:
             self.cycle.keep_alive = False
@@ -281,20 +287,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if count > most:
             message = f"The request has more than {most} headers; send fewer."
             raise Refused(headers_too_large(message))
-
-    def _is_monitoring(self, method: bytes) -> bool:
-        """The request is one that `crowded` leaves room for, and has no body that could keep that
-        room.
-        """
-        has_body = any(
-            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-            for name, value in self.headers
-        )
-        return (
-            method in (b"GET", b"HEAD")
-            and self.url.partition(b"?")[0].decode("latin-1") in CROWD_PATHS
-            and not has_body
-        )
 
     # Refusing.
 

@@ -213,3 +213,20 @@ class DetokenizedText(Answer):
 
     text: str | list[str]
     prompt: str | list[str]
+
+
+class AddedToken(Answer):
+    content: str
+    special: bool
+
+
+class TokenizerInfo(Answer):
+    """`added_tokens_decoder`: by token ids."""
+
+    tokenizer_class: str
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    model_max_length: int
+    vocab_size: int
+    added_tokens_decoder: dict[str, AddedToken]

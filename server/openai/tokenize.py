@@ -15,11 +15,12 @@ from ..answers import BODY_ERRORS, answers
 from ..http.body import JsonRequest, JsonRoute
 from ..limits import check_text
 from ..state import ServingDep, json_response
-from .answers import DetokenizedText, Tokens
+from .answers import DetokenizedText, TokenizerInfo, Tokens
 from .conversation import chat_prompt
 from .protocol import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter(route_class=JsonRoute)
+info_router = APIRouter()
 
 
 @router.post("/v1/tokenize", responses=answers(Tokens, errors=BODY_ERRORS))
@@ -67,6 +68,32 @@ async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
     )
     whole = texts if several else texts[0]
     return json_response({"text": whole, "prompt": whole})
+
+
+@info_router.get("/tokenizer_info", responses=answers(TokenizerInfo, errors=(503,)))
+async def tokenizer_info(serving: ServingDep) -> Response:
+    """The members of tokenizer_config.json, under the names that vLLM's clients read."""
+    tokenizer = serving.engine.tokenizer
+    tokens = tokenizer.backend.get_added_tokens_decoder()
+    ends = tokenizer.eos_token_ids
+    return json_response(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "chat_template": tokenizer.chat_template,
+            "bos_token": _name(tokenizer, tokenizer.bos_token_id),
+            "eos_token": _name(tokenizer, ends[0] if ends else None),
+            "model_max_length": serving.limits.context_length,
+            "vocab_size": tokenizer.vocab_size,
+            "added_tokens_decoder": {
+                str(token_id): {"content": token.content, "special": token.special}
+                for token_id, token in tokens.items()
+            },
+        }
+    )
+
+
+def _name(tokenizer: Tokenizer, token_id: int | None) -> str | None:
+    return None if token_id is None else tokenizer.backend.id_to_token(token_id)
 
 
 def _decode(

@@ -55,7 +55,9 @@ async def test_other_origins_and_servers_without_the_flag_allow_nothing(
 ) -> None:
     app = make_app(scripted, cors_origins=f"{ORIGIN}, http://localhost:5173")
     assert allowed(await ask(app, "GET", "/v1/models", OTHER)) is None
-    assert (await ask(app, "OPTIONS", COMPLETIONS, OTHER, headers=PREFLIGHT)).status_code == 400
+    refused = await ask(app, "OPTIONS", COMPLETIONS, OTHER, headers=PREFLIGHT)
+    assert error_of(refused, 403, "Origin")["code"] == "origin_not_allowed"
+    assert allowed(refused) is None
     assert (
         allowed(await ask(app, "GET", "/v1/models", "http://localhost:5173"))
         == "http://localhost:5173"
@@ -63,6 +65,34 @@ async def test_other_origins_and_servers_without_the_flag_allow_nothing(
     plain = make_app(scripted)
     assert allowed(await ask(plain, "GET", "/v1/models")) is None
     assert (await ask(plain, "OPTIONS", COMPLETIONS, headers=PREFLIGHT)).status_code == 405
+
+
+@pytest.mark.parametrize("origins", [ORIGIN, "*"])
+async def test_an_allowed_page_may_reach_a_server_on_its_readers_network(
+    scripted: ScriptedEngine, origins: str
+) -> None:
+    private = "Access-Control-Request-Private-Network"
+    app = make_app(scripted, cors_origins=origins)
+    asked = await ask(app, "OPTIONS", COMPLETIONS, headers={**PREFLIGHT, private: "true"})
+    assert (asked.status_code, allowed(asked)) == (200, origins)
+    assert asked.headers["access-control-allow-private-network"] == "true"
+    other = await ask(
+        make_app(scripted, cors_origins=ORIGIN),
+        "OPTIONS",
+        COMPLETIONS,
+        OTHER,
+        headers={**PREFLIGHT, private: "true"},
+    )
+    error_of(other, 403, "Origin")
+
+
+async def test_a_preflight_for_another_method_names_the_methods(scripted: ScriptedEngine) -> None:
+    asked = {**PREFLIGHT, "Access-Control-Request-Method": "PATCH"}
+    answer = await ask(
+        make_app(scripted, cors_origins=ORIGIN), "OPTIONS", COMPLETIONS, headers=asked
+    )
+    assert "DELETE" in error_of(answer, 405, "Access-Control-Request-Method")["message"]
+    assert allowed(answer) == ORIGIN
 
 
 async def test_a_star_allows_every_origin(scripted: ScriptedEngine) -> None:
@@ -229,6 +259,25 @@ def test_head_of_what_cannot_be_got_is_the_same_error_without_a_body(url: str) -
         assert [client.head(path).status_code for path in ("/nowhere", COMPLETIONS)] == [404, 405]
         assert client.head(COMPLETIONS).headers["allow"] == "POST"
         assert client.post("/health").headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/files", "GET, HEAD, POST"),
+        ("/v1/files/x", "GET, HEAD, DELETE"),
+        ("/v1/responses/x", "GET, HEAD, DELETE"),
+        ("/v1/responses", "POST"),
+        ("/ping", "GET, HEAD, POST"),
+        ("/flush_cache", "GET, HEAD, POST"),
+    ],
+)
+async def test_allow_names_every_method_of_a_path(
+    scripted: ScriptedEngine, path: str, methods: str
+) -> None:
+    async with client_of(make_app(scripted)) as client:
+        answer = await client.request("PATCH", path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)
 
 
 def test_head_needs_the_key_as_get_does(scripted: ScriptedEngine) -> None:

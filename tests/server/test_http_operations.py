@@ -35,7 +35,7 @@ async def metrics_of(client: httpx.AsyncClient) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/health_generate"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/health_generate", "/v1/health", "/ping"])
 @pytest.mark.parametrize("state", EngineState)
 async def test_healthy_only_while_the_engine_serves(
     client: httpx.AsyncClient, scripted: ScriptedEngine, path: str, state: EngineState
@@ -48,6 +48,28 @@ async def test_healthy_only_while_the_engine_serves(
         error_of(response, 503)
         assert int(response.headers["retry-after"]) > 0
         assert "num_errors_total{" not in (await client.get("/metrics")).text
+
+
+async def test_probes_of_other_servers_need_no_key(scripted: ScriptedEngine) -> None:
+    async with client_of(make_app(scripted, api_key="secret")) as client:
+        assert (await client.get("/v1/health")).status_code == 200
+        assert [(await client.request(m, "/ping")).status_code for m in ("GET", "POST")] == [
+            200
+        ] * 2
+        assert (await client.get("/tokenizer_info")).status_code == 401
+
+
+async def test_the_tokenizer_is_described(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
+    told = (await client.get("/tokenizer_info")).json()
+    assert told["chat_template"] == scripted.tokenizer.chat_template
+    ids = {each["content"]: int(id) for id, each in told["added_tokens_decoder"].items()}
+    assert ids[told["eos_token"]] == scripted.tokenizer.eos_token_ids[0]
+    assert all(
+        scripted.tokenizer.decode([id], skip_special_tokens=False) == text
+        for text, id in ids.items()
+    )
 
 
 @pytest.mark.parametrize("state", EngineState)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx
 import pytest
-from http_fixtures import make_app
-from scripted_engine import ScriptedEngine
+from http_fixtures import MODEL, client_of, make_app, serve
+from openai import OpenAI
+from scripted_engine import REPLY, ScriptedEngine
 from starlette.types import Message
 
 from piecework.runtime.engine.messages import FinishReason, TokenOutput
@@ -17,6 +19,7 @@ from piecework.runtime.tokenizer.output_processor import (
     RequestState,
     process_outputs,
 )
+from piecework.server import sse
 from piecework.server.collector import Collector, Update
 from piecework.server.errors import ApiError
 from piecework.server.sse import CONNECTION, EventStream, event
@@ -117,3 +120,67 @@ async def test_an_event_that_cannot_be_made_ends_its_stream(
     await stream.give(13)
     assert b'"type":"server_error"' in stream.connection.written[-1]
     await stream.task
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "BEGIN_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "QUIET_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_stream_that_has_nothing_to_tell_says_that_it_goes_on(
+    scripted: ScriptedEngine,
+) -> None:
+    stream = Stream(scripted)
+    written = stream.connection.written
+    while len(written) < 3:
+        await asyncio.sleep(0.01)
+    assert written == [sse.COMMENT] * len(written)
+    await stream.give(1)
+    assert written[-1] == b"[1]"
+    while written[-1] == b"[1]":
+        await asyncio.sleep(0.01)
+    assert written[-1] == sse.COMMENT
+    await stream.give(2, FinishReason.LENGTH)
+    assert [each for each in written if each != sse.COMMENT] == [b"[1]", b"[2]", b"end"]
+    await stream.task
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+async def test_an_error_behind_a_keep_alive_is_the_last_event(
+    scripted: ScriptedEngine, path: str
+) -> None:
+    scripted.script.fail_after, scripted.script.delay = 0, 0.15
+    said = [{"role": "user", "content": "Hi"}]
+    body = {"input": said} if path == "responses" else {"messages": said, "max_tokens": 4}
+    body |= {"prompt": "Hi", "stream": True} if path == "completions" else {"stream": True}
+    async with client_of(make_app(scripted)) as client:
+        answer = await client.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 200 and answer.text.startswith(sse.COMMENT.decode())
+    assert "it broke" in answer.text.rstrip().rpartition("data: ")[2]
+    if path == "responses":
+        assert answer.text.partition("event: ")[2].startswith("response.created")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_clients_pass_over_what_keeps_a_stream_open(scripted: ScriptedEngine) -> None:
+    scripted.script.delay, scripted.script.tokens_per_step = 0.15, 4
+    with serve(make_app(scripted)) as url:
+        openai = OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+        said = [{"role": "user", "content": "Hi"}]
+        chat = openai.chat.completions.create(
+            model=MODEL,
+            messages=said,
+            stream=True,
+            max_tokens=8,  # type: ignore[call-overload]
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chat)
+        with openai.responses.stream(model=MODEL, input="Hi", max_output_tokens=8) as events:
+            deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+        assert text and REPLY.startswith(text) and "".join(deltas) == text
+        raw = httpx.post(
+            f"{url}/v1/messages", json={"messages": said, "max_tokens": 8, "stream": True}
+        ).text
+        assert raw.startswith(sse.COMMENT.decode()) and raw.count("event: ping") > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ... import sse
 from ...collector import Update, unless_client_goes
 from ...errors import ApiError, ClientGone
 from ...sse import encode_json
@@ -75,8 +77,9 @@ class ResponseWriter:
         return b"".join(self._events.last())
 
     def error(self, error: ApiError) -> bytes:
+        begun = self.events([])
         self._answer.fail(error)
-        return self.end()
+        return begun + self.end()
 
 
 class JobStream(Response):
@@ -112,7 +115,16 @@ class JobStream(Response):
                 is_over = False
             await send({"type": "http.response.body", "body": body, "more_body": not is_over})
             if not is_over and not has_more:
-                await news.wait()
+                await self._wait(news, send)
+
+    async def _wait(self, news: asyncio.Event, send: Send) -> None:
+        """Until there is something new; a comment says meanwhile that the stream goes on."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(sse.QUIET_SECONDS):
+                    await news.wait()
+                    return
+            await send({"type": "http.response.body", "body": sse.COMMENT, "more_body": True})
 
     def _part(self) -> bytes:
         """What comes next, as much as may wait for each of many slow readers."""

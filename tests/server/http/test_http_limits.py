@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import json
 import socket
 import time
@@ -178,9 +179,14 @@ def test_a_connection_serves_one_request_after_the_other(server: ServerProcess) 
             time.sleep(0.3)
 
 
-def test_half_bodies_together_are_bounded(server: ServerProcess) -> None:
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+def test_half_bodies_together_are_bounded(server: ServerProcess, coding: str) -> None:
     before = memory(server)
-    request = post(body=b" " * 3 * MIB)[:-1]
+    body = b" " * 3 * MIB
+    request = post(
+        body=gzip.compress(body) if coding == "gzip" else body,
+        more=f"Content-Encoding: {coding}\r\n".encode(),
+    )[:-1]
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connect(server.port)) for _ in range(30)]
         for connection in connections:
@@ -254,6 +260,20 @@ def test_pipelined_requests_are_answered_in_order_and_are_bounded(server: Server
     got = send(server.port, *[b"GET /health HTTP/1.1\r\n\r\n" * 50_000] * 4)
     assert {answer.status for answer in got} == {200} and len(got) < 1000
     assert memory(server) < before + 30 * MIB
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_gets_no_chunks(server: ServerProcess, stream: bool) -> None:
+    body = json.dumps({"prompt": [5, 6], "max_tokens": 20, "stream": stream}).encode()
+    with connect(server.port) as connection:
+        connection.sendall(post(body=body).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, text = read_all(connection).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower() and b"connection: close" in head
+    if stream:
+        assert text.startswith(b"data: {") and text.endswith(b"data: [DONE]\n\n")
+        assert all(line.startswith(b"data: ") for line in text.split(b"\n\n")[:-1])
+    else:
+        assert json.loads(text)["object"] == "text_completion"
 
 
 def test_a_request_ends_with_its_client_though_another_waits_behind_it(
