@@ -6,8 +6,10 @@ import subprocess
 from collections.abc import Callable
 
 from ..runtime.loader.resolve import resolve_model_path
+from ..runtime.parsing.detection import detect
 from ..runtime.parsing.reasoning import choose_reasoning
-from ..runtime.parsing.tool_calls import choose_format
+from ..runtime.parsing.tool_calls import AUTO, choose_format
+from ..runtime.tokenizer.chat_template import ChatTemplates
 from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .app import Service, create_app
 from .config import ServerConfig
@@ -42,18 +44,20 @@ def service_of(
         return pooling_service(config, process)
     model_path = resolve_model_path(config.engine.model_path)
     tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
-    rows = _chat_rows(config, tokenizer.chat_template)
+    rows = _chat_rows(config, tokenizer.templates)
     check_store(config)
     return lambda: _text_service(config, tokenizer, rows, process)
 
 
-def _chat_rows(config: ServerConfig, template: str | None) -> dict[str, str]:
+def _chat_rows(config: ServerConfig, templates: ChatTemplates) -> dict[str, str]:
     """What the summary tells of chats. Raises `ValueError` for parsers that there are not."""
-    calls = choose_format(config.tool_call_parser, template)
-    thoughts = choose_reasoning(config.reasoning_parser, template)
-    if template is None:
+    calls = choose_format(config.tool_call_parser, templates)
+    thoughts = choose_reasoning(config.reasoning_parser, templates)
+    if templates.default is None:
         return {}
     rows = {"tool calls": f"{calls.name} (--tool-call-parser)"}
+    if config.tool_call_parser == AUTO and (reason := detect(templates).reason):
+        rows["tool calls"] = f"{calls.name} (--tool-call-parser): {reason}"
     if thoughts is not None:
         rows["reasoning"] = f"{thoughts.name} (--reasoning-parser)"
     return rows

@@ -5,14 +5,19 @@ Format: the chat templates of NousResearch's Hermes 2 Pro and of Qwen2.5-Instruc
 
 from __future__ import annotations
 
+import regex
+
 from .calls_grammar import Section
 from .json_calls import OBJECT_END, OBJECT_HEAD, JsonFormat
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
+_TOLD = regex.compile(OPENING + r"""(?:\\n|\s)*\{\\?["'](?:name|arguments)\\?["']""")
+
+
 def _is_told(template: str) -> bool:
-    return OPENING in template and '"arguments"' in template.replace('\\"', '"')
+    return _TOLD.search(template) is not None
 
 
 HERMES = JsonFormat(

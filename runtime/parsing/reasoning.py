@@ -1,6 +1,6 @@
 """Reasoning as models write it: a thought between two marks before the answer.
 
-form = choose_reasoning("auto", tokenizer.chat_template)
+form = choose_reasoning("auto", tokenizer.templates)
 is_open = form.is_open(prompt)             # templates may begin the thought themselves
 parser = form.parser(PlainText(), is_open=is_open)
 grammar = form.grammar(grammar, is_open=is_open)     # which the answer follows, not the thought
@@ -20,6 +20,7 @@ from .calls_grammar import literal
 from .events import Event, Parser, Thought, held_back
 
 if TYPE_CHECKING:
+    from ..tokenizer.chat_template import ChatTemplates
     from ..tokenizer.tokenizer import Tokenizer
 
 AUTO, NONE = "auto", "none"
@@ -140,23 +141,23 @@ def reasoning_formats() -> dict[str, ReasoningFormat]:
     return {**found, REASONING.name: REASONING}
 
 
-@cache
-def choose_reasoning(name: str, template: str | None) -> ReasoningFormat | None:
-    """The format that `--reasoning-parser` names; auto: by the chat template; None where the model
-    does not think. Raises `ValueError` with the names that there are.
+def choose_reasoning(name: str, templates: ChatTemplates | None) -> ReasoningFormat | None:
+    """The format that `--reasoning-parser` names. The chat template decides for `auto`. None if the
+    model does not think. Raises `ValueError` with the names that there are.
     """
+    from .detection import detect_reasoning
+
     known = reasoning_formats()
     if name == NONE:
         return None
-    if name != AUTO:
-        found = known.get(_ALIASES.get(name, name))
-        if found is None:
-            raise ValueError(
-                f"--reasoning-parser must be {AUTO}, {NONE} or one of {', '.join(known)}, got "
-                f"{name}"
-            )
-        return found
-    return next((form for form in known.values() if form.matches(template or "")), None)
+    if name == AUTO:
+        return None if templates is None else detect_reasoning(templates)
+    found = known.get(_ALIASES.get(name, name))
+    if found is None:
+        raise ValueError(
+            f"--reasoning-parser must be {AUTO}, {NONE} or one of {', '.join(known)}, got {name}"
+        )
+    return found
 
 
 class _ThoughtParser:

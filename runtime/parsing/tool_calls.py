@@ -1,6 +1,6 @@
 """Tool calls as a model writes them: a format a file of this package, with its `FORMATS`.
 
-form = choose_format("auto", tokenizer.chat_template)
+form = choose_format("auto", tokenizer.templates)
 rules = CallRules(required=False, parallel=True, special=tokenizer.special_ids(form.marks))
 grammar = form.grammar(tools, rules)     # what the text must follow
 parser = form.parser(tools)
@@ -15,9 +15,12 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .events import Parser
+
+if TYPE_CHECKING:
+    from ..tokenizer.chat_template import ChatTemplates
 
 AUTO = "auto"
 
@@ -113,16 +116,21 @@ def formats() -> dict[str, ToolCallFormat]:
     return {form.name: form for module in modules for form in getattr(module, "FORMATS", ())}
 
 
-@cache
-def choose_format(name: str, template: str | None) -> ToolCallFormat:
-    """The format that `--tool-call-parser` names, of several of one name that of the chat template;
-    auto: by the chat template. Raises `ValueError` with the names that there are.
+def choose_format(name: str, templates: ChatTemplates | None) -> ToolCallFormat:
+    """The format that `--tool-call-parser` names. The chat template decides for `auto`, and if
+    several formats have the name. Raises `ValueError` with the names that there are.
     """
+    from .detection import detect
+
     known = formats()
-    named = [form for form in known.values() if name in (AUTO, form.name, *form.aliases)]
+    named = [form.name for form in known.values() if name in (AUTO, form.name, *form.aliases)]
     if not named:
         raise ValueError(
             f"--tool-call-parser must be {AUTO} or one of {', '.join(known)}, got {name}"
         )
-    fitting = (form for form in named if form.matches(template or ""))
-    return next(fitting, known["generic"] if name == AUTO else known.get(name, named[0]))
+    if templates is None or len(named) == 1:
+        return known["generic"] if name == AUTO else known[named[0]]
+    if name == AUTO:
+        return detect(templates).form
+    found = detect(templates, tuple(named)).form
+    return found if found.name in named else known.get(name, known[named[0]])

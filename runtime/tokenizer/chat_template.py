@@ -64,6 +64,10 @@ class ChatTemplates:
         """The template of a conversation without tools."""
         return self._templates.get(DEFAULT)
 
+    def source(self, *, tools: bool) -> str | None:
+        """The template of a conversation, with tools or without."""
+        return (self._templates.get(TOOL_USE) if tools else None) or self.default
+
     def render(
         self,
         messages: Sequence[dict[str, Any]],
@@ -88,7 +92,7 @@ class ChatTemplates:
                 f"template arguments cannot set {taken[0]}: it has a field of its own in the "
                 "request"
             )
-        source = (self._templates.get(TOOL_USE) if tools else None) or self.default
+        source = self.source(tools=bool(tools))
         if source is None:
             named = f" by default, only {', '.join(self._templates)}" if self._templates else ""
             raise ChatTemplateError(

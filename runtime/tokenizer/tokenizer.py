@@ -26,6 +26,7 @@ class Tokenizer:
     """Ids from 0 to vocab_size - 1 exist in the tokenizer (added tokens included)."""
     eos_token_ids: list[int]
     bos_token_id: int | None
+    templates: ChatTemplates
     chat_template: str | None
     end_token_ids: list[int]
     """`eos_token_ids`, and the special token that the chat template ends a turn of the assistant
@@ -43,9 +44,9 @@ class Tokenizer:
         self.eos_token_ids = list(data.eos_token_ids)
         bos = data.special_tokens.get("bos_token")
         self.bos_token_id = self.backend.token_to_id(bos) if bos is not None else None
-        templates = ChatTemplates(data.chat_templates, data.special_tokens)
-        self.chat_template = templates.default
-        self.apply_chat_template = templates.render
+        self.templates = ChatTemplates(data.chat_templates, data.special_tokens)
+        self.chat_template = self.templates.default
+        self.apply_chat_template = self.templates.render
         self.special_token_ids = frozenset(
             token_id for token_id, token in added.items() if token.special
         )

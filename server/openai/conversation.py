@@ -113,7 +113,7 @@ async def begin(
 
 def reasoning_of(serving: Serving) -> ReasoningFormat | None:
     """How the served model thinks, if it does."""
-    return choose_reasoning(serving.config.reasoning_parser, serving.engine.tokenizer.chat_template)
+    return choose_reasoning(serving.config.reasoning_parser, serving.engine.tokenizer.templates)
 
 
 def _budget(

@@ -105,7 +105,7 @@ class ToolFields(WireModel):
 
 def format_of(serving: Serving) -> ToolCallFormat:
     """How the served model writes calls."""
-    return choose_format(serving.config.tool_call_parser, serving.engine.tokenizer.chat_template)
+    return choose_format(serving.config.tool_call_parser, serving.engine.tokenizer.templates)
 
 
 class ToolUse(NamedTuple):

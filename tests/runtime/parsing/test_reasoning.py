@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from small_templates import templates
 
 from piecework.runtime.parsing.events import CallBegins, Event, Parser, PlainText, Text, Thought
 from piecework.runtime.parsing.reasoning import choose_reasoning, reasoning_formats
@@ -104,10 +105,12 @@ def test_any_grammar_follows_a_thought(body: str) -> None:
 
 
 def test_names() -> None:
-    assert choose_reasoning("auto", "{{ messages }}") is None
-    assert choose_reasoning("auto", "... content.split('</think>') ...") == THINK
+    answer = "{{ each.content.split('</think>')[-1] }}"
+    left_out = templates("{% for each in messages %}" + answer + "{% endfor %}")
+    assert choose_reasoning("auto", templates("{{ messages }}")) is None
+    assert choose_reasoning("auto", left_out) == THINK
     assert choose_reasoning("deepseek_r1", None) == THINK
-    assert choose_reasoning("none", "</think>") is None
+    assert choose_reasoning("none", left_out) is None
     with pytest.raises(ValueError, match="--reasoning-parser must be auto, none or one of think"):
         choose_reasoning("qwen7", None)
 

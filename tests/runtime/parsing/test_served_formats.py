@@ -8,69 +8,57 @@ from pathlib import Path
 
 import pytest
 from recorded_calls import RECORDED, TOOLS
+from small_templates import TEMPLATES, THOUGHTS, templates
 from tiny_tokenizers import byte_level
 
+from piecework.runtime.parsing.detection import detect
 from piecework.runtime.parsing.reasoning import choose_reasoning, reasoning_formats
 from piecework.runtime.parsing.tool_calls import CallRules, choose_format, formats
 from piecework.runtime.sampling import grammar
 from piecework.runtime.sampling.grammar import Grammars
+from piecework.runtime.tokenizer.chat_template import DEFAULT, TOOL_USE, ChatTemplates
 from piecework.runtime.tokenizer.data import TokenizerData
 from piecework.runtime.tokenizer.detokenizer import Detokenizer
 from piecework.runtime.tokenizer.tokenizer import Tokenizer
 from piecework.server.config import ServerConfig
 
 ROOT = Path(__file__).parents[3]
-TEMPLATES = {
-    "hermes": r"<tool_call>\n{\"name\": NAME, \"arguments\": OBJECT}\n</tool_call>",
-    "qwen3_coder": "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE",
-    "seed_oss": "<seed:tool_call>\n<function=NAME>\n<parameter=KEY>VALUE",
-    "glm45": "<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE",
-    "glm47": "<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE",
-    "minimax_m2": "{{ '<minimax:tool_call>' }}\n<invoke name=",
-    "llama3_json": '<|start_header_id|>{{ \'{"name": NAME, "parameters": OBJECT}\' }}',
-    "pythonic": "<|start_header_id|>[name(key=value, key=value)]",
-    "llama4_pythonic": "<|header_start|><|python_start|>[name(key=value)]<|python_end|>",
-    "mistral": "[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS] [{{ calls }}]",
-    "mistral_args": "[TOOL_CALLS]{{ name }}[CALL_ID]{{ id }}[ARGS]{{ arguments }}",
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>N\n```json",
-    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ n }}<｜tool▁sep｜>",
-    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
-    "granite": "<|start_of_role|>assistant<|tool_call|>{{ calls }}",
-    "phi4_mini": "<|tool|>{{ tools }}<|/tool|><|tool_call|>{{ calls }}<|/tool_call|>",
-    "functiongemma": "<start_function_call>call:{{ name }}{",
-    "gemma4": '<|tool_call>call:{{ name }}{key:<|"|>value<|"|>}<tool_call|>',
-    "openai": "<|start|>assistant<|channel|>commentary to=functions.{{ name }}",
-    "generic": "{{ messages }}",
-}
-THOUGHTS = {
-    "think": "{{ content.split('</think>') }}",
-    "mistral": "[THINK]{{ thought }}[/THINK]",
-    "kimi": "◁think▷{{ thought }}◁/think▷",
-    "seed_oss": "<seed:think>{{ thought }}</seed:think>",
-    "granite": "after 'Here is my thought process:' and 'Here is my response:'",
-    "gemma4": "<|channel>thought\n{{ thought }}<channel|>",
-    "gpt_oss": "<|start|>assistant<|channel|>analysis<|message|>{{ thought }}<|end|>",
-}
 
 
-def test_chat_templates_say_how_calls_are_written() -> None:
-    assert set(TEMPLATES) == set(formats())
-    for name, template in TEMPLATES.items():
-        fitting = [form.name for form in formats().values() if form.matches(template)]
-        assert fitting == [name] * (name != "generic")
-        assert choose_format("auto", template).name == name
+@pytest.mark.parametrize("name", sorted({*TEMPLATES, *formats()}))
+def test_the_format_is_the_one_that_reads_the_call_of_the_template(name: str) -> None:
+    found = detect(templates(TEMPLATES[name]))
+    assert found.form.name == name
+    assert bool(found.reason) == (name == "generic")
 
 
-def test_chat_templates_say_how_thoughts_are_written() -> None:
-    assert set(THOUGHTS) == set(reasoning_formats())
-    for name, template in THOUGHTS.items():
-        assert [form.name for form in reasoning_formats().values() if form.matches(template)] == [
-            name
-        ]
+@pytest.mark.parametrize("name", sorted({*THOUGHTS, *reasoning_formats()}))
+def test_the_marks_of_a_thought_are_those_of_the_template(name: str) -> None:
+    found = choose_reasoning("auto", templates(THOUGHTS[name]))
+    assert found is not None and found.name == name
+
+
+def test_the_template_for_conversations_with_tools_decides() -> None:
+    both = ChatTemplates({DEFAULT: TEMPLATES["granite"], TOOL_USE: TEMPLATES["qwen3_coder"]}, {})
+    assert choose_format("auto", both).name == "qwen3_coder"
+
+
+def test_a_template_that_refuses_tool_messages_is_told_of_tools_otherwise() -> None:
+    refuses = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}"
+    found = detect(templates(refuses + TEMPLATES["hermes"]))
+    assert found.form.name == "generic" and "one message" in found.reason
+
+
+def test_instructions_decide_where_the_template_leaves_calls_out() -> None:
+    instructions = 'Write <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>.'
+    messages = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tells = instructions + "{{ tools | tojson }}" + messages
+    assert detect(templates(tells)).form.name == "hermes"
+    assert detect(templates(instructions + messages)).form.name == "generic"
 
 
 def test_names_of_other_projects() -> None:
-    assert choose_format("mistral", TEMPLATES["mistral_args"]).name == "mistral_args"
+    assert choose_format("mistral", templates(TEMPLATES["mistral_args"])).name == "mistral_args"
     assert choose_format("mistral", None).name == "mistral"
     assert choose_format("gpt-oss", None).name == "openai"
     assert choose_format("qwen25", None).name == "hermes"

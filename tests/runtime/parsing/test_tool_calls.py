@@ -145,10 +145,7 @@ def test_calls_with_arguments_first_are_read_however_much_follows() -> None:
     assert read(text) == read(*text) == [CallBegins("add"), Arguments("{}")] * 200
 
 
-def test_the_format_is_found_by_the_template() -> None:
-    qwen = '{{ "<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args>}" }}'
-    assert choose_format("auto", qwen).name == "hermes"
-    assert choose_format("auto", "{{ messages }}").name == "generic"
+def test_names_that_there_are_not() -> None:
     assert choose_format("auto", None).name == "generic"
     assert choose_format("hermes", None).name == "hermes"
     with pytest.raises(ValueError, match=r"--tool-call-parser must be auto or one of .*hermes, "):
