@@ -13,6 +13,7 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.engine.build import build_engine
@@ -51,6 +52,11 @@ def usual_of(some: Iterable[str]) -> list[Any]:
 PROMPTS = [
     [(31 * i + 7 * j * j) % 500 for j in range(length)] for i, length in enumerate((90, 33, 7, 51))
 ]
+
+
+if not hasattr(MoeCausalLMOutputWithPast, "image_outputs"):
+    # transformers 5.24 asks Llama 4's text model for a member that its output lacks.
+    MoeCausalLMOutputWithPast.image_outputs = None
 
 
 class Case:
