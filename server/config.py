@@ -199,17 +199,15 @@ class ServerConfig(BatchServerConfig):
     )
     tool_call_parser: str = option(
         "auto",
-        "how the model writes tool calls: hermes, qwen3_coder, llama3_json, pythonic, "
-        "llama4_pythonic, mistral, mistral_args, deepseek_v3, deepseek_v31, glm45, glm47, kimi_k2, "
-        "minimax_m2, openai (gpt-oss), functiongemma, gemma4, granite, phi4_mini, seed_oss, "
-        "or generic; auto: as its chat template says",
+        "how the model writes tool calls: hermes, llama3_json, openai (gpt-oss), ... or generic; "
+        "docs/agents.md lists all; auto: as its chat template writes them",
         group=SERVER,
         metavar="NAME",
     )
     reasoning_parser: str = option(
         "auto",
-        "how the model writes its thoughts: think (also deepseek_r1, qwen3, glm45), mistral, kimi, "
-        "seed_oss, granite, gemma4, gpt_oss, or none; auto: as its chat template says",
+        "how the model writes its thoughts: think (also deepseek_r1, qwen3, glm45), gpt_oss, ... "
+        "or none; docs/agents.md lists all; auto: as its chat template writes them",
         group=SERVER,
         metavar="NAME",
     )

@@ -25,19 +25,34 @@ def literal(text: str, special: Mapping[str, int]) -> str:
     )
 
 
+def ended_text(text: str, end: str, special: Mapping[str, int]) -> tuple[str, str] | None:
+    """A terminal of texts of the terminal `text` up to the first special token of `end`, and the
+    rest of `end` in Lark. None if no special token is in `end`.
+    """
+    places = [place for mark in special if (place := end.find(mark)) >= 0]
+    if not places:
+        return None
+    # A special token ends a terminal, so that what stands before the token may be part of it.
+    before, rest = end[: min(places)], literal(end[min(places) :], special)
+    return (f"({text}) {literal(before, {})}" if before else text), rest
+
+
 def bounded_text(
     rule: str, pattern: str, end: str, closing: str, special: Mapping[str, int]
 ) -> tuple[str, list[str]]:
-    """Texts of `pattern`, a terminal of Lark, without `end`, and `closing`, which holds that: how
-    they are written in Lark, and the rules of it, whose names begin with `rule`.
+    """Texts of `pattern`, a terminal of Lark, without `end`, and `closing`, which begins with that:
+    how they are written in Lark, and the rules of it, whose names begin with `rule`.
     """
     without = str(regex.escape(end)).replace("/", "\\/")
-    text = rf"({pattern}) & ~/(.|\n)*{without}(.|\n)*/"
-    written, terminal = literal(closing, special), rule.upper()
-    if end in special:
-        return f"{terminal} {written}", [f"{terminal}: {text}"]
+    text, terminal = rf"({pattern}) & ~/(.|\n)*{without}(.|\n)*/", rule.upper()
+    if (ended := ended_text(text, closing, special)) is not None:
+        text, rest = ended
+        return f"{terminal} {rest}", [f"{terminal}: {text}"]
     # Up to the first end: what stands before it is all of the text.
-    return f"{rule}_text", [f"{rule}_text[lazy]: {terminal}", f"{terminal}: ({text}) {written}"]
+    return f"{rule}_text", [
+        f"{rule}_text[lazy]: {terminal}",
+        f"{terminal}: ({text}) {literal(closing, special)}",
+    ]
 
 
 class Section(NamedTuple):
@@ -100,13 +115,16 @@ class Section(NamedTuple):
             return [f"start: {lead}section | text", *text]
         # Behind a call that must be the only one no text may begin another.
         start = "(entered section)* text" if rules.parallel else "entered section | text"
+        lines = [f"spelled[lazy]: TEXT {json.dumps(self.mark, ensure_ascii=False)}", *text]
         # A special token may be spelled, too.
-        token = f" | TEXT? {mark}" if self.mark in rules.special else ""
+        ended = ended_text(self.free, self.mark, rules.special)
+        if ended is None:
+            return [f"start: {start}", "entered: spelled", *lines]
         return [
             f"start: {start}",
-            f"entered: spelled{token}",
-            f"spelled[lazy]: TEXT {json.dumps(self.mark, ensure_ascii=False)}",
-            *text,
+            f"entered: spelled | BEFORE? {ended[1]}",
+            f"BEFORE: {ended[0]}",
+            *lines,
         ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from ..tokenizer.chat_template import ChatTemplateError, ChatTemplates
@@ -60,8 +60,8 @@ def detect(templates: ChatTemplates, named: tuple[str, ...] | None = None) -> De
     except ChatTemplateError as error:
         return Detected(generic, f"the chat template takes no tool calls: {str(error)!r:.80}")
     for forms in (hinted, [form for form in candidates if form not in hinted]):
-        if found := next((form for form in forms if _reads(form, answers)), None):
-            return Detected(found, "")
+        if readers := [form for form in forms if _reads(form, answers)]:
+            return Detected(_first(readers, answers[0]), "")
     if any(_TOOL.name in answer for answer in answers):
         return Detected(generic, "the chat template writes tool calls in a format unknown here")
     if hinted and _tells_tools(templates):
@@ -134,6 +134,24 @@ def _tells_tools(templates: ChatTemplates) -> bool:
 def _reads(form: ToolCallFormat, answers: Sequence[str]) -> bool:
     """Whether the format's parser reads the probe's call back from one of the texts."""
     return any(_calls(form, answer) == [(_TOOL.name, _ARGUMENTS)] for answer in answers)
+
+
+def _first(forms: Sequence[ToolCallFormat], answer: str) -> ToolCallFormat:
+    """The format that sees the call first in the answer: others read it in a form that is not
+    theirs, once it is whole.
+    """
+    if len(forms) == 1:
+        return forms[0]
+    return min(forms, key=partial(_place, answer=answer))
+
+
+def _place(form: ToolCallFormat, answer: str) -> int:
+    """Characters of the answer until its call has begun."""
+    parser = form.parser([_TOOL])
+    for place, char in enumerate(answer):
+        if any(isinstance(event, CallBegins) for event in parser.push(char)):
+            return place
+    return len(answer)
 
 
 def _calls(form: ToolCallFormat, text: str) -> list[tuple[str, Any]]:

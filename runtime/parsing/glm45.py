@@ -12,7 +12,7 @@ from .tagged_calls import TaggedFormat
 
 GLM45 = TaggedFormat(
     name="glm45",
-    aliases=("glm4_moe",),
+    aliases=("glm4_moe", "poolside_v1"),
     section=Section("<tool_call>", "", "\n</tool_call>\n<tool_call>", "\n</tool_call>"),
     before="NAME",
     opening="\n<arg_key>KEY</arg_key>\n<arg_value>",

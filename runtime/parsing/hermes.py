@@ -22,7 +22,7 @@ def _is_told(template: str) -> bool:
 
 HERMES = JsonFormat(
     name="hermes",
-    aliases=("qwen", "qwen25", "qwen3"),
+    aliases=("qwen", "qwen25", "qwen3", "ernie45", "mimo", "granite4"),
     section=Section(OPENING, "\n", f"\n{CLOSING}\n{OPENING}\n", f"\n{CLOSING}"),
     before='{"name": "NAME", "arguments": ',
     after="}",

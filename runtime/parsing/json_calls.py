@@ -59,7 +59,14 @@ class JsonFormat(InTemplate):
     def grammar(self, tools: Sequence[Tool], rules: CallRules) -> str:
         after = literal(self.after, rules.special)
         calls = [f"{self.head_of(tool.name, rules)} {json_of(tool)} {after}" for tool in tools]
-        return self.section.grammar(calls, [], rules)
+        firsts: list[str] = []
+        if not self.section.mark and self.section.opening:
+            # In one: else the opening alone would be the beginning of free text.
+            opening = self.section.opening + self.before
+            for tool in tools:
+                head = literal(opening.replace("NAME", tool.name), rules.special)
+                firsts.append(f"{head} {json_of(tool)} {after}")
+        return self.section.grammar(calls, [], rules, firsts)
 
     def head_of(self, name: str, rules: CallRules) -> str:
         """What stands before a call's arguments, in Lark."""

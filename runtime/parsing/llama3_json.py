@@ -10,6 +10,9 @@ from .calls_grammar import Section
 from .json_calls import OBJECT_END, OBJECT_HEAD, JsonFormat
 
 PYTHON_TAG = "<|python_tag|>"
+_START, _END = "<|python_start|>", "<|python_end|>"
+"""Llama 4 writes them before, or around, calls."""
+_TAGS = r"\s{0,8}(?:<\|python_tag\|>)?(?:<\|python_start\|>)?(?:<\|python_end\|>)?"
 _CALL_BEGINS = r'\s*(<\|python_tag\|>|\{\s*"(name|type)")'
 
 
@@ -27,10 +30,10 @@ FORMATS = (
         ),
         before='{"name": "NAME", "parameters": ',
         after="}",
-        head=rf"\s{{0,8}}(?:<\|python_tag\|>)?{OBJECT_HEAD}",
+        head=_TAGS + OBJECT_HEAD,
         follows=rf"{OBJECT_END}\s{{0,20}};?",
-        end=OBJECT_END,
+        end=rf"{OBJECT_END}\s{{0,8}}(?:<\|python_end\|>)?",
         found_by=_is_told,
-        marks=(PYTHON_TAG,),
+        marks=(PYTHON_TAG, _START, _END),
     ),
 )

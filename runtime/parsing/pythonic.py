@@ -6,19 +6,17 @@ Format: the prompt format of Llama 3.2 and 4 (https://www.llama.com/docs), in wh
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import regex
 
 from .calls_grammar import Section
 from .literal_calls import LiteralFormat
 from .tool_calls import Tool
+from .typed_values import read_python
 
 START, END = "<|python_start|>", "<|python_end|>"
-_DEEPEST = 64
 
 
 class Pythonic(LiteralFormat):
@@ -28,19 +26,6 @@ class Pythonic(LiteralFormat):
         names = "|".join(str(regex.escape(tool.name)) for tool in tools).replace("/", "\\/")
         call = rf"\s*(<\|python_start\|>)?\s*\[\s*({names})\("
         return self.section._replace(free=rf"/(.|\n)*/ & ~/{call}(.|\n)*/")
-
-
-def _read(source: str) -> Any:
-    depth = most = 0
-    for char in source:
-        depth += (char in "([{") - (char in ")]}")
-        most = max(most, depth)
-    if most > _DEEPEST:
-        raise ValueError("it is nested too deeply")
-    try:
-        return ast.literal_eval(source)
-    except (SyntaxError, MemoryError) as error:
-        raise ValueError("it is no literal") from error
 
 
 def _is_told(template: str) -> bool:
@@ -62,7 +47,7 @@ PYTHONIC = Pythonic(
     delimiter="",
     quotes="\"'",
     words={"boolean": '("True" | "False")', "null": '"None"'},
-    read=_read,
+    read=read_python,
     found_by=lambda template: _is_told(template) and START not in template,
     marks=(START, END),
 )

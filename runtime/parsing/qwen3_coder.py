@@ -15,7 +15,7 @@ FUNCTION = "<function="
 
 QWEN3_CODER = TaggedFormat(
     name="qwen3_coder",
-    aliases=("qwen3_xml", "qwen3coder"),
+    aliases=("qwen3_xml", "qwen3coder", "step3p5", "nemotron_v3"),
     section=Section("<tool_call>", "\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
     before=f"{FUNCTION}NAME>\n",
     opening="<parameter=KEY>\n",

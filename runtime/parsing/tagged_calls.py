@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import regex
 
@@ -22,10 +23,12 @@ class TaggedFormat(InTemplate):
     """A `ToolCallFormat`.
 
     What is written: `section`, and in it calls of `before`, arguments of `opening`, the value and
-    `closing`, `after`, where NAME is the tool's and KEY the argument's. What is read: after
-    `section.mark`, `head`; `key` and a value up to `value_end`, of which a line end at each end is
-    no part where `in_lines`; and `follows` before the next head, or `end`: regular expressions,
-    bounded.
+    `closing`, `after`, where NAME is the tool's, KEY the argument's, NUMBER that of a call, and
+    TYPE the word that `types` has for a type of JSON. What is read: after `section.mark`, `head`;
+    `key` and a value up to `value_end`, of which a line end at each end is no part where
+    `in_lines`; and `follows` before the next head, or `end`: regular expressions, bounded. A string
+    may stand between the two texts of `quotes`. With `types`, `key` has a group `type`: a value of
+    the type "string" is a string whatever the schema allows.
     """
 
     name: str
@@ -43,6 +46,8 @@ class TaggedFormat(InTemplate):
     marks: tuple[str, ...]
     aliases: tuple[str, ...] = ()
     in_lines: bool = False
+    types: Mapping[str, str] = field(default_factory=dict)
+    quotes: tuple[str, str] | None = None
 
     def matches(self, template: str) -> bool:
         return self.found_by(template)
@@ -57,33 +62,44 @@ class TaggedFormat(InTemplate):
             for index, (key, schema, is_required) in enumerate(parameters.told()):
                 rule = f"argument_{number}_{index}"
                 parts.append(rule if is_required else f"{rule}?")
-                opening = literal(self.opening.replace("KEY", key), rules.special)
-                lines += self._argument(rule, opening, schema, parameters, rules)
+                lines += self._argument(rule, literal(key, {}), schema, parameters, rules)
             if parameters.is_open and not parts:
                 rule = f"argument_{number}"
                 parts.append(f"({rule})*")
-                before, _, behind = self.opening.partition("KEY")
-                opening = f"{literal(before, rules.special)} {_ANY_KEY}"
-                opening += f" {literal(behind, rules.special)}"
-                lines += self._argument(rule, opening, {}, parameters, rules)
-            before = literal(self.before.replace("NAME", tool.name), rules.special)
+                lines += self._argument(rule, _ANY_KEY, {}, parameters, rules)
+            words = {"NAME": literal(tool.name, {}), "NUMBER": "/[0-9]{1,3}/"}
+            before = _written(self.before, words, rules)
             calls.append(f"{before} {' '.join(parts)} {literal(self.after, rules.special)}")
         return self.section.grammar(calls, lines, rules)
 
     def _argument(
-        self, rule: str, opening: str, schema: object, parameters: Parameters, rules: CallRules
+        self, rule: str, key: str, schema: object, parameters: Parameters, rules: CallRules
     ) -> list[str]:
-        """Rules of one argument, its closing tag included."""
+        """Rules of one argument, its closing tag included. `key`: its name in Lark."""
         value = written_value(schema, parameters)
         lines: list[str] = []
         ways = []
         closing = self.closing
         if value.text is not None:
             text, lines = bounded_text(rule, value.text, self.value_end, closing, rules.special)
-            ways.append(text)
+            ways.append(f"{self._opened(key, {'string'}, rules)} {text}")
         if value.json is not None:
-            ways.append(f"%json {json.dumps(value.json)} {literal(closing, rules.special)}")
-        return [f"{rule}: {opening} ({' | '.join(ways)})", *lines]
+            kinds = kinds_of(schema, parameters.root) - {"string"}
+            opening = self._opened(key, kinds, rules)
+            ending = literal(closing, rules.special)
+            ways.append(f"{opening} %json {json.dumps(value.json)} {ending}")
+        return [f"{rule}: {' | '.join(ways)}", *lines]
+
+    def _opened(self, key: str, kinds: Iterable[str], rules: CallRules) -> str:
+        """What stands before a value of one of these types, in Lark."""
+        types = sorted({literal(self.types[kind], {}) for kind in kinds if kind in self.types})
+        return _written(self.opening, {"KEY": key, "TYPE": f"({' | '.join(types)})"}, rules)
+
+
+def _written(text: str, words: Mapping[str, str], rules: CallRules) -> str:
+    """A text in Lark, with the Lark of `words` instead of these words."""
+    parts = re.split(f"({'|'.join(words)})", text)
+    return " ".join([words.get(part) or literal(part, rules.special) for part in parts if part])
 
 
 class _TaggedParser(ScanParser):
@@ -117,7 +133,10 @@ class _TaggedParser(ScanParser):
             self.tell(Arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: "))
             before = ", "
             kinds = kinds_of(parameters.schema_of(key), parameters.root)
-            if not (yield from (self._string() if kinds == {"string"} else self._value(kinds))):
+            if self._form.types and found["type"] == self._form.types["string"]:
+                kinds = frozenset(("string",))
+            streams = kinds == {"string"} and self._form.quotes is None
+            if not (yield from (self._string() if streams else self._value(kinds))):
                 return
         # Of a call that breaks off nobody knows whether that was all.
         while not self.text.strip() and not self.is_whole:
@@ -127,6 +146,7 @@ class _TaggedParser(ScanParser):
 
     def _value(self, kinds: frozenset[str]) -> Steps[bool]:
         """Tell a value as JSON, once it is there; False where the text ends before."""
+        quotes = self._form.quotes
         while self._form.value_end not in self.text:
             if self.is_whole:
                 self.take(len(self.text))
@@ -136,7 +156,10 @@ class _TaggedParser(ScanParser):
         self.take(len(self._form.value_end))
         if self._form.in_lines:
             text = text.removeprefix("\n").removesuffix("\n")
-        self.tell(Arguments(read_value(text, kinds)))
+        if quotes is not None and text.startswith(quotes[0]):
+            text = text.removeprefix(quotes[0]).removesuffix(quotes[1])
+            kinds &= {"string"}
+        self.tell(Arguments(read_value(text, kinds or frozenset(("string",)))))
         return True
 
     def _string(self) -> Steps[bool]:

@@ -6,6 +6,7 @@ is JSON of an allowed kind is that, and any other one is a string.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ _DEFINITIONS = ("$defs", "definitions")
 _OBJECT_MEMBERS = _ANNOTATIONS.union(
     _DEFINITIONS, ("type", "properties", "required", "additionalProperties", "$id", "strict")
 )
+_DEEPEST = 64
+"""Brackets within one another, in a literal of Python."""
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _JSON_LIKE = r"\s*([-0-9\[{\"]|true|false|null|True|False|None)"
 """How texts begin that may be anything else than a string."""
@@ -147,8 +150,32 @@ def read_value(text: str, kinds: frozenset[str]) -> str:
     try:
         found = _kinds_of_value(read_json(bare))
     except ValueError:
-        return as_json(text)
+        return as_json(text) if "string" in kinds else _python_value(text)
     return as_json(text) if "string" in kinds and not kinds & found else bare
+
+
+def _python_value(text: str) -> str:
+    """JSON of a Python literal: some chat templates write lists and objects as Python does. The
+    text itself, as a string, if it is no literal either.
+    """
+    try:
+        return as_json(read_python(text.strip()))
+    except (ValueError, TypeError, RecursionError):
+        return as_json(text)
+
+
+def read_python(source: str) -> Any:
+    """The value of a Python literal. Raises `ValueError` and `TypeError`."""
+    depth = most = 0
+    for char in source:
+        depth += (char in "([{") - (char in ")]}")
+        most = max(most, depth)
+    if most > _DEEPEST:
+        raise ValueError("it is nested too deeply")
+    try:
+        return ast.literal_eval(source)
+    except (SyntaxError, MemoryError) as error:
+        raise ValueError("it is no literal") from error
 
 
 class Value(NamedTuple):

@@ -1,80 +1,55 @@
 """Texts with calls, as each format has them: written after the chat templates that the formats'
-files name. `TOOLS` are what they call; `Said` what a text says and calls, in order.
+files name.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from piecework.runtime.parsing.tool_calls import Tool
+from call_samples import BONN, ODD, SCHEMA, TOOLS, TWO, Said, as_json, as_object
+from recorded_sections import SECTIONS
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 8},
-        "days": {"type": "integer", "minimum": 1, "maximum": 99},
-        "parts": {"type": "array", "items": {"enum": ["sun", True, None]}, "maxItems": 3},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-TOOLS = [Tool("weather", "of a city", SCHEMA), Tool("now", "", NOTHING)]
+__all__ = ["RECORDED", "SCHEMA", "TOOLS", "Said"]
 
-Said = list[str | tuple[str, Any]]
-"""Texts, and calls: a name and its arguments."""
-
-BONN = {"city": 'Bö"n', "days": 7}
-ODD = {"city": "</x> {é]", "days": 1, "parts": ["sun", True, None]}
 V3_BEGIN, V3_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-TWO: Said = [("weather", BONN), ("now", {})]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _object(name: str, arguments: Any, key: str = "arguments") -> str:
-    return f'{{"name": "{name}", "{key}": {_json(arguments)}}}'
 
 
 def _objects(opening: str, closing: str) -> list[tuple[str, Said]]:
     """Of formats that have a JSON array between two marks."""
-    both = f"{_object('weather', BONN)}, {_object('now', {})}"
+    both = f"{as_object('weather', BONN)}, {as_object('now', {})}"
     return [
         (f"Let me see.\n\n{opening}[{both}]{closing}", ["Let me see.", *TWO]),
-        (f"{opening}[{_object('weather', ODD)}]{closing}\n", [("weather", ODD)]),
+        (f"{opening}[{as_object('weather', ODD)}]{closing}\n", [("weather", ODD)]),
         (f"{opening} [{{'no JSON'}}]", [f"{opening} [{{'no JSON'}}]"]),
         (f'{opening}[{{"arguments": {{}}, "name": "now"}}]{closing}', [("now", {})]),
-        (f"{opening}[{_object('rm', {})}]", [f"{opening}[{_object('rm', {})}]"]),
+        (f"{opening}[{as_object('rm', {})}]", [f"{opening}[{as_object('rm', {})}]"]),
     ]
 
 
 def _hermes(name: str, arguments: Any) -> str:
-    return f"<tool_call>\n{_object(name, arguments)}\n</tool_call>"
+    return f"<tool_call>\n{as_object(name, arguments)}\n</tool_call>"
 
 
 def _v3(name: str, arguments: Any) -> str:
     return (
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json(arguments)}\n```"
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{as_json(arguments)}\n```"
         "<｜tool▁call▁end｜>"
     )
 
 
 def _v31(name: str, arguments: Any) -> str:
-    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_json(arguments)}<｜tool▁call▁end｜>"
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{as_json(arguments)}<｜tool▁call▁end｜>"
 
 
 def _kimi(name: str, number: int, arguments: Any) -> str:
     return (
         f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>"
-        f"{_json(arguments)}<|tool_call_end|>"
+        f"{as_json(arguments)}<|tool_call_end|>"
     )
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _json(value)
+    return value if isinstance(value, str) else as_json(value)
 
 
 def _function(name: str, arguments: dict[str, Any], line: str) -> str:
@@ -170,11 +145,11 @@ RECORDED: dict[str, list[tuple[str, Said]]] = {
     ],
     "mistral_args": [
         (
-            f"Hm.[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{_json(BONN)}"
+            f"Hm.[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{as_json(BONN)}"
             "[TOOL_CALLS]now[CALL_ID]b1b2c3d4e[ARGS]{}",
             ["Hm.", *TWO],
         ),
-        (f"[TOOL_CALLS]weather[ARGS]{_json(ODD)}", [("weather", ODD)]),
+        (f"[TOOL_CALLS]weather[ARGS]{as_json(ODD)}", [("weather", ODD)]),
         ("[TOOL_CALLS]nowadays[ARGS]{}", ["[TOOL_CALLS]nowadays[ARGS]{}"]),
     ],
     "deepseek_v3": [
@@ -208,14 +183,14 @@ RECORDED: dict[str, list[tuple[str, Said]]] = {
     "granite": _objects("<|tool_call|>", ""),
     "phi4_mini": [
         *_objects("<|tool_call|>", "<|/tool_call|>"),
-        (f"<|tool_call|>{_object('now', {})}<|/tool_call|>", [("now", {})]),
+        (f"<|tool_call|>{as_object('now', {})}<|/tool_call|>", [("now", {})]),
     ],
     "llama3_json": [
         (
-            f"{_object('weather', BONN, 'parameters')}; {_object('now', {}, 'parameters')}",
+            f"{as_object('weather', BONN, 'parameters')}; {as_object('now', {}, 'parameters')}",
             TWO,
         ),
-        (f"<|python_tag|>{_object('weather', ODD, 'parameters')}", [("weather", ODD)]),
+        (f"<|python_tag|>{as_object('weather', ODD, 'parameters')}", [("weather", ODD)]),
         (
             '\n\n{"type": "function", "name": "now", "parameters": {}}',
             [("now", {})],
@@ -257,10 +232,10 @@ RECORDED: dict[str, list[tuple[str, Said]]] = {
     "openai": [
         (
             f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{_channel('weather')}"
-            f"{_json(BONN)}<|call|>",
+            f"{as_json(BONN)}<|call|>",
             ["I look.", ("weather", BONN)],
         ),
-        (f"{_channel('weather')}{_json(ODD)}", [("weather", ODD)]),
+        (f"{_channel('weather')}{as_json(ODD)}", [("weather", ODD)]),
         (
             " to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
             [("now", {})],
@@ -269,4 +244,5 @@ RECORDED: dict[str, list[tuple[str, Said]]] = {
         (f"{_channel('rm')}{{}}", ["{}"]),
         ("No <|channel|> here", ["No <|channel|> here"]),
     ],
+    **SECTIONS,
 }

@@ -60,10 +60,22 @@ def _gemma(opening: str, closing: str, quote: str) -> str:
     return _calls(f"{opening}call:{name}" + _arguments(value) + f"{{{{ '}}' }}}}{closing}")
 
 
+_PYTHON_ARGUMENT = "{{ key }}={{ value | tojson }}" + SEPARATED
+_PYTHON_CALL = "{{ call.name }}(" + _arguments(_PYTHON_ARGUMENT) + ")"
+
+
 def _python(opening: str, closing: str) -> str:
-    argument = "{{ key }}={{ value | tojson }}" + SEPARATED
-    call = "{{ call.name }}(" + _arguments(argument) + ")" + SEPARATED
-    return _calls(call, f"{opening}[", f"]{closing}")
+    return _calls(_PYTHON_CALL + SEPARATED, f"{opening}[", f"]{closing}")
+
+
+def _dsml(section: str) -> str:
+    argument = (
+        '<｜DSML｜parameter name="{{ key }}" string="{{ (value is string) | tojson }}">'
+        + BARE
+        + "</｜DSML｜parameter>\n"
+    )
+    invoke = '<｜DSML｜invoke name="{{ call.name }}">\n' + _arguments(argument)
+    return _calls(invoke + "</｜DSML｜invoke>\n", f"<｜DSML｜{section}>\n", f"</｜DSML｜{section}>")
 
 
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -110,6 +122,75 @@ TEMPLATES = {
     "openai": _calls(
         f"{_CHANNEL}commentary to=functions.{{{{ call.name }}}}<|message|>{JSON}<|call|>"
     ),
+    "apertus": _calls(
+        "{{ {call.name: call.arguments} | tojson }}" + SEPARATED,
+        "<|tools_prefix|>[",
+        "]<|tools_suffix|>",
+    ),
+    "cohere_command": _calls(
+        "{{ {'tool_call_id': '0', 'tool_name': call.name, 'parameters': call.arguments} | tojson }}"
+        + SEPARATED,
+        "<|START_ACTION|>[\n",
+        "\n]<|END_ACTION|>",
+    ),
+    "command_r": _calls(
+        "{{ {'tool_name': call.name, 'parameters': call.arguments} | tojson }}" + SEPARATED,
+        "Action:\n```json\n[\n",
+        "\n]\n```",
+    ),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
+    "functionary_v3_1": _calls("<function={{ call.name }}>" + JSON + "</function>"),
+    "gigachat3": _calls("<|message_sep|>\n\nfunction call<|role_sep|>\n" + OBJECT),
+    "gigachat31": _calls("<|function_call|>" + OBJECT),
+    "hy_v3": _calls(
+        "<tool_call:opensource>{{ call.name }}<tool_sep:opensource>\n"
+        + _arguments(
+            "<arg_key:opensource>{{ key }}</arg_key:opensource>\n<arg_value:opensource>"
+            + BARE
+            + "</arg_value:opensource>\n"
+        )
+        + "</tool_call:opensource>\n",
+        "<tool_calls:opensource>\n",
+        "</tool_calls:opensource>",
+    ),
+    "internlm": _calls("<|action_start|><|plugin|>\n" + OBJECT + "<|action_end|>\n"),
+    "jamba": _calls(OBJECT + SEPARATED, "<tool_calls>[\n    ", "\n]</tool_calls>"),
+    "kimi_k3": _calls(
+        '<|open|>call tool="{{ call.name }}" index="{{ loop.index }}"<|sep|>'
+        + _arguments(
+            '<|open|>argument key="{{ key }}" type="{{ '
+            "'string' if value is string else 'number' if value is number else 'array' }}"
+            '"<|sep|>' + BARE + "<|close|>argument<|sep|>"
+        )
+        + "<|close|>call<|sep|>",
+        "<|open|>tools<|sep|>",
+        "<|close|>tools<|sep|>",
+    ),
+    "lfm2": _python("<|tool_call_start|>", "<|tool_call_end|>"),
+    "longcat": _calls(f"<longcat_tool_call>\n{OBJECT}\n</longcat_tool_call>"),
+    "minicpm5": _calls(
+        '<function name="{{ call.name }}">'
+        + _arguments('<param name="{{ key }}">{{ value }}</param>')
+        + "</function>"
+    ),
+    "minimax_m1": _calls(f"{OBJECT}\n", "<tool_calls>\n", "</tool_calls>"),
+    "nemotron_nano_v2": _calls(OBJECT + SEPARATED, "<TOOLCALL>[", "]</TOOLCALL>"),
+    "olmo3": _calls(_PYTHON_CALL + "\n", "<function_calls>", "</function_calls>"),
+    "solar_open": _calls(
+        "<|tool_call:begin|>{{ each.id }}<|tool_call:name|>{{ call.name }}<|tool_call:args|>"
+        + JSON
+        + "<|tool_call:end|>",
+        "<|tool_calls|>",
+    ),
+    "step3": _calls(
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{{ call.name }}">\n'
+        + _arguments('<steptml:parameter name="{{ key }}">' + BARE + "</steptml:parameter>\n")
+        + "</steptml:invoke><｜tool_call_end｜>\n",
+        "<｜tool_calls_begin｜>\n",
+        "<｜tool_calls_end｜>",
+    ),
+    "xlam": _calls(OBJECT + SEPARATED, "[", "]"),
     "generic": _turns("{{ message.content }}", tools=""),
 }
 

@@ -8,6 +8,7 @@ import gc
 import json
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 import jsonschema
 import pytest
@@ -134,7 +135,8 @@ EACH_PARSER = ("hermes", "glm45", "pythonic", "openai", "mistral_args")
 )
 def test_a_whole_text_of_marks_takes_no_longer_than_its_pieces(name: str) -> None:
     form = formats()[name]
-    pieces = ["".join(form.marks)] * (300_000 // len("".join(form.marks)))
+    piece = "".join(form.marks) or "[{"
+    pieces = [piece] * (300_000 // len(piece))
 
     def seconds(pieces: Sequence[str]) -> float:
         # Collections of what other tests have left would take longer than the parser.
@@ -161,7 +163,8 @@ def test_texts_of_the_grammar_are_calls_that_validate(name: str, is_special: boo
         {mark: FIRST_ID + index for index, mark in enumerate(form.marks)} if is_special else {}
     )
     walk = Walk(form.grammar(TOOLS, CallRules(required=True, special=special)), special)
-    ended = [text for seed in range(12) if (text := walk.text(seed)) is not None]
+    texts = (text for seed in range(60) if (text := walk.text(seed)) is not None)
+    ended = list(islice(texts, 6))
     assert len(ended) > 3
     for text in ended:
         calls = read(form, [text])
