@@ -127,8 +127,9 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "/v1/messages/count_tokens": ({"messages": _BLOCKS, "system": "Be brief."},),
     "/v1/responses": (
-        {"input": "Hi", "max_output_tokens": 4, "store": False},
+        {"model": "default", "input": "Hi", "max_output_tokens": 4, "store": False},
         {
+            "model": "default",
             "input": [
                 {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
                 {
@@ -138,9 +139,14 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
                 },
                 {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": "c", "output": "x"},
+                {"type": "custom_tool_call", "call_id": "d", "name": "c", "input": "x"},
             ],
             "instructions": "Be brief.",
-            "tools": [{"type": "function", "name": "f", "strict": True}],
+            "tools": [
+                {"type": "function", "name": "f", "strict": True},
+                {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+                {"type": "custom", "name": "c"},
+            ],
             "tool_choice": "auto",
             "text": {"format": {"type": "text"}},
             "include": ["message.output_text.logprobs"],
@@ -149,10 +155,10 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
             "max_output_tokens": 4,
             "stream": True,
         },
-        {"input": "Hi", "max_output_tokens": 4, "background": True},
-        {"input": "Hi", "max_output_tokens": 4, "previous_response_id": "resp_1"},
+        {"model": "default", "input": "Hi", "max_output_tokens": 4, "background": True},
+        {"model": "default", "input": "Hi", "previous_response_id": "resp_1"},
     ),
-    "/v1/responses/input_tokens": ({"input": "Hi"},),
+    "/v1/responses/input_tokens": ({"model": "default", "input": "Hi"},),
     "/v1/tokenize": (
         {"prompt": "The fox"},
         {"messages": _CHAT},

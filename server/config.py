@@ -80,6 +80,12 @@ class CommonServerConfig(HttpLimits):
         group=SERVER,
         metavar="NAME",
     )
+    require_model: bool = option(
+        False,
+        "refuse chats, completions and messages that name no model, as OpenAI and Anthropic do; "
+        "default: they mean the model that is here",
+        group=SERVER,
+    )
     max_queued_requests: int = option(
         512,
         "requests that may wait beyond those running; more are answered 503 with Retry-After",

@@ -77,7 +77,15 @@ class AnyServing:
     started: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> None:
-        """Raises `NotFound` for a model that this server does not have, or not for this key."""
+        """Raises `NotFound` for a model that this server does not have, or not for this key, and
+        `InvalidRequest` where a model must be named.
+        """
+        if name is None and self.config.require_model:
+            raise InvalidRequest(
+                f"model: Field required; this server has {self.model_name!r}.",
+                param="model",
+                code="missing_required_parameter",
+            )
         if name not in (None, DEFAULT_MODEL, self.model_name):
             message = (
                 f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."

@@ -36,6 +36,7 @@ class InputTokens(Answer):
 class TextContent(Answer):
     type: Literal["text"]
     text: str
+    citations: None
 
 
 class ThinkingContent(Answer):
@@ -44,11 +45,18 @@ class ThinkingContent(Answer):
     signature: str
 
 
+class DirectCaller(Answer):
+    type: Literal["direct"]
+
+
 class ToolUseContent(Answer):
+    """`caller`: the model itself calls."""
+
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
+    caller: DirectCaller
 
 
 Content = TextContent | ThinkingContent | ToolUseContent
@@ -58,14 +66,25 @@ class MessageTokensDetails(Answer):
     thinking_tokens: int
 
 
+class CacheCreation(Answer):
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
 class MessageUsage(Answer):
-    """`input_tokens`: those that were not found in the cache."""
+    """`input_tokens`: those that were not found in the cache. `output_tokens_details`: of models
+    that think.
+    """
 
     input_tokens: int
+    cache_creation: CacheCreation
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: MessageTokensDetails | None = None
+    output_tokens_details: MessageTokensDetails | None
+    inference_geo: None
+    server_tool_use: None
+    service_tier: Literal["standard"]
 
 
 class MessageAnswer(Answer):
@@ -76,6 +95,8 @@ class MessageAnswer(Answer):
     content: list[Content]
     stop_reason: StopReason | None
     stop_sequence: str | None
+    stop_details: None
+    container: None
     usage: MessageUsage
 
 
@@ -128,6 +149,8 @@ class ContentBlockStop(Answer):
 class StopDelta(Answer):
     stop_reason: StopReason
     stop_sequence: str | None
+    stop_details: None
+    container: None
 
 
 class MessageDelta(Answer):
@@ -153,7 +176,7 @@ StreamEvent = (
 
 
 class MessagesModel(Answer):
-    """`max_input_tokens`: of language models."""
+    """`max_input_tokens`, `max_tokens`: of language models."""
 
     type: Literal["model"]
     id: str
@@ -161,6 +184,8 @@ class MessagesModel(Answer):
     created_at: str
     lifecycle: Literal["active"]
     max_input_tokens: int | None
+    max_tokens: int | None
+    capabilities: None
 
 
 class MessagesModels(Answer):

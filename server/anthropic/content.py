@@ -17,7 +17,9 @@ made of it.
 
 
 def _call(name: str) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": name, "input": {}}
+    call_id = f"toolu_{uuid.uuid4().hex[:24]}"
+    call = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+    return {**call, "caller": {"type": "direct"}}
 
 
 def content_of(events: Iterable[Event]) -> list[dict[str, Any]]:
@@ -32,7 +34,7 @@ def content_of(events: Iterable[Event]) -> list[dict[str, Any]]:
                 texts.append([])
                 continue
             case Text() if kind != "text":
-                blocks.append({"type": "text"})
+                blocks.append({"type": "text", "citations": None})
                 texts.append([])
             case Thought() if kind != "thinking":
                 blocks.append({"type": "thinking", "signature": SIGNATURE})
@@ -66,7 +68,7 @@ class ContentStream:
         match event:
             case Text(text):
                 if self._open != "text":
-                    yield from self._start({"type": "text", "text": ""})
+                    yield from self._start({"type": "text", "text": "", "citations": None})
                 yield self._delta({"type": "text_delta", "text": text})
             case Thought(text):
                 if self._open != "thinking":

@@ -103,9 +103,14 @@ class _Answer:
         """So far; what was found in the cache is no part of `input_tokens`."""
         return {
             "input_tokens": output.prompt_tokens - output.cached_tokens,
+            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": output.cached_tokens,
             "output_tokens": output.completion_tokens,
+            "output_tokens_details": None,
+            "inference_geo": None,
+            "server_tool_use": None,
+            "service_tier": "standard",
         }
 
     def end(self, output: RequestOutput) -> dict[str, Any]:
@@ -127,7 +132,8 @@ class _Answer:
             reason = "pause_turn"
         else:
             reason = "tool_use" if self.reader.has_called else "end_turn"
-        return {"stop_reason": reason, "stop_sequence": sequence}
+        told = {"stop_reason": reason, "stop_sequence": sequence}
+        return {**told, "stop_details": None, "container": None}
 
 
 class _MessageEvents:
@@ -166,6 +172,8 @@ class _MessageEvents:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": self._answer.usage(output),
         }
         return [{"type": "message_start", "message": message}, {"type": "ping"}]

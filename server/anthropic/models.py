@@ -19,6 +19,8 @@ def model_info(card: Mapping[str, Any]) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(card["created"], UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": card.get("max_model_len"),
+        "max_tokens": card.get("max_model_len"),
+        "capabilities": None,
     }
 
 

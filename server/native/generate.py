@@ -20,7 +20,7 @@ from ..http.body import JsonRoute
 from ..openai.logprobs import finite, token_text
 from ..request_builder import WireNames, build_requests, check_prompt_logprobs
 from ..sse import DONE, EventStream, event
-from ..state import Serving, ServingDep, json_response
+from ..state import DEFAULT_MODEL, Serving, ServingDep, json_response
 from ..structured import grammar_of
 from .answers import Generated, GeneratedSoFar
 from .protocol import GenerateBody
@@ -54,7 +54,7 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
     """The sequences, prompt by prompt. Raises `InvalidRequest`, and `NotFound` for a key that may
     not use the model.
     """
-    serving.check_model(None)
+    serving.check_model(DEFAULT_MODEL)
     prompt = "text" if body.input_ids is None else "input_ids"
     names = WireNames(
         prompt,

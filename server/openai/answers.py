@@ -68,6 +68,7 @@ class AssistantMessage(Answer):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    annotations: list[None]
     reasoning_content: str = ""
     reasoning: str = ""
     tool_calls: Sequence[ToolCallAnswer] = ()

@@ -125,7 +125,12 @@ def _message(deltas: Sequence[dict[str, Any]], *, thoughts: bool) -> dict[str, A
             calls.append({name: value for name, value in part.items() if name != "index"})
         else:
             calls[-1]["function"]["arguments"] += part["function"]["arguments"]
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content,
+        "refusal": None,
+        "annotations": [],
+    }
     if thought and thoughts:
         message |= {"reasoning_content": thought, "reasoning": thought}
     if calls:

@@ -18,6 +18,8 @@ from ..structured import OpenAIStructuredFields, grammar_of, json_schema_of
 from ..structured import made_grammar as made
 
 MAX_TOOLS = 128
+FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+"""The pattern of names that OpenAI takes."""
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -26,7 +28,7 @@ class FunctionDefinition(WireModel):
     `strict` a schema that cannot be held to is refused.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=FUNCTION_NAME)]
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=lambda: dict(_NO_ARGUMENTS))
     strict: bool = False

@@ -13,7 +13,7 @@ import httpx
 import jsonschema
 import pytest
 from declared import check_answer, check_request, default_document, validate
-from http_fixtures import client_of, make_app
+from http_fixtures import MODEL, client_of, make_app
 from scripted_engine import ScriptedEngine
 
 from piecework.server.engine.supervisor import EngineState
@@ -98,11 +98,12 @@ GOOD: list[tuple[str, str, Any]] = [
             "sampling_params": {"max_new_tokens": 3},
         },
     ),
-    ("POST", RESPONSES, {"input": "Hello"}),
+    ("POST", RESPONSES, {"model": MODEL, "input": "Hello"}),
     (
         "POST",
         RESPONSES,
         {
+            "model": MODEL,
             "input": [USER],
             "top_logprobs": 1,
             "tools": [{"type": "function", "name": "f"}],
@@ -111,8 +112,8 @@ GOOD: list[tuple[str, str, Any]] = [
             "max_output_tokens": 3,
         },
     ),
-    ("POST", RESPONSES, {"input": "Hello", "stream": True}),
-    ("POST", f"{RESPONSES}/input_tokens", {"input": "Hello"}),
+    ("POST", RESPONSES, {"model": MODEL, "input": "Hello", "stream": True}),
+    ("POST", f"{RESPONSES}/input_tokens", {"model": MODEL, "input": "Hello"}),
     ("POST", MESSAGES, {"messages": [USER], "max_tokens": 3, "system": "Be kind."}),
     ("POST", MESSAGES, {"messages": [USER], "max_tokens": 3, "stream": True}),
     ("POST", f"{MESSAGES}/count_tokens", {"messages": [USER]}),
@@ -160,7 +161,7 @@ async def document_of(client: httpx.AsyncClient) -> dict[str, Any]:
 
 async def ask(client: httpx.AsyncClient, method: str, path: str, body: Any) -> httpx.Response:
     if "{response_id}" in path:
-        asked = {"input": "Hello", "background": True, "max_output_tokens": 1}
+        asked = {"model": MODEL, "input": "Hello", "background": True, "max_output_tokens": 1}
         path = path.replace(
             "{response_id}", (await client.post(RESPONSES, json=asked)).json()["id"]
         )

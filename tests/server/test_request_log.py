@@ -105,7 +105,7 @@ async def test_a_response_in_the_background_ends_with_its_text(
     scripted: ScriptedEngine, logged: httpx.AsyncClient, lines: list[dict[str, Any]]
 ) -> None:
     scripted.script.held = True
-    body = {"input": "Hi", "background": True, "max_output_tokens": 4}
+    body = {"model": "toy", "input": "Hi", "background": True, "max_output_tokens": 4}
     answer = await logged.post("/v1/responses", json=body)
     assert answer.status_code == 200, answer.text
     assert lines == []

@@ -16,7 +16,9 @@ FLAGS = ["--num-threads", "1", "--max-total-tokens", "8192", "--log-level", "war
 
 
 def create(server: ServerProcess, **asked: Any) -> dict[str, Any]:
-    answer = server.client.post("/v1/responses", json={"input": "Hi", "temperature": 0, **asked})
+    answer = server.client.post(
+        "/v1/responses", json={"model": "default", "input": "Hi", "temperature": 0, **asked}
+    )
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()
     return told

@@ -14,6 +14,7 @@ from ...state import Serving
 from ..conversation import Conversation
 from .output import OutputItems, TokenTrail
 from .protocol import ResponsesRequest
+from .tools import HostedTool, told_names
 
 RESPONSE_ID = "resp_"
 LIVE = ("queued", "in_progress")
@@ -53,7 +54,8 @@ class Answer:
         self._error: dict[str, str] | None = None
         self._reason: str | None = None
         self._tokens = TokenTrail(self._tokenizer) if body.logprobs else None
-        self._output = OutputItems(response_id.removeprefix(RESPONSE_ID), self._tokens)
+        key = response_id.removeprefix(RESPONSE_ID)
+        self._output = OutputItems(key, told_names(body.told), self._tokens)
         self._output_tokens = 0
 
     def push(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
@@ -90,12 +92,14 @@ class Answer:
             "error": self._error,
             "incomplete_details": self._reason and {"reason": self._reason},
             "instructions": body.instructions,
+            "frequency_penalty": body.frequency_penalty,
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata,
             "model": self._model,
             "output": [dict(item) for item in self._output.items],
             "parallel_tool_calls": body.parallel_tool_calls,
+            "presence_penalty": body.presence_penalty,
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
@@ -105,7 +109,7 @@ class Answer:
             "temperature": body.temperature,
             "text": {"format": body.text.format.shown(), "verbosity": "medium"},
             "tool_choice": body.tool_choice.shown(),
-            "tools": [tool.shown() for tool in body.tools],
+            "tools": [tool.shown() for tool in body.tools if not isinstance(tool, HostedTool)],
             "top_logprobs": body.top_logprobs,
             "top_p": body.top_p,
             "truncation": body.truncation,

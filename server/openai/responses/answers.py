@@ -63,7 +63,17 @@ class FunctionCallItem(Answer):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
+
+
+class CustomCallItem(Answer):
+    id: str
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
 
 
 class FunctionCallOutputItem(Answer):
@@ -74,7 +84,20 @@ class FunctionCallOutputItem(Answer):
     output: str
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomCallOutputItem(FunctionCallOutputItem):
+    type: Literal["custom_tool_call_output"]  # type: ignore[assignment]
+
+
+class OtherItem(BaseModel):
+    """What a client sent of a tool that is none of its functions, as it came."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    type: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class ResponseError(Answer):
@@ -121,6 +144,20 @@ class ResponseTool(Answer):
     strict: bool
 
 
+class ResponseCustomTool(Answer):
+    type: Literal["custom"]
+    name: str
+    description: str | None
+    format: dict[str, Any]
+
+
+class ResponseNamespace(Answer):
+    type: Literal["namespace"]
+    name: str
+    description: str
+    tools: list[ResponseTool | ResponseCustomTool]
+
+
 class ResponseAnswer(Answer):
     """A response; `store`: it can be fetched by its id."""
 
@@ -133,12 +170,14 @@ class ResponseAnswer(Answer):
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
+    frequency_penalty: float
     max_output_tokens: int | None
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: ResponseReasoning
@@ -148,7 +187,7 @@ class ResponseAnswer(Answer):
     temperature: float
     text: ResponseText
     tool_choice: str | dict[str, Any]
-    tools: list[ResponseTool]
+    tools: list[ResponseTool | ResponseCustomTool | ResponseNamespace]
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
@@ -171,7 +210,9 @@ class InputItems(Answer):
     """A page."""
 
     object: Literal["list"]
-    data: list[InputMessage | OutputItem | FunctionCallOutputItem]
+    data: list[
+        InputMessage | OutputItem | FunctionCallOutputItem | CustomCallOutputItem | OtherItem
+    ]
     first_id: str | None
     last_id: str | None
     has_more: bool

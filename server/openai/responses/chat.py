@@ -14,7 +14,9 @@ from ...state import Serving
 from ..conversation import Conversation, begin
 from ..protocol import ChatCompletionRequest
 from .items import Item, messages_of
-from .protocol import ResponsesRequest, TextFormat, ToolChoice
+from .other_calls import plain_items
+from .protocol import ResponsesRequest, TextFormat
+from .tools import ToldTool, ToolChoice
 
 _SAME = (
     "model",
@@ -48,17 +50,19 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
     fields: dict[str, Any] = {
         name: getattr(body, name) for name in _SAME if name in body.model_fields_set
     }
-    _check_calls(items)
-    fields["messages"] = messages_of(items, body.instructions)
+    plain = plain_items(items, body.told)
+    _check_calls(plain)
+    fields["messages"] = messages_of(plain, body.instructions)
     fields["max_completion_tokens"] = body.max_output_tokens
     fields["reasoning_effort"] = body.reasoning.effort
     fields["response_format"] = _response_format(body.text.format)
     if body.logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    if body.tools:
-        fields |= _tools(body, body.tool_choice)
-    elif body.tool_choice.type != "none":
-        fields["tool_choice"] = _choice(body.tool_choice)
+    tools = _allowed(body.told, body.tool_choice)
+    if tools:
+        fields["tools"] = [{"type": "function", "function": tool.function()} for tool in tools]
+    if tools or body.tool_choice.type != "none":
+        fields["tool_choice"] = _choice(tools, body.tool_choice)
     with wire_names():
         try:
             return ChatCompletionRequest.model_validate(fields)
@@ -150,21 +154,23 @@ def _response_format(form: TextFormat) -> dict[str, Any]:
     return {"type": form.type, "json_schema": schema}
 
 
-def _tools(body: ResponsesRequest, choice: ToolChoice) -> dict[str, Any]:
+def _allowed(told: Sequence[ToldTool], choice: ToolChoice) -> Sequence[ToldTool]:
     """Of `allowed_tools` the model hears of these alone."""
-    allowed = {tool.name for tool in choice.tools} or {tool.name for tool in body.tools}
-    tools = [
-        {"type": "function", "function": tool.model_dump(exclude={"type"})}
-        for tool in body.tools
-        if tool.name in allowed
+    if choice.type != "allowed_tools":
+        return told
+    return [
+        tool
+        for tool in told
+        if any(one.name and tool.is_named(one.name, one.namespace) for one in choice.tools)
     ]
-    return {"tools": tools, "tool_choice": _choice(choice)}
 
 
-def _choice(choice: ToolChoice) -> Any:
+def _choice(tools: Sequence[ToldTool], choice: ToolChoice) -> Any:
     match choice.type:
-        case "function":
-            return {"type": "function", "function": {"name": choice.name}}
+        case "function" | "custom":
+            name = choice.name or ""
+            named = [tool.told for tool in tools if tool.is_named(name, choice.namespace)]
+            return {"type": "function", "function": {"name": named[0] if named else name}}
         case "allowed_tools":
             return choice.mode
     return choice.type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
@@ -22,6 +23,8 @@ from .items import Item, characters, item_id
 from .protocol import ResponsesRequest
 from .service import Responses
 from .stream import JobStream, ResponseWriter
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter()
 body_router = APIRouter(route_class=JsonRoute)
@@ -70,12 +73,25 @@ async def _context(
 ) -> tuple[list[Item], list[Item]]:
     """The response's own input, and all that was said before it. Raises `InvalidRequest`."""
     responses.check(body)
+    if body.left_out:
+        logger.info(
+            "/v1/responses: tools that no client runs are left out: %s", ", ".join(body.left_out)
+        )
     key = response_id.removeprefix(RESPONSE_ID)
     own = [
         item.kept(item_id(item.kind, key, number))
         for number, item in enumerate(body.input, start=_FIRST_INPUT)
     ]
     return await responses.context(body, own)
+
+
+@router.post("/v1/responses/compact", include_in_schema=False)
+async def compact_response() -> Response:
+    """Refuse to compact a conversation, which only OpenAI's servers do."""
+    raise NotFound(
+        "This server compacts no conversations: send fewer items, or truncation auto.",
+        code="not_found",
+    )
 
 
 @body_router.post(

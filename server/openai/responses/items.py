@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
+import pydantic_core
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ...schemas import WireModel
@@ -17,6 +19,8 @@ _NEEDED = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
     "item_reference": ("id",),
 }
@@ -24,9 +28,17 @@ _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "cto",
     "reasoning": "rs",
     "item_reference": "ref",
 }
+_OTHERS = re.compile(
+    "(web_search|file_search|code_interpreter|image_generation|mcp|tool_search)_call"
+    "|(local_shell|shell|apply_patch)_call(_output)?|tool_search_output|program(_output)?"
+    "|mcp_list_tools|mcp_approval_(request|response)|additional_tools|ghost_snapshot|agent_message"
+)
+"""Items of tools that OpenAI's models and servers know, and what clients keep beside them."""
 _TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -68,8 +80,34 @@ Text = Annotated[
 ]
 
 
+def _parse_output(value: Any) -> str:
+    """What a tool gave. Parts that are no text are told of, as the model cannot see them."""
+    if not isinstance(value, list):
+        return parse_text(value)
+    return parse_text([_seen(part) for part in value])
+
+
+def _seen(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in ("input_image", "input_file"):
+        return part
+    return {"type": "text", "text": f"({kind}: this model reads text alone)"}
+
+
+Output = Annotated[
+    str,
+    PlainValidator(_parse_output),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+
+
 def _known(kind: str) -> str:
-    if kind not in _NEEDED:
+    if kind in ("compaction", "compaction_summary", "context_compaction"):
+        raise PydanticCustomError(
+            "unsupported_item",
+            "only the server that made a compaction can read it; send the messages themselves",
+        )
+    if kind not in _NEEDED and not _OTHERS.fullmatch(kind):
         raise PydanticCustomError(
             "unsupported_item",
             "this server has no tools that make items of this type; send {known}",
@@ -89,13 +127,28 @@ class InputItem(WireModel):
     content: Text | None = None
     call_id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
     name: Annotated[str | None, Field(min_length=1)] = None
+    namespace: Annotated[str | None, Field(min_length=1)] = None
     arguments: str | None = None
-    output: Text | None = None
+    input: str | None = None
+    output: Output | None = None
     summary: Text | None = None
+    members: SkipJsonSchema[dict[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_all_of_others(cls, data: Any) -> Any:
+        """Set `members` to all that an item of another kind has."""
+        if not isinstance(data, dict):
+            return data
+        kind = data.get("type")
+        if isinstance(kind, str) and _OTHERS.fullmatch(kind):
+            about = {name: data.get(name) for name in ("type", "id", "call_id")}
+            return {**about, "members": data}
+        return {name: value for name, value in data.items() if name != "members"}
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        for member in _NEEDED[_known(self.kind)]:
+        for member in _NEEDED.get(_known(self.kind), ()):
             if getattr(self, member) is None:
                 raise PydanticCustomError(
                     "missing_member",
@@ -121,14 +174,22 @@ class InputItem(WireModel):
                 part = {"type": "input_text", "text": self.content}
                 return {**item, "role": self.role, "content": [part]}
             case "function_call":
-                call = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
-                return {**item, **call}
-            case "function_call_output":
+                return {**item, **self._call(), "arguments": self.arguments}
+            case "custom_tool_call":
+                del item["status"]
+                return {**item, **self._call(), "input": self.input}
+            case "function_call_output" | "custom_tool_call_output":
                 return {**item, "call_id": self.call_id, "output": self.output}
             case "reasoning":
                 parts = [{"type": "reasoning_text", "text": self.content or self.summary or ""}]
                 return {**item, "summary": [], "content": parts}
-        return {"type": self.kind, "id": self.id}
+            case "item_reference":
+                return {"type": self.kind, "id": self.id}
+        return {**self.members, "id": item["id"]}
+
+    def _call(self) -> Item:
+        space = {} if self.namespace is None else {"namespace": self.namespace}
+        return {"call_id": self.call_id, "name": self.name, **space}
 
 
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")
@@ -137,7 +198,7 @@ ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")
 
 def item_id(kind: str, key: str, number: int) -> str:
     """The id of an item. `key`: what the response's id ends with; `number`: among its items."""
-    return f"{_PREFIXES[kind]}_{key}{number:04x}"
+    return f"{_PREFIXES.get(kind, 'item')}_{key}{number:04x}"
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
@@ -173,8 +234,11 @@ def characters(items: Iterable[Item]) -> int:
     """How long the texts of items are together."""
     return sum(
         len(item.get("arguments", ""))
+        + len(item.get("input", ""))
         + len(item.get("output", ""))
         + sum(len(part.get("text", "")) for part in item.get("content", ()))
+        if item["type"] in _NEEDED
+        else len(pydantic_core.to_json(item))
         for item in items
     )
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import pydantic_core
 
 from ....runtime.engine.messages import TokenLogprob
 from ....runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
 from ....runtime.tokenizer.tokenizer import Tokenizer
 from ..logprobs import chat_logprobs
 from .items import Item, item_id
+from .tools import CUSTOM_INPUT, CustomTool, ToldTool
 
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 _KEPT = 4096
@@ -20,13 +23,16 @@ _KEPT = 4096
 class OutputItems:
     """The items of one response, of which the last may be open: it grows.
 
-    `key`: what the response's id ends with. `tokens`: finds the log-probabilities of texts, where
-    they are asked for.
+    `key`: what the response's id ends with. `tools`: by the names under which the model calls them.
+    `tokens`: finds the log-probabilities of texts, where they are asked for.
     """
 
-    def __init__(self, key: str, tokens: TokenTrail | None = None) -> None:
+    def __init__(
+        self, key: str, tools: Mapping[str, ToldTool], tokens: TokenTrail | None = None
+    ) -> None:
         self.items: list[Item] = []
         self._key = key
+        self._tools = tools
         self._tokens = tokens
         self._is_open = False
         self._pieces: list[str] = []
@@ -46,8 +52,9 @@ class OutputItems:
                     self._tokens.take(text)
                 yield self._delta("response.reasoning_text.delta", text)
             case CallBegins(name):
-                call_id = f"call_{secrets.token_hex(12)}"
-                yield from self._begin("function_call", call_id=call_id, name=name, arguments="")
+                yield from self._begin_call(self._tools[name])
+            case Arguments(text) if self.items[-1]["type"] == "custom_tool_call":
+                self._pieces.append(text)
             case Arguments(text):
                 yield self._delta("response.function_call_arguments.delta", text)
 
@@ -59,6 +66,10 @@ class OutputItems:
         if item["type"] == "function_call":
             item |= {"arguments": text, "status": status}
             yield self._told("response.function_call_arguments.done", arguments=text)
+        elif item["type"] == "custom_tool_call":
+            item["input"] = text = _custom_input(text)
+            yield self._told("response.custom_tool_call_input.delta", delta=text)
+            yield self._told("response.custom_tool_call_input.done", input=text)
         else:
             kind = _PARTS[item["type"]]
             part = self._part(kind, text)
@@ -76,6 +87,15 @@ class OutputItems:
         if not self._is_open or self.items[-1]["type"] != kind:
             yield from self._begin(kind, **members)
 
+    def _begin_call(self, tool: ToldTool) -> Iterator[dict[str, Any]]:
+        members: Item = {"call_id": f"call_{secrets.token_hex(12)}", "name": tool.tool.name}
+        if tool.namespace is not None:
+            members["namespace"] = tool.namespace
+        if isinstance(tool.tool, CustomTool):
+            yield from self._begin("custom_tool_call", **members, input="")
+        else:
+            yield from self._begin("function_call", **members, arguments="")
+
     def _begin(self, kind: str, **members: Any) -> Iterator[dict[str, Any]]:
         yield from self.close()
         item = {
@@ -86,6 +106,8 @@ class OutputItems:
         }
         if kind in _PARTS:
             item["content"] = []
+        if kind == "custom_tool_call":
+            del item["status"]
         self.items.append(item)
         self._is_open, self._pieces, self._logprobs = True, [], []
         yield self._of_item("response.output_item.added")
@@ -112,6 +134,16 @@ class OutputItems:
     def _of_item(self, kind: str) -> dict[str, Any]:
         item = dict(self.items[-1])
         return {"type": kind, "output_index": len(self.items) - 1, "item": item}
+
+
+def _custom_input(arguments: str) -> str:
+    """The text of a custom tool's call, which may be cut off: as far as it has come."""
+    try:
+        found = pydantic_core.from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return ""
+    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 class TokenTrail:

@@ -6,6 +6,7 @@ beyond OpenAI's are named as for chats.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -14,7 +15,6 @@ from pydantic import (
     Field,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from ...limits import MAX_MESSAGES
 from ...schemas import (
@@ -28,8 +28,16 @@ from ...schemas import (
     disagreement,
     only,
 )
-from ..tools import MAX_TOOLS, FunctionDefinition
+from ..tools import MAX_TOOLS
 from .items import InputItem
+from .tools import (
+    DeclaredTool,
+    HostedTool,
+    ToldTool,
+    ToolChoice,
+    told_tools,
+    word_as_choice,
+)
 
 Includable = Literal[
     "file_search_call.results",
@@ -44,87 +52,6 @@ Includable = Literal[
 """What `include` may name. All but log-probabilities belong to what never occurs here."""
 _LOGPROBS = "message.output_text.logprobs"
 MAX_TOP_LOGPROBS = 20
-
-
-def _functions_alone(value: Any) -> Any:
-    """A tool, or the choice of one."""
-    if isinstance(value, dict) and value.get("type", "function") != "function":
-        raise PydanticCustomError(
-            "unsupported_tool",
-            "this server runs no tools of its own; declare a function (type function) and run it "
-            "in the client",
-        )
-    return value
-
-
-_FUNCTIONS = BeforeValidator(_functions_alone)
-
-
-class FunctionTool(FunctionDefinition):
-    """A function that the client runs."""
-
-    type: Literal["function"] = "function"
-
-    def shown(self) -> dict[str, Any]:
-        """The tool as a response repeats it."""
-        return {
-            "type": "function",
-            "name": self.name,
-            "description": self.description or None,
-            "parameters": self.parameters,
-            "strict": self.strict,
-        }
-
-
-class AllowedTool(WireModel):
-    type: Literal["function"] = "function"
-    name: str
-
-
-_WORDS = ("none", "auto", "required")
-
-
-class ToolChoice(WireModel):
-    """A word, which comes as the type; a function by its `name`; or some of the tools, of which
-    none, or one by its `mode`, must be called.
-    """
-
-    type: Literal["none", "auto", "required", "function", "allowed_tools"] = "auto"
-    name: str | None = None
-    mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[list[Annotated[AllowedTool, _FUNCTIONS]], Field(max_length=MAX_TOOLS)] = Field(
-        default_factory=list
-    )
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        if self.type == "function" and self.name is None:
-            raise disagreement("tool_choice", "tool_choice of the type function needs a name")
-        if self.type == "allowed_tools" and not self.tools:
-            raise disagreement("tool_choice", "tool_choice of the type allowed_tools needs tools")
-        return self
-
-    def shown(self) -> Any:
-        """The choice as a response repeats it."""
-        if self.type in _WORDS:
-            return self.type
-        if self.type == "function":
-            return {"type": "function", "name": self.name}
-        tools = [{"type": "function", "name": tool.name} for tool in self.tools]
-        return {"type": "allowed_tools", "mode": self.mode, "tools": tools}
-
-
-def _word_as_choice(value: Any) -> Any:
-    if isinstance(value, str):
-        if value not in _WORDS:
-            raise PydanticCustomError(
-                "tool_choice",
-                'Input should be "none", "auto", "required", {{"type": "function", "name": NAME}} '
-                'or {{"type": "allowed_tools", "mode": MODE, "tools": [...]}}',
-            )
-        return {"type": value}
-    is_some = isinstance(value, dict) and value.get("type") == "allowed_tools"
-    return value if is_some else _functions_alone(value)
 
 
 class TextFormat(WireModel):
@@ -208,11 +135,11 @@ class ResponsesRequest(WireModel):
     text: TextOptions = Field(default_factory=TextOptions)
     reasoning: Reasoning = Field(default_factory=Reasoning)
 
-    tools: Annotated[
-        list[Annotated[FunctionTool, _FUNCTIONS]], FailFast(), Field(max_length=MAX_TOOLS)
-    ] = Field(default_factory=list)
+    tools: Annotated[list[DeclaredTool], FailFast(), Field(max_length=MAX_TOOLS)] = Field(
+        default_factory=list
+    )
     tool_choice: Annotated[
-        ToolChoice, BeforeValidator(_word_as_choice, json_schema_input_type=str | ToolChoice)
+        ToolChoice, BeforeValidator(word_as_choice, json_schema_input_type=str | ToolChoice)
     ] = Field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     max_tool_calls: Annotated[
@@ -250,9 +177,26 @@ class ResponsesRequest(WireModel):
             raise disagreement("background", "background needs store to be true")
         if self.stream_options is not None and not self.stream:
             raise disagreement("stream_options", "stream_options needs stream to be true")
-        if not {tool.name for tool in self.tool_choice.tools} <= {one.name for one in self.tools}:
+        choice = self.tool_choice
+        if choice.type == "allowed_tools" and not all(
+            tool.is_hosted or tool.is_among(self.told) for tool in choice.tools
+        ):
             raise disagreement("tool_choice", "tool_choice names a tool that is not in tools")
+        if self.model is None:
+            raise disagreement(
+                "model", "name the model that is to answer; /v1/models lists those that are here"
+            )
         return self
+
+    @cached_property
+    def told(self) -> list[ToldTool]:
+        """The tools that the model hears of."""
+        return told_tools(self.tools)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Types of the tools that the model does not hear of."""
+        return sorted({tool.type for tool in self.tools if isinstance(tool, HostedTool)})
 
     @property
     def logprobs(self) -> bool:

@@ -104,7 +104,7 @@ async def test_a_message(client: httpx.AsyncClient, scripted: ScriptedEngine) ->
         metadata={"user_id": "u"},
         service_tier="auto",
     )
-    assert message["content"] == [{"type": "text", "text": "Hello"}]
+    assert message["content"] == [{"type": "text", "text": "Hello", "citations": None}]
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
     request = scripted.requests[0]
     assert (request.params.temperature, request.params.top_k) == (0.5, 7)
@@ -136,7 +136,7 @@ async def test_tool_use(client: httpx.AsyncClient, scripted: ScriptedEngine) -> 
     says(scripted, "I look.\n" + CALL + "\n" + CALL.replace("Bonn", "Köln"))
     message = await told(client, tools=[WEATHER])
     text, bonn, köln = message["content"]
-    assert text == {"type": "text", "text": "I look."}
+    assert text == {"type": "text", "text": "I look.", "citations": None}
     assert [(call["name"], call["input"]) for call in (bonn, köln)] == [
         ("weather", {"city": "Bonn"}),
         ("weather", {"city": "Köln"}),

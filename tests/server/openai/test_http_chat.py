@@ -41,7 +41,7 @@ async def test_an_answer_has_exactly_openais_members(
     assert set(answer) == HEAD | {"choices", "usage"}
     assert (answer["object"], answer["model"]) == ("chat.completion", MODEL)
     text = scripted.tokenizer.decode(scripted.tokenizer.encode(REPLY)[:4])
-    message = {"role": "assistant", "content": text, "refusal": None}
+    message = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
     assert answer["choices"] == [
         {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
     ]

@@ -117,3 +117,16 @@ async def test_members_of_another_type(client: httpx.AsyncClient, param: str, va
     answer = await client.post(CHAT, json={**CHAT_BODY, param: value})
     error: dict[str, Any] = answer.json()["error"]
     assert answer.status_code == 400 and error["param"].startswith(param)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+async def test_a_server_may_require_that_requests_name_a_model(
+    scripted: ScriptedEngine, path: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "max_tokens": 2}
+    for required, status in ((False, 200), (True, 400)):
+        async with client_of(make_app(scripted, require_model=required)) as client:
+            assert (await client.post(path, json={**body, "model": "toy"})).status_code == 200
+            answer = await client.post(path, json=body)
+            assert answer.status_code == status
+    assert "model" in answer.json()["error"]["message"]

@@ -242,6 +242,7 @@ def test_a_client_that_leaves_ends_its_response(
         ({"input": []}, "input", "at least 1"),
         ({"input": 5}, "input", "list"),
         ({}, "input", "required"),
+        ({"model": None}, "model", "/v1/models"),
         ({"input": [{"role": "user"}]}, "input[0]", "needs content"),
         ({"input": [{"type": "computer_call"}]}, "input[0]", "send message or function_call"),
         (
@@ -254,8 +255,9 @@ def test_a_client_that_leaves_ends_its_response(
             "input",
             "send the call",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]", "declare a function"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0]", "declare a function"),
+        ({"tools": [{"type": "funktion", "name": "x"}]}, "tools[0]", "declare a function"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", "declare a function"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0]", "messages"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice", "declare a function"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "none of the tools"),
@@ -285,7 +287,7 @@ def test_a_client_that_leaves_ends_its_response(
 def test_what_cannot_be_is_refused_with_a_remedy(
     client: openai.OpenAI, body: dict[str, Any], param: str, told: str
 ) -> None:
-    asked = {"input": "Hi", **body} if body else body
+    asked = {"model": MODEL, "input": "Hi", **body} if body else body
     with pytest.raises(openai.BadRequestError) as caught:
         client.post("/responses", body=asked, cast_to=object)
     assert caught.value.param == param and told in str(caught.value), str(caught.value)

@@ -62,7 +62,9 @@ class server:
 
 
 async def create(client: httpx.AsyncClient, text: str = "Hi", **body: Any) -> dict[str, Any]:
-    answer = await client.post(PATH, json={"input": text, "max_output_tokens": 2, **body})
+    answer = await client.post(
+        PATH, json={"model": MODEL, "input": text, "max_output_tokens": 2, **body}
+    )
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()
     return told
@@ -141,7 +143,7 @@ async def test_what_is_forgotten_is_gone_and_what_follows_it_says_so(
     error_of(await client.get(f"{PATH}/{first['id']}"), 404, "response_id")
     error_of(await client.delete(f"{PATH}/{first['id']}"), 404, "response_id")
     assert (await retrieve(client, second["id"]))["status"] == "incomplete"
-    asked = {"input": "Hi", "previous_response_id": second["id"]}
+    asked = {"model": MODEL, "input": "Hi", "previous_response_id": second["id"]}
     error = error_of(await client.post(PATH, json=asked), 404, "previous_response_id")
     assert first["id"] in error["message"] and second["id"] in error["message"]
 
@@ -154,8 +156,14 @@ async def test_an_item_can_be_named_instead_of_sent(
     known: Any = [{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": item["id"]}]
     await create(client, known)
     assert prompt(engine) == f"[Hi][{item['content'][0]['text']}]"
-    error_of(await client.post(PATH, json={"input": [{"id": "msg_1"}]}), 404, "input")
-    error_of(await client.post(PATH, json={"input": [{"id": item["id"]}] * 2}), 400, "input")
+    error_of(
+        await client.post(PATH, json={"model": MODEL, "input": [{"id": "msg_1"}]}), 404, "input"
+    )
+    error_of(
+        await client.post(PATH, json={"model": MODEL, "input": [{"id": item["id"]}] * 2}),
+        400,
+        "input",
+    )
 
 
 async def test_a_long_history_is_worked_on_beside_the_event_loop(
@@ -176,7 +184,7 @@ async def test_a_long_history_is_worked_on_beside_the_event_loop(
         responses = life.app.state.responses
         responses._thread.submit(responses._store.put, told, []).result()
         in_threads.clear()
-        asked = {"input": "Hi", "previous_response_id": told["id"]}
+        asked = {"model": MODEL, "input": "Hi", "previous_response_id": told["id"]}
         error_of(await client.post(PATH, json=asked), 400, "input")
     assert in_threads[0] == "_render"
 
@@ -187,7 +195,7 @@ async def test_ids_cannot_be_guessed_and_reach_nothing_else(client: httpx.AsyncC
     for wrong in ("resp_1", "%", "' OR 1=1 --", "..%2f..%2fkept.sqlite", "x" * 4000):
         assert (await client.get(f"{PATH}/{wrong}")).status_code == 404
         assert (await client.post(f"{PATH}/{wrong}/cancel")).status_code == 404
-        asked = {"input": "Hi", "previous_response_id": wrong}
+        asked = {"model": MODEL, "input": "Hi", "previous_response_id": wrong}
         error_of(await client.post(PATH, json=asked), 404, "previous_response_id")
 
 
@@ -204,7 +212,7 @@ async def test_a_server_may_keep_nothing_on_the_disk(
         error_of(await client.get(f"{PATH}/{forgotten['id']}"), 404, "response_id")
         if store == "off":
             for name, value in (("previous_response_id", told["id"]), ("background", True)):
-                refused = await client.post(PATH, json={"input": "Hi", name: value})
+                refused = await client.post(PATH, json={"model": MODEL, "input": "Hi", name: value})
                 assert "--responses-store" in error_of(refused, 400, name)["message"]
     assert not list(tmp_path.iterdir())
 
@@ -224,7 +232,7 @@ async def test_responses_outlive_the_server_and_nobody_else_reads_them(
         assert await retrieve(client, done["id"]) == done
         broken = await retrieve(client, running["id"])
         assert broken["status"] == "failed" and "create it again" in broken["error"]["message"]
-        asked = {"input": "Hi", "previous_response_id": running["id"]}
+        asked = {"model": MODEL, "input": "Hi", "previous_response_id": running["id"]}
         error_of(await client.post(PATH, json=asked), 400, "previous_response_id")
 
 
@@ -235,7 +243,7 @@ async def test_a_response_is_made_without_a_client(
     told = await create(client, background=True)
     assert (told["status"], told["usage"], told["output"]) == ("queued", None, [])
     assert (await retrieve(client, told["id"]))["status"] == "queued"
-    asked = {"input": "Hi", "previous_response_id": told["id"]}
+    asked = {"model": MODEL, "input": "Hi", "previous_response_id": told["id"]}
     error_of(await client.post(PATH, json=asked), 400, "previous_response_id")
     engine.script.held = False
     done = await poll(client, told["id"])
@@ -309,7 +317,7 @@ async def test_a_flood_of_background_responses_is_refused(
     client: httpx.AsyncClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.script.held, engine.script.room = True, 3
-    asked = {"input": "Hi", "background": True}
+    asked = {"model": MODEL, "input": "Hi", "background": True}
     codes = [(await client.post(PATH, json=asked)).status_code for _ in range(5)]
     assert codes == [200] * 3 + [503] * 2
     engine.script.room = 100

@@ -31,8 +31,8 @@ from toy_tokenizer import toy_tokenizer
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 OWN = {
-    # OpenAI's own, which the types lack.
-    "Response": {"store"},
+    # Those of OpenAI and of Open Responses that the types lack.
+    "Response": {"store", "presence_penalty", "frequency_penalty"},
     # vLLM's and SGLang's; docs/serving.md and docs/agents.md tell of them.
     "Model": {"root", "parent", "max_model_len"},
     "ChatCompletion": {"prompt_logprobs"},
@@ -46,7 +46,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEAT
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
 USER: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60}
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-RESPONSE = {"input": "Hi", "max_output_tokens": 5}
+RESPONSE = {"model": MODEL, "input": "Hi", "max_output_tokens": 5}
 LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "n": 2}
 
 

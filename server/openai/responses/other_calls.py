@@ -1,0 +1,103 @@
+"""Calls and results of all kinds of tools become calls of functions, which every model understands.
+
+Clients send back what they have: calls of custom tools, of tools that OpenAI's models have learned
+(`local_shell_call`), and of those that OpenAI's servers ran (`mcp_call`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pydantic_core
+
+from .items import Item
+from .tools import CUSTOM_INPUT, ToldTool, told_name
+
+logger = logging.getLogger(__name__)
+
+_RESULTS = ("output", "outputs", "results", "error")
+"""Members that hold what came of a call."""
+_ABOUT = {
+    *("id", "type", "status", "call_id", "name", "namespace", "caller", "execution"),
+    *("server_label", "approval_request_id", "result", *_RESULTS),
+}
+"""Members that are no arguments."""
+
+
+def plain_items(items: Iterable[Item], told: Sequence[ToldTool]) -> list[Item]:
+    """The items, of which calls and results are those of functions that are called as `told`.
+    What holds neither is left out, and logged.
+    """
+    plain: list[Item] = []
+    left_out = set()
+    for item in items:
+        match item["type"]:
+            case "message" | "reasoning" | "function_call_output":
+                plain.append(item)
+            case "function_call":
+                plain.append({**item, "name": _told(item, told)})
+            case "custom_tool_call":
+                arguments = _json({CUSTOM_INPUT: item["input"]})
+                plain.append(_call(item, _told(item, told), arguments))
+            case "custom_tool_call_output":
+                plain.append({**item, "type": "function_call_output"})
+            case kind:
+                found = list(_other(item))
+                plain += found
+                if not found:
+                    left_out.add(kind)
+    if left_out:
+        logger.info(
+            "/v1/responses: input items without a text are left out: %s",
+            ", ".join(sorted(left_out)),
+        )
+    return plain
+
+
+def _told(item: Item, told: Sequence[ToldTool]) -> str:
+    """What the model calls the tool."""
+    name: str = item["name"]
+    namespace = item.get("namespace")
+    for tool in told:
+        if tool.tool.name == name and tool.namespace == namespace:
+            return tool.told
+    return name if namespace is None else next(told_name(namespace, name))
+
+
+def _other(item: Item) -> Iterator[Item]:
+    """A call, its result, or both, as far as there is something to tell."""
+    kind, call_id = item["type"], item.get("call_id")
+    if kind.endswith("_output") and call_id is not None:
+        yield _result(item, call_id)
+    elif kind.endswith("_call"):
+        is_over = any(item.get(name) for name in _RESULTS)
+        if call_id is None and not is_over:
+            return
+        name = item.get("name")
+        arguments = item.get("arguments")
+        if not isinstance(arguments, str):
+            rest = {key: value for key, value in item.items() if key not in _ABOUT}
+            arguments = _json(arguments if isinstance(arguments, dict) else rest)
+        own = {**item, "call_id": call_id or item.get("id") or kind}
+        yield _call(own, name if isinstance(name, str) else kind.removesuffix("_call"), arguments)
+        if call_id is None:
+            yield _result(item, own["call_id"])
+
+
+def _call(item: Item, name: str, arguments: str) -> Item:
+    call = {"type": "function_call", "call_id": item["call_id"], "name": name}
+    return {**call, "arguments": arguments}
+
+
+def _result(item: Item, call_id: str) -> Item:
+    found = [item[name] for name in _RESULTS if item.get(name)]
+    rest = {key: value for key, value in item.items() if key not in _ABOUT}
+    value = found[0] if found else rest
+    text = value if isinstance(value, str) else _json(value)
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+def _json(value: Any) -> str:
+    return str(pydantic_core.to_json(value), "utf-8")

@@ -1,0 +1,266 @@
+"""Tools of the Responses API: as they come over the wire, and as the functions that a model calls.
+
+The model knows functions alone. A tool of a namespace becomes a function whose name begins with the
+namespace, a custom tool one that takes a text. Tools that OpenAI's servers run are left out.
+
+    told = told_tools(body.tools)          # a function for each tool that the model may call
+    names = told_names(told)               # the way back, for what it called
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from ...schemas import WireModel, disagreement
+from ..tools import FUNCTION_NAME, MAX_TOOLS, FunctionDefinition
+
+_HOSTED = (
+    r"^(web_search|file_search|code_interpreter|image_generation|computer|local_shell|shell|mcp"
+    r"|tool_search|apply_patch|programmatic_tool_calling|x_search|memory)(_[a-z0-9_]+)?$"
+)
+"""Types of tools that a server of OpenAI's runs, or that its models have learned."""
+_LONGEST_NAME = 64
+CUSTOM_INPUT = "input"
+"""The argument of a custom tool's function."""
+
+
+class FunctionTool(FunctionDefinition):
+    """A function that the client runs."""
+
+    type: Literal["function"] = "function"
+
+    def shown(self) -> dict[str, Any]:
+        """The tool as a response repeats it."""
+        return {
+            "type": "function",
+            "name": self.name,
+            "description": self.description or None,
+            "parameters": self.parameters,
+            "strict": self.strict,
+        }
+
+    def function(self) -> dict[str, Any]:
+        """The function as chats declare it."""
+        return self.model_dump(exclude={"type"})
+
+
+class CustomTool(WireModel):
+    """A tool that takes a text. The text is not held to `format`, which the model is told."""
+
+    type: Literal["custom"]
+    name: Annotated[str, Field(pattern=FUNCTION_NAME)]
+    description: str = ""
+    format: dict[str, Any] = Field(default_factory=lambda: {"type": "text"})
+
+    def shown(self) -> dict[str, Any]:
+        """The tool as a response repeats it."""
+        return {**self.model_dump(), "description": self.description or None}
+
+    def function(self) -> dict[str, Any]:
+        """The function as chats declare it."""
+        about = self.description
+        if isinstance(definition := self.format.get("definition"), str):
+            syntax = self.format.get("syntax", "")
+            about = f"{about}\n\n{CUSTOM_INPUT} follows this {syntax} grammar:\n{definition}"
+        return {
+            "name": self.name,
+            "description": about,
+            "parameters": {
+                "type": "object",
+                "properties": {CUSTOM_INPUT: {"type": "string"}},
+                "required": [CUSTOM_INPUT],
+                "additionalProperties": False,
+            },
+        }
+
+
+class HostedTool(WireModel):
+    """A tool that nobody runs here."""
+
+    type: Annotated[str, Field(pattern=_HOSTED)]
+
+
+def _type_of(value: Any) -> str:
+    kind = value.get("type") or "function" if isinstance(value, dict) else value.type
+    return kind if kind in ("function", "custom", "namespace") else "hosted"
+
+
+def _known_type(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in (None, "function", "custom", "namespace"):
+        return value
+    if isinstance(kind, str) and re.match(_HOSTED, kind):
+        return value
+    raise PydanticCustomError(
+        "unsupported_tool",
+        "this server knows no tools of this type; declare a function (type function) and run it in "
+        "the client",
+    )
+
+
+def _client_runs(value: Any) -> Any:
+    """A tool, or the choice of one, which a model can call."""
+    if isinstance(value, dict) and value.get("type", "function") not in ("function", "custom"):
+        raise PydanticCustomError(
+            "unsupported_tool",
+            "this server runs no tools of its own; declare a function (type function) and run it "
+            "in the client",
+        )
+    return value
+
+
+ClientTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
+    Discriminator(_type_of),
+    BeforeValidator(_client_runs),
+]
+
+
+class NamespaceTool(WireModel):
+    """Tools under a common name."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
+    description: str = ""
+    tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+
+    def shown(self) -> dict[str, Any]:
+        """The tools as a response repeats them."""
+        return {
+            "type": "namespace",
+            "name": self.name,
+            "description": self.description,
+            "tools": [tool.shown() for tool in self.tools],
+        }
+
+
+DeclaredTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_type_of),
+    BeforeValidator(_known_type),
+]
+
+
+class ToldTool(NamedTuple):
+    """A tool as the model hears of it: a function called `told`."""
+
+    told: str
+    namespace: str | None
+    tool: FunctionTool | CustomTool
+    about: str = ""
+
+    def function(self) -> dict[str, Any]:
+        """The function as chats declare it."""
+        function = self.tool.function()
+        about = "\n\n".join(text for text in (self.about, function["description"]) if text)
+        return {**function, "name": self.told, "description": about}
+
+    def is_named(self, name: str, namespace: str | None) -> bool:
+        """Whether a client means this tool; without a namespace it may be in any."""
+        return self.tool.name == name and namespace in (None, self.namespace)
+
+
+def told_tools(tools: Sequence[DeclaredTool]) -> list[ToldTool]:
+    """What the model hears of. The description of a namespace stands before its first tool's."""
+    plain = [tool for tool in tools if isinstance(tool, FunctionTool | CustomTool)]
+    told = [ToldTool(tool.name, None, tool) for tool in plain]
+    taken = {tool.name for tool in plain}
+    for space in tools:
+        if not isinstance(space, NamespaceTool):
+            continue
+        for index, tool in enumerate(space.tools):
+            name = next(one for one in told_name(space.name, tool.name) if one not in taken)
+            taken.add(name)
+            told.append(ToldTool(name, space.name, tool, "" if index else space.description))
+    return told
+
+
+def told_name(namespace: str, name: str) -> Iterator[str]:
+    """Names for a function of a namespace, the best first, all of which the API takes."""
+    joined = f"{namespace.rstrip('_')}__{name}"
+    if re.fullmatch(FUNCTION_NAME, joined):
+        yield joined
+    yield name
+    number = 2
+    while True:
+        end = f"_{number}"
+        yield name[: _LONGEST_NAME - len(end)] + end
+        number += 1
+
+
+def told_names(told: Sequence[ToldTool]) -> Mapping[str, ToldTool]:
+    """The tools by the names under which the model calls them."""
+    return {tool.told: tool for tool in told}
+
+
+class ChosenTool(WireModel):
+    type: str = "function"
+    name: str | None = None
+    namespace: str | None = None
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether no client runs it."""
+        return self.type not in ("function", "custom")
+
+    def is_among(self, told: Sequence[ToldTool]) -> bool:
+        """Whether it is one of these."""
+        return any(tool.is_named(self.name or "", self.namespace) for tool in told)
+
+    def shown(self) -> dict[str, Any]:
+        """The choice as a response repeats it."""
+        return self.model_dump(exclude_none=True)
+
+
+_WORDS = ("none", "auto", "required")
+
+
+class ToolChoice(WireModel):
+    """A word, which comes as the type; a tool by its `name`; or some of the tools, of which none,
+    or one by its `mode`, must be called.
+    """
+
+    type: Literal["none", "auto", "required", "function", "custom", "allowed_tools"] = "auto"
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[ChosenTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.type in ("function", "custom") and self.name is None:
+            raise disagreement("tool_choice", "tool_choice of a tool needs its name")
+        if self.type == "allowed_tools" and not self.tools:
+            raise disagreement("tool_choice", "tool_choice of the type allowed_tools needs tools")
+        return self
+
+    def shown(self) -> Any:
+        """The choice as a response repeats it."""
+        if self.type in _WORDS:
+            return self.type
+        if self.type == "allowed_tools":
+            tools = [tool.shown() for tool in self.tools]
+            return {"type": self.type, "mode": self.mode, "tools": tools}
+        return self.model_dump(include={"type", "name", "namespace"}, exclude_none=True)
+
+
+def word_as_choice(value: Any) -> Any:
+    """A word as an object of this type; raises for the choice of a tool that nobody runs."""
+    if isinstance(value, str):
+        if value not in _WORDS:
+            raise PydanticCustomError(
+                "tool_choice",
+                'Input should be "none", "auto", "required", {{"type": "function", "name": NAME}} '
+                'or {{"type": "allowed_tools", "mode": MODE, "tools": [...]}}',
+            )
+        return {"type": value}
+    is_some = isinstance(value, dict) and value.get("type") == "allowed_tools"
+    return value if is_some else _client_runs(value)
