@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..sampling.grammar import after
-from .calls_grammar import literal
+from .calls_grammar import ended_text, literal
 from .events import Event, Parser, Thought, held_back
 
 if TYPE_CHECKING:
@@ -31,11 +31,19 @@ class _Marks(NamedTuple):
     opening: str
     closing: str
     tokens: tuple[str, ...] = ()
+    around: tuple[tuple[str, str], ...] = ()
+    told_by: tuple[str, ...] = ()
 
 
 class ReasoningFormat(_Marks):
-    """`opening` and `closing`: the marks around a thought. `tokens`: what may be special tokens in
-    them, where they are not such as a whole.
+    """How a model writes thoughts.
+
+    Attributes:
+        opening, closing: The marks around a thought.
+        tokens: What may be special tokens in all marks, if the marks are not such as a whole.
+        around: Pairs of marks between which the answer stands; they are no part of it. One of a
+            pair may be empty.
+        told_by: Texts one of which is in a chat template of this format; by default `closing`.
     """
 
     __slots__ = ()
@@ -43,11 +51,12 @@ class ReasoningFormat(_Marks):
     @property
     def marks(self) -> tuple[str, ...]:
         """What must be seen in a text though it may be special tokens."""
-        return self.tokens or (self.opening, self.closing)
+        answer = [mark for pair in self.around for mark in pair if mark]
+        return self.tokens or (self.opening, self.closing, *answer)
 
     def matches(self, template: str) -> bool:
         """Whether a chat template knows such thoughts."""
-        return self.closing in template
+        return any(text in template for text in self.told_by or (self.closing,))
 
     def is_open(self, prompt: str) -> bool:
         """Whether the answer to a prompt begins within a thought."""
@@ -55,6 +64,8 @@ class ReasoningFormat(_Marks):
 
     def parser(self, rest: Parser, *, is_open: bool) -> Parser:
         """For one text. `rest`: reads what follows the thought."""
+        if self.around:
+            rest = AnswerParser(rest, [mark for pair in self.around for mark in pair if mark])
         return _ThoughtParser(self, rest, is_open)
 
     def grammar(
@@ -70,16 +81,23 @@ class ReasoningFormat(_Marks):
         calls.
         """
         special = special or {}
-        opening, closing = literal(self.opening, special), literal(self.closing, special)
-        thought = "thought" if is_open else f"(BLANK {opening} thought)?"
+        thought = "thought" if is_open else f"(BLANK {literal(self.opening, special)} thought)?"
+        before, behind = (self._around(place, special) for place in (0, 1))
+        ended = ended_text("TEXT", self.closing, special)
         lark = [
-            f"start: {thought} BLANK @body",
-            "thought: spelled" + f" | TEXT? {closing}" * (self.closing in special),
+            f"start: {thought} BLANK {before} @body {behind}",
+            "thought: spelled" + (f" | BEFORE? {ended[1]}" if ended else ""),
+            *([f"BEFORE: {ended[0]}"] if ended else []),
             f"spelled[lazy]: TEXT {json.dumps(self.closing, ensure_ascii=False)}",
             r"BLANK: /[ \n\r\t]{0,8}/",
             r"TEXT: /(.|\n)*/",
         ]
         return after("\n".join(lark), body)
+
+    def _around(self, place: int, special: Mapping[str, int]) -> str:
+        """The marks before (0) or behind (1) an answer, in Lark."""
+        marks = [literal(pair[place], special) for pair in self.around if pair[place]]
+        return f"(({' | '.join(marks)}) BLANK)?" if marks else ""
 
     def budget(self, tokenizer: Tokenizer, tokens: int, *, is_open: bool) -> dict[str, Any]:
         """What `SamplingParams` needs to close a thought after so many tokens."""
@@ -100,32 +118,88 @@ class ReasoningFormat(_Marks):
             return len(ids) if is_open or (opening is not None and opening in ids[:2]) else 0
 
         def has_ended(count: int) -> bool:
-            return self.closing in tokenizer.decode(ids[:count])
+            return self.closing in tokenizer.decode(ids[:count], skip_special_tokens=False)
 
         if has_ended(len(ids)):
             return bisect_left(range(len(ids)), True, key=has_ended)
-        begins = is_open or tokenizer.decode(ids[:16]).lstrip().startswith(self.opening)
+        head = tokenizer.decode(ids[:16], skip_special_tokens=False)
+        begins = is_open or head.lstrip().startswith(self.opening)
         return len(ids) if begins else 0
 
 
-_MARKS: Mapping[str, tuple[str, str]] = {
-    "think": ("<think>", "</think>"),
-    "mistral": ("[THINK]", "[/THINK]"),
-    "kimi": ("◁think▷", "◁/think▷"),
-    "seed_oss": ("<seed:think>", "</seed:think>"),
-    "granite": ("Here is my thought process:", "Here is my response:"),
-    "gemma4": ("<|channel>thought", "<channel|>"),
-}
-"""Sources: the chat templates of DeepSeek-R1, Qwen3, GLM-4.5 and others; of Magistral, Kimi-VL,
-Seed-OSS, Granite 3.2 and Gemma 4.
+_KIMI = ("<|open|>", "<|close|>", "<|sep|>")
+_FORMATS = (
+    ReasoningFormat(
+        "think_answer",
+        "<think>",
+        "</think>",
+        around=(("<answer>", "</answer>"),),
+        told_by=("<answer>",),
+    ),
+    ReasoningFormat(
+        "think_response",
+        "<think>",
+        "</think>",
+        around=(("<response>", "</response>"),),
+        told_by=("<response></response>", "</think>\\n\\n<response>"),
+    ),
+    ReasoningFormat("think", "<think>", "</think>"),
+    ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+    ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
+    ReasoningFormat(
+        "kimi_k3",
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        tokens=_KIMI,
+        around=(
+            ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+            ("", "<|close|>message<|sep|>"),
+        ),
+        told_by=("<|end_of_msg|>",),
+    ),
+    ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+    ReasoningFormat("minimax_m3", "<mm:think>", "</mm:think>"),
+    ReasoningFormat("hy_v3", "<think:opensource>", "</think:opensource>"),
+    ReasoningFormat("exaone_deep", "<thought>", "</thought>"),
+    ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    ReasoningFormat(
+        "apriel",
+        "Here are my reasoning steps:",
+        "[BEGIN FINAL RESPONSE]",
+        around=(("", "[END FINAL RESPONSE]"),),
+    ),
+    ReasoningFormat(
+        "cohere_command",
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        around=(
+            ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+            ("<|START_TEXT|>", "<|END_TEXT|>"),
+        ),
+        told_by=("<|END_THINKING|>", "<|START_RESPONSE|>", "<|START_TEXT|>"),
+    ),
+    ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+    ReasoningFormat(
+        "gemma4", "<|channel>thought", "<channel|>", tokens=("<|channel>", "<channel|>")
+    ),
+)
+"""Sources: the chat templates of DeepSeek-R1, Qwen3, GLM-4.5 and others; of Hunyuan-A13B, Granite
+3.3, Magistral, Kimi-VL, Kimi-K3, Seed-OSS, MiniMax-M3, Hy3, EXAONE-Deep, Apertus, Apriel 1.5,
+Command R7B, Granite 3.2 and Gemma 4. If several fit a template, the first is taken.
 """
-_TOKENS = {"gemma4": ("<|channel>", "<channel|>")}
 _ALIASES: Mapping[str, str] = {
     **dict.fromkeys(
         ("deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "glm45", "minimax"),
         "think",
     ),
+    **dict.fromkeys(
+        ("deepseek_v4", "glm47", "kimi_k2", "minimax_m2", "mimo", "nemotron_v3", "olmo3"), "think"
+    ),
+    **dict.fromkeys(("step3", "step3p5", "poolside_v1", "holo2"), "think"),
     **dict.fromkeys(("openai_gptoss", "gpt-oss", "openai", "harmony"), "gpt_oss"),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere_command"),
+    "ernie45": "think_response",
+    "hunyuan_a13b": "think_answer",
 }
 """Names that vLLM and SGLang have for some."""
 
@@ -135,10 +209,7 @@ def reasoning_formats() -> dict[str, ReasoningFormat]:
     """Every format by its name."""
     from .harmony import REASONING
 
-    found = {
-        name: ReasoningFormat(name, *marks, _TOKENS.get(name, ())) for name, marks in _MARKS.items()
-    }
-    return {**found, REASONING.name: REASONING}
+    return {form.name: form for form in (*_FORMATS, REASONING)}
 
 
 def choose_reasoning(name: str, templates: ChatTemplates | None) -> ReasoningFormat | None:
@@ -215,6 +286,38 @@ class _ThoughtParser:
         said = said if self._part is _Part.THOUGHT else said.rstrip()
         self._has_thought |= bool(said)
         return [Thought(said)] if said else []
+
+
+class AnswerParser:
+    """A `Parser` that leaves out the marks around an answer, with the white space inside them.
+    `rest`: reads the answer.
+    """
+
+    def __init__(self, rest: Parser, marks: Sequence[str]) -> None:
+        self._rest, self._marks = rest, marks
+        self._text = ""
+        self._is_behind_mark = False
+
+    def push(self, text: str) -> list[Event]:
+        self._text += text
+        events: list[Event] = []
+        while found := [
+            (place, mark) for mark in self._marks if (place := self._text.find(mark)) >= 0
+        ]:
+            place, mark = min(found)
+            events += self._say(self._text[:place].rstrip())
+            self._text, self._is_behind_mark = self._text[place + len(mark) :], True
+        certain = len(self._text) - max(held_back(self._text, mark) for mark in self._marks)
+        said, self._text = self._text[:certain], self._text[certain:]
+        return events + self._say(said)
+
+    def finish(self) -> list[Event]:
+        return self._say(self._text) + self._rest.finish()
+
+    def _say(self, text: str) -> list[Event]:
+        text = text.lstrip() if self._is_behind_mark else text
+        self._is_behind_mark &= not text
+        return self._rest.push(text) if text else []
 
 
 class _Part(Enum):

@@ -202,6 +202,16 @@ def _thought(opening: str, closing: str) -> str:
 
 THOUGHTS = {
     "think": _thought("<think>\n", "\n</think>\n"),
+    "think_answer": _thought("<think>\n", "\n</think>\n<answer>\n"),
+    "think_response": "{# Write <response></response>. #}" + _thought("<think>", "</think>"),
+    "kimi_k3": _thought("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    "minimax_m3": _thought("<mm:think>", "</mm:think>"),
+    "hy_v3": "{% set model = ':opensource' %}"
+    + _thought("{{ '<think' + model + '>' }}", "{{ '</think' + model + '>' }}"),
+    "exaone_deep": _thought("<thought>\n", "\n</thought>\n"),
+    "apertus": _thought("<|inner_prefix|>", "<|inner_suffix|>"),
+    "apriel": _thought("Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n"),
+    "cohere_command": _thought("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
     "mistral": _thought("[THINK]", "[/THINK]"),
     "kimi": _thought("◁think▷", "◁/think▷"),
     "seed_oss": _thought("<seed:think>", "</seed:think>"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pytest
@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from small_templates import templates
 
 from piecework.runtime.parsing.events import CallBegins, Event, Parser, PlainText, Text, Thought
-from piecework.runtime.parsing.reasoning import choose_reasoning, reasoning_formats
+from piecework.runtime.parsing.reasoning import ReasoningFormat, choose_reasoning, reasoning_formats
 from piecework.runtime.parsing.tool_calls import CallRules, Tool, formats
 from piecework.runtime.sampling import grammar
 
@@ -177,3 +177,43 @@ def test_grammars_begin_in_their_channel(has_calls: bool, text: str) -> None:
         whole = form.grammar(body, is_open=is_open, has_calls=has_calls)
         matcher = LLMatcher(LLTokenizer("byte"), whole, log_level=0)
         assert matcher.consume_tokens(list((begins + text).encode())) and matcher.is_accepting()
+
+
+AROUND = [form for form in reasoning_formats().values() if form.around]
+
+
+@pytest.mark.parametrize("form", AROUND, ids=lambda form: form.name)
+def test_marks_around_an_answer_are_no_part_of_it(form: ReasoningFormat) -> None:
+    for before, behind in form.around:
+        text = f"{form.opening}Hm.{form.closing}{before}\nYes, [I] <do>.\n{behind}"
+        for cut in range(len(text)):
+            parser = form.parser(PlainText(), is_open=False)
+            events = [*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.finish()]
+            thought = "".join(event.text for event in events if isinstance(event, Thought))
+            said = "".join(event.text for event in events if isinstance(event, Text))
+            assert thought == "Hm."
+            assert said.strip() == "Yes, [I] <do>."
+            assert said == said.rstrip() or not behind
+
+
+@pytest.mark.parametrize("form", AROUND, ids=lambda form: form.name)
+def test_grammars_allow_the_marks_around_an_answer(form: ReasoningFormat) -> None:
+    body = grammar.from_lark('start: "{}"')
+    special = {mark: 300 + index for index, mark in enumerate(form.marks)}
+    for ids in ({}, special):
+        for before, behind in form.around:
+            for text in (f"Hm.{form.closing}{before}{{}}{behind}", f"Hm.{form.closing}{{}}"):
+                lark = form.grammar(body, is_open=True, special=ids)
+                matcher = grammar._compiled(grammar._bytes(9), lark)
+                tokens = _tokens(text, ids)
+                assert matcher.try_consume_tokens(tokens) == len(tokens), text
+                assert matcher.is_accepting()
+
+
+def _tokens(text: str, special: Mapping[str, int]) -> list[int]:
+    ids: list[int] = []
+    while text:
+        mark = next((mark for mark in special if text.startswith(mark)), None)
+        ids += [special[mark]] if mark else list(text[0].encode())
+        text = text[len(mark or text[0]) :]
+    return ids
