@@ -13,7 +13,7 @@ from ..loader.files import config_eos_token_ids
 from .chat_template import DEFAULT, ChatTemplateError, ChatTemplates, read_chat_template
 from .data import TokenizerData
 from .hf import read_hf_tokenizer
-from .token_bytes import spelling_of
+from .token_bytes import byte_level_bytes, spelling_of
 
 _ANSWER = "Hello, what can I do for you?"
 
@@ -51,7 +51,15 @@ class Tokenizer:
             token_id for token_id, token in added.items() if token.special
         )
         self.spelling = spelling_of(self.backend)
-        self._bytes = {token_id: token.content.encode() for token_id, token in added.items()}
+        self._bytes: dict[int, bytes] = {}
+        if self.spelling is not None and self.spelling.to_bytes is byte_level_bytes:
+            # The decoder reads added tokens as it reads others. Read so, "é" is half a character.
+            contents = {token_id: token.content for token_id, token in added.items()}
+            self._bytes = {
+                token_id: content.encode()
+                for token_id, content in contents.items()
+                if "\ufffd" in byte_level_bytes(content).decode("utf-8", "replace")
+            }
         self.end_token_ids = list(dict.fromkeys([*self.eos_token_ids, *self._turn_end()]))
 
     def _turn_end(self) -> list[int]:

@@ -23,11 +23,12 @@ from tiny_tokenizers import (
     write_byte_level_gguf,
     write_folder,
 )
+from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
 from transformers import AutoTokenizer, LlamaTokenizer, Qwen2Tokenizer
 
 from piecework.runtime.tokenizer.data import TokenizerData
+from piecework.runtime.tokenizer.detokenizer import Detokenizer
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [
@@ -280,6 +281,24 @@ def test_added_tokens_are_their_content_in_any_script() -> None:
     tokenizer = tokenizer_of(backend)
     assert tokenizer.token_bytes(backend.token_to_id("é!")) == "é!".encode()
     assert tokenizer.decode(tokenizer.encode("aé!b")) == "aé!b"
+
+
+METASPACES = ["▁▁", "▁▁▁", "\n\n", "▁<PRE>", "<tag>"]
+
+
+@given(
+    text=st.lists(st.sampled_from(["a", " ", "  ", "   ", "\n", "▁", "<PRE>", "<tag>", "é", "😀"]))
+)
+def test_added_tokens_are_spelled_as_the_decoder_reads_them(text: list[str]) -> None:
+    backend = byte_fallback(prefix=False)
+    backend.add_tokens([AddedToken(token, normalized=False) for token in METASPACES])
+    tokenizer = tokenizer_of(backend)
+    ids = [*map(backend.token_to_id, METASPACES), *tokenizer.encode("".join(text))]
+    expected = backend.decode(ids, skip_special_tokens=False)
+    stream = Detokenizer(tokenizer, [0], stop=["\0"], include_stop=False, skip_special_tokens=False)
+    streamed = "".join(stream.push([token_id]).text for token_id in ids) + stream.finish()
+    assert tokenizer.decode(ids, skip_special_tokens=False) == expected == streamed
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == expected
 
 
 def test_half_a_surrogate_pair_is_refused() -> None:
