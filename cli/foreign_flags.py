@@ -21,14 +21,6 @@ _ONE_VALUE = {
         "requests run by `priority`, higher first, then by arrival",
     ),
     ("--stream-interval",): (("1",), "each step's tokens are sent at once"),
-    ("--generation-config",): (
-        ("vllm",),
-        "what a request does not say is OpenAI's default, temperature 1 and top_p 1",
-    ),
-    ("--sampling-defaults",): (
-        ("openai",),
-        "what a request does not say is OpenAI's default, temperature 1 and top_p 1",
-    ),
 }
 """Settings that have one value here, and why; giving that one is no mistake."""
 NOTHING_TO_DO = (

@@ -21,6 +21,7 @@ SAME: Mapping[str, str] = {
     "expert_parallel_size": "ep_size",
     "dp": "dp_size",
     "data_parallel_size": "dp_size",
+    "generation_config": "sampling_defaults",
     "enforce_eager": "disable_cuda_graph",
 }
 """A foreign name to ours. What has the same name and meaning, such as SGLang's
@@ -29,6 +30,7 @@ SAME: Mapping[str, str] = {
 _VALUES: Mapping[str, Mapping[str, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8": "fp8_e4m3"},
+    "sampling_defaults": {"auto": "model", "vllm": "openai"},
 }
 
 

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from .. import __version__
+from ..runtime.sampling.defaults import SamplingDefaults
 from . import operations
 from .accounts import Accounts
 from .answers import Application
@@ -85,12 +86,20 @@ _EXCEPTIONS = (
 )
 
 
-def create_app(engine: TextEngine, config: ServerConfig) -> FastAPI:
+def create_app(
+    engine: TextEngine, config: ServerConfig, defaults: SamplingDefaults | None = None
+) -> FastAPI:
     """An application that serves a language model; starting and stopping the engine is the
-    caller's.
+    caller's. `defaults`: sampling parameters of requests that name none.
     """
     name = config.served_model_name
-    serving = Serving(engine=engine, config=config, metrics=Metrics(engine, name), model_name=name)
+    serving = Serving(
+        engine=engine,
+        config=config,
+        metrics=Metrics(engine, name),
+        model_name=name,
+        sampling_defaults=defaults or SamplingDefaults(),
+    )
     app = add_batches(build_app(serving, TEXT_ROUTERS), serving, config)
     app.state.responses = Responses(serving)
     return app

@@ -217,6 +217,21 @@ class ServerConfig(BatchServerConfig):
         group=SERVER,
         metavar="NAME",
     )
+    sampling_defaults: str = option(
+        "model",
+        "sampling parameters of requests that name none: model: what the model's "
+        "generation_config.json or .gguf file says; openai: temperature 1, top_p 1; or a folder "
+        "with another generation_config.json",
+        group=SERVER,
+        metavar="model|openai|FOLDER",
+    )
+    default_max_tokens: int = option(
+        16384,
+        "longest answer, in tokens, of a chat that names no limit, unless the sampling defaults "
+        "have a max_new_tokens",
+        group=SERVER,
+        metavar="N",
+    )
     responses_store: str = option(
         "auto",
         "SQLite file in which /v1/responses keeps responses; memory: until the server ends; off: "
@@ -265,6 +280,12 @@ class ServerConfig(BatchServerConfig):
             raise ValueError("--profile-dir is empty; name a folder, or leave it out")
         if self.profile_dir is not None and os.path.isfile(self.profile_dir):
             raise ValueError(f"--profile-dir {self.profile_dir} is a file; name a folder")
+        if not self.sampling_defaults.strip():
+            raise ValueError("--sampling-defaults is empty; give model, openai or a folder")
+        if self.default_max_tokens < 1:
+            raise ValueError(
+                f"--default-max-tokens must be at least 1, got {self.default_max_tokens}"
+            )
         if not self.responses_store:
             raise ValueError("--responses-store is empty; name a file, memory, off or auto")
         if not 0 < self.responses_store_days < float("inf"):

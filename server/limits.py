@@ -71,30 +71,14 @@ class Limits(NamedTuple):
         if tokens >= self.context_length:
             raise self._too_long(f"{param} has {tokens} or more", f"Shorten {param}", param)
 
-    def completion_tokens(
-        self, prompt_tokens: int, asked: int | None, default: int | None, params: tuple[str, str]
-    ) -> int:
-        """How many tokens may be generated after a prompt. `params`: the names under which prompt
-        and `asked` came.
-
-        `asked` must fit behind the prompt; without it `default`, or where that is None or does not
-        fit, what is left.
+    def completion_tokens(self, prompt_tokens: int, most: int, param: str) -> int:
+        """Return how many tokens may be generated after a prompt that came as `param`: `most`, or
+        what the context has left. Raises `InvalidRequest` where the prompt leaves no room.
         """
         left = self.context_length - prompt_tokens
-        if asked is not None and asked <= left:
-            return asked
-        if asked is None and left >= 1:
-            return left if default is None else min(default, left)
-        prompt, length = params
-        total = (
-            "" if asked is None else f" and {length} is {asked}, {prompt_tokens + asked} together"
-        )
-        remedy = (
-            f"Shorten {prompt} or lower {length}"
-            if asked is not None and left >= 1
-            else f"Shorten {prompt}"
-        )
-        raise self._too_long(f"{prompt} has {prompt_tokens}{total}", remedy, prompt)
+        if left < min(most, 1):
+            raise self._too_long(f"{param} has {prompt_tokens}", f"Shorten {param}", param)
+        return min(most, left)
 
     def _too_long(self, what: str, remedy: str, param: str) -> InvalidRequest:
         message = (

@@ -16,15 +16,24 @@ from .schemas import SamplingFields
 from .state import Serving
 
 _NUMBERS = itertools.count()
+_SAMPLED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""Parameters that have the same name in `SamplingFields` and `SamplingParams`."""
 
 
 class WireNames(NamedTuple):
-    """What parameters are called on the wire: the prompt, its length's limit, and by the names that
-    `SamplingParams` has, others that are called otherwise.
+    """What parameters are called on the wire: the prompt, and by the names that `SamplingParams`
+    has, others that are called otherwise.
     """
 
     prompt: str
-    length: str
     sampling: Mapping[str, str]
 
 
@@ -35,8 +44,7 @@ def build_requests(
     called: Sequence[str],
     *,
     names: WireNames,
-    asked: int | None,
-    default: int | None,
+    max_tokens: int | None,
     include_stop: bool,
     priority: int,
     arrival_time: float,
@@ -46,8 +54,8 @@ def build_requests(
 ) -> list[RequestState]:
     """The samples of one prompt, one for each name of `called`. Raises `InvalidRequest`.
 
-    `asked` is the length that the client asked for, which must fit; `default` gives way to a long
-    prompt. `visible`: of `TextOptions`. `values`: what families call differently, by the names of
+    `max_tokens` is a ceiling: a long prompt leaves less. None is the server's default. `visible`:
+    of `TextOptions`. `values`: what families call differently, by the names of
     `SamplingParams`.
     """
     # 1. The prompt and the ids are the model's, and there is room for an answer.
@@ -55,21 +63,16 @@ def build_requests(
     limits.check_token_ids(fields.stop_token_ids, "stop_token_ids")
     limits.check_token_ids(fields.logit_bias, "logit_bias")
     limits.check_prompt(prompt_ids, names.prompt)
-    max_new_tokens = limits.completion_tokens(
-        len(prompt_ids), asked, default, (names.prompt, names.length)
-    )
+    least = values.pop("min_new_tokens")
+    most = max(serving.default_max_tokens, least) if max_tokens is None else max_tokens
+    max_new_tokens = limits.completion_tokens(len(prompt_ids), most, names.prompt)
 
     # 2. How to sample; what is refused is told by its name on the wire.
     try:
         params = SamplingParams(
             max_new_tokens=max_new_tokens,
-            temperature=fields.temperature,
-            top_p=fields.top_p,
-            top_k=fields.top_k or -1,
-            min_p=fields.min_p,
-            presence_penalty=fields.presence_penalty,
-            frequency_penalty=fields.frequency_penalty,
-            repetition_penalty=fields.repetition_penalty,
+            min_new_tokens=min(least, max_new_tokens) if least <= most else least,
+            **_sampling(serving, fields),
             stop_token_ids=sorted(set(fields.stop_token_ids)),
             ignore_eos=fields.ignore_eos,
             logit_bias=fields.logit_bias,
@@ -107,6 +110,14 @@ def build_requests(
         )
         for sample, name in enumerate(called)
     ]
+
+
+def _sampling(serving: Serving, fields: SamplingFields) -> dict[str, Any]:
+    """What the request says, and the server's defaults for what it does not say."""
+    said = {name: getattr(fields, name) for name in _SAMPLED if name in fields.model_fields_set}
+    if "top_k" in said:
+        said["top_k"] = said["top_k"] or -1
+    return {**serving.sampling, **said}
 
 
 def check_prompt_logprobs(requests: Sequence[RequestState], param: str) -> None:

@@ -9,6 +9,7 @@ from ..runtime.loader.resolve import resolve_model_path
 from ..runtime.parsing.detection import detect
 from ..runtime.parsing.reasoning import choose_reasoning
 from ..runtime.parsing.tool_calls import AUTO, choose_format
+from ..runtime.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ..runtime.tokenizer.chat_template import ChatTemplates
 from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .app import Service, create_app
@@ -44,9 +45,12 @@ def service_of(
         return pooling_service(config, process)
     model_path = resolve_model_path(config.engine.model_path)
     tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
-    rows = _chat_rows(config, tokenizer.templates)
+    defaults = read_sampling_defaults(
+        config.sampling_defaults, config.engine.model_path, model_path
+    )
+    rows = _chat_rows(config, tokenizer.templates) | {"sampling": str(defaults)}
     check_store(config)
-    return lambda: _text_service(config, tokenizer, rows, process)
+    return lambda: _text_service(config, tokenizer, defaults, rows, process)
 
 
 def _chat_rows(config: ServerConfig, templates: ChatTemplates) -> dict[str, str]:
@@ -66,7 +70,8 @@ def _chat_rows(config: ServerConfig, templates: ChatTemplates) -> dict[str, str]
 def _text_service(
     config: ServerConfig,
     tokenizer: Tokenizer,
-    chat_rows: dict[str, str],
+    defaults: SamplingDefaults,
+    rows: dict[str, str],
     process: subprocess.Popen[bytes] | None,
 ) -> Service:
     settings = settings_of(config, process)
@@ -78,6 +83,7 @@ def _text_service(
 
     def lines(port: int, seconds: float) -> str:
         assert engine.info is not None
-        return summary(config, engine.info, port, seconds, chat=chat_rows)
+        is_chat = tokenizer.chat_template is not None
+        return summary(config, engine.info, port, seconds, rows=rows, chat=is_chat)
 
-    return Service(engine, create_app(engine, config), lines)
+    return Service(engine, create_app(engine, config, defaults), lines)

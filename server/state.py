@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..runtime.engine.messages import EngineInfo
+from ..runtime.sampling.defaults import SamplingDefaults
 from .accounts import check_access
 from .engine.interface import Engine, TextEngine
 from .engine.state import EngineUnavailable
@@ -120,6 +121,7 @@ class Serving(AnyServing):
     engine: TextEngine
     config: ServerConfig
     metrics: Metrics
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     live_rids: set[str] = field(default_factory=set)
     threads: TextThreads = field(default_factory=TextThreads)
 
@@ -137,6 +139,18 @@ class Serving(AnyServing):
             min(info.context_length, info.kv_tokens),
             min(info.vocab_size, self.engine.tokenizer.vocab_size),
         )
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Sampling parameters of requests that name none, by the names of `SamplingParams`."""
+        values = self.sampling_defaults.values
+        return {name: value for name, value in values.items() if name != "max_new_tokens"}
+
+    @property
+    def default_max_tokens(self) -> int:
+        """How many tokens a chat may have that names no limit."""
+        said: int | None = self.sampling_defaults.values.get("max_new_tokens")
+        return self.config.default_max_tokens if said is None else said
 
     @property
     def fingerprint(self) -> str:

@@ -16,13 +16,19 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def summary(
-    config: ServerConfig, info: EngineInfo, port: int, seconds: float, *, chat: Mapping[str, str]
+    config: ServerConfig,
+    info: EngineInfo,
+    port: int,
+    seconds: float,
+    *,
+    rows: Mapping[str, str],
+    chat: bool,
 ) -> str:
-    """What is served, with which limits, and a command to try it. `chat`: rows about chats; none
-    where the model has no chat template.
+    """What is served, with which limits, and a command to try it. `rows`: what the caller knows of
+    requests; `chat`: whether the model has a chat template.
     """
     url = base_url(config.host, port)
-    rows = {
+    known = {
         "model": f"{info.architecture}, {info.dtype} on {info.device}, {info.attention_backend} "
         f"attention, {_weights(info)}",
         "KV cache": f"{info.kv_tokens:,} tokens in pages of {info.page_size}, "
@@ -34,14 +40,14 @@ def summary(
         "more may wait",
         "prefill chunk": f"{info.chunked_prefill_size:,} tokens",
     }
-    rows |= chat
+    known |= rows
     if info.start_seconds:
-        rows["start-up"] = ", ".join(
+        known["start-up"] = ", ".join(
             f"{phase} {taken:.1f} s" for phase, taken in _phases(info, seconds).items()
         )
     if (graphs := _graphs(config.engine, info.graphs)) is not None:
-        rows["graphs"] = graphs
-    return table(config, url, seconds, rows | info.remarks, example(config, url, chat=bool(chat)))
+        known["graphs"] = graphs
+    return table(config, url, seconds, known | info.remarks, example(config, url, chat=chat))
 
 
 def table(

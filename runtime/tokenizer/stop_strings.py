@@ -17,13 +17,15 @@ class StopStrings:
         self._strings = [string for string in strings if string]
         self._held = ""
 
-    def push(self, piece: str) -> tuple[str, str | None]:
+    def push(self, piece: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """Go on with `piece`: the text that is certain, a stop string at its end included, and that
         string.
+
+        Without `may_stop` stop strings that are complete with this piece are text.
         """
         text, searched = self._held + piece, len(self._held)
         ends = []
-        for string in self._strings:
+        for string in self._strings if may_stop else ():
             begin = text.find(string, max(0, searched - len(string) + 1))
             if begin >= 0:
                 ends.append((begin + len(string), begin))

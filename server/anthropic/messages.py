@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -85,13 +84,9 @@ class _Answer:
         (self.reader,) = conversation.readers
         self._conversation = conversation
         self._tokenizer: Tokenizer = serving.engine.tokenizer
-        params = self._request.params
         self._limit = "max_tokens"
-        if max_tokens > params.max_new_tokens:
+        if max_tokens > self._request.params.max_new_tokens:
             self._limit = "model_context_window_exceeded"
-        self._request.params = replace(
-            params, max_new_tokens=min(max_tokens, params.max_new_tokens)
-        )
         self.head = {
             "id": message_id,
             "type": "message",

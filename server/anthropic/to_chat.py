@@ -36,17 +36,18 @@ def chat_options(body: CountTokensRequest) -> ChatOptions:
 
 
 def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
-    """All of it but `max_tokens`. Raises `InvalidRequest`."""
+    """Raises `InvalidRequest`."""
     form = body.output_config.format or body.output_format
     members: dict[str, Any] = {
         **_options(body),
         "model": body.model,
         "stream": body.stream,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
+        "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
     }
+    for name in ("temperature", "top_p", "top_k"):
+        if name in body.model_fields_set:
+            members[name] = getattr(body, name)
     if form is not None:
         members["response_format"] = {
             "type": "json_schema",

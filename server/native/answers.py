@@ -58,7 +58,7 @@ class ModelInfo(Answer):
     model_path: str
     tokenizer_path: str
     is_generation: bool
-    preferred_sampling_params: None
+    preferred_sampling_params: dict[str, float]
     architecture: str
     context_length: int
     vocab_size: int
@@ -72,6 +72,7 @@ class ServerInfo(Answer):
     version: str
     status: str
     context_length: int
+    default_sampling_params: dict[str, float]
     internal_states: list[dict[str, Any]]
 
 

@@ -30,7 +30,7 @@ async def model_info(serving: ServingDep) -> Response:
             "model_path": config.model_path,
             "tokenizer_path": config.tokenizer_path or config.model_path,
             "is_generation": True,
-            "preferred_sampling_params": None,
+            "preferred_sampling_params": dict(serving.sampling_defaults.values),
             "architecture": serving.info.architecture,
             "context_length": serving.limits.context_length,
             "vocab_size": serving.limits.vocab_size,
@@ -53,6 +53,7 @@ async def server_info(serving: ServingDep) -> Response:
         {
             **settings,
             **engine,
+            "default_sampling_params": dict(serving.sampling_defaults.values),
             "version": __version__,
             "status": serving.engine.state,
             "internal_states": [

@@ -58,7 +58,6 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
     prompt = "text" if body.input_ids is None else "input_ids"
     names = WireNames(
         prompt,
-        "max_new_tokens",
         {"prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_num"},
     )
     each = [_nth(body.sampling_params, index) for index in range(len(body.prompts))]
@@ -69,16 +68,13 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
     for index, (ids, sampling) in enumerate(zip(prompts, each, strict=True)):
         rid = _rid(body, index)
         n, length = sampling.n, sampling.max_new_tokens
-        # Only a length that was asked for must fit.
-        asked = "max_new_tokens" in sampling.model_fields_set
         requests += build_requests(
             serving,
             sampling,
             ids,
             [rid] if n == 1 else [f"{rid}-{sample}" for sample in range(n)],
             names=names,
-            asked=length if asked else None,
-            default=None if asked else length,
+            max_tokens=serving.limits.context_length if length is None else length,
             include_stop=sampling.no_stop_trim,
             priority=body.priority,
             arrival_time=arrival,

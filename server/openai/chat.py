@@ -21,7 +21,7 @@ from .answers import ChatCompletion, ChatCompletionChunk
 from .chunks import ChunkWriter, head, usage_of
 from .conversation import AnswerReader, Conversation, begin
 from .generation import best
-from .logprobs import chat_logprobs, prompt_logprobs
+from .logprobs import TokenTrail, chat_logprobs, prompt_logprobs
 from .protocol import ChatCompletionRequest
 
 router = APIRouter(route_class=JsonRoute)
@@ -45,7 +45,7 @@ async def create_chat_completion(
     outputs = await generate_all(serving, requests)
     tokenizer = serving.engine.tokenizer
     choices = [
-        _choice(tokenizer, body, index, output, reader)
+        _choice(body, index, output, reader, TokenTrail(tokenizer, conversation.requests[0]))
         for index, (output, reader) in enumerate(
             zip(best(outputs, body.samples, body.n), conversation.readers, strict=False)
         )
@@ -71,16 +71,22 @@ def chat_usage(
 
 
 def _choice(
-    tokenizer: Tokenizer,
     body: ChatCompletionRequest,
     index: int,
     output: RequestOutput,
     reader: AnswerReader,
+    trail: TokenTrail,
 ) -> dict[str, Any]:
+    events = reader.push(output)
+    logprobs = None
+    if body.logprobs:
+        trail.push(output.logprobs or ())
+        entries = [entry for event in events for entry in trail.read(event)]
+        logprobs = chat_logprobs(entries + trail.rest())
     return {
         "index": index,
-        "message": _message(Deltas().of(reader.push(output)), thoughts=body.include_reasoning),
-        "logprobs": chat_logprobs(tokenizer, output.logprobs or []) if body.logprobs else None,
+        "message": _message(Deltas().of(events), thoughts=body.include_reasoning),
+        "logprobs": logprobs,
         "finish_reason": reader.reason(output),
     }
 
@@ -155,6 +161,11 @@ class _ChatChunks(ChunkWriter):
         self._conversation = conversation
         self._thoughts = body.include_reasoning
         self._deltas = [Deltas() for _ in requests]
+        self._trails = (
+            [TokenTrail(serving.engine.tokenizer, request) for request in requests]
+            if body.logprobs
+            else None
+        )
 
     def opening(self, index: int) -> dict[str, Any]:
         return _delta(index, {"role": "assistant", "content": ""})
@@ -164,20 +175,27 @@ class _ChatChunks(ChunkWriter):
 
     def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
         reader = self._conversation.readers[index]
-        events = reader.push(output)
-        if not self._thoughts:
-            events = [event for event in events if not isinstance(event, Thought)]
-        deltas = self._deltas[index].of(events) or [{"content": ""}] * bool(output.logprobs)
-        choices = [_delta(index, delta) for delta in deltas]
-        if output.logprobs:
-            choices[0]["logprobs"] = chat_logprobs(self._tokenizer, output.logprobs)
+        trail = self._trails[index] if self._trails is not None else None
+        if trail is not None:
+            trail.push(output.logprobs or ())
+        choices = []
+        for event in reader.push(output):
+            entries = trail.read(event) if trail is not None else []
+            if self._thoughts or not isinstance(event, Thought):
+                choices += [
+                    _delta(index, delta, entries) for delta in self._deltas[index].of([event])
+                ]
         if output.finish_reason is not None:
-            choices.append({**_delta(index, {}), "finish_reason": reader.reason(output)})
+            rest = trail.rest() if trail is not None else []
+            choices.append({**_delta(index, {}, rest), "finish_reason": reader.reason(output)})
         return choices
 
     def usage(self) -> dict[str, Any]:
         return chat_usage(self._conversation, self._tokenizer, self._samples, self.told_tokens)
 
 
-def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+def _delta(
+    index: int, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    told = chat_logprobs(logprobs) if logprobs else None
+    return {"index": index, "delta": delta, "logprobs": told, "finish_reason": None}

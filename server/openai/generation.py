@@ -26,24 +26,21 @@ def generation_requests(
     are text all the same. `values`: more of `SamplingParams`. Raises `InvalidRequest`.
     """
     if isinstance(body, ChatCompletionRequest):
-        prompt, top, echo, default = "messages", "top_logprobs", False, None
+        prompt, top, echo = "messages", "top_logprobs", False
         logprobs = body.top_logprobs if body.logprobs else None
     else:
         prompt, top, echo = "prompt", "logprobs", body.echo
-        default = CompletionRequest.model_fields["max_tokens"].default
         logprobs = body.logprobs
-    asked, length = body.max_completion_tokens, "max_completion_tokens"
-    if asked is None:
-        asked = body.max_tokens if "max_tokens" in body.model_fields_set else None
-        length = "max_tokens"
-    if asked == 0 and not echo:
+    max_tokens, length = body.max_completion_tokens, "max_completion_tokens"
+    if max_tokens is None:
+        max_tokens, length = body.max_tokens, "max_tokens"
+    if max_tokens == 0 and not echo:
         raise InvalidRequest(
             f"{length} must be at least 1; 0 is for echo.", param=length, code="invalid_value"
         )
     told = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     names = WireNames(
         prompt,
-        length,
         {
             "max_new_tokens": "max_tokens",
             "min_new_tokens": "min_tokens",
@@ -64,8 +61,7 @@ def generation_requests(
             ids,
             [f"{request_id}-{len(requests) + sample}" for sample in range(samples)],
             names=names,
-            asked=asked,
-            default=default,
+            max_tokens=max_tokens,
             include_stop=body.include_stop_str_in_output,
             visible=visible,
             priority=body.priority,

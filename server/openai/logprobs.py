@@ -7,11 +7,15 @@ from itertools import accumulate
 from typing import Any
 
 from ...runtime.engine.messages import TokenLogprob
+from ...runtime.parsing.events import Event, Text
 from ...runtime.tokenizer.detokenizer import Detokenizer
+from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 
 FLOOR = -9999.0
 """Stands for minus infinity, which JSON does not have."""
+_KEPT = 4096
+"""Pieces of text that are searched again after a text was not found in them."""
 
 
 def finite(logprob: float) -> float:
@@ -23,9 +27,9 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """`logprobs` of a chat choice."""
-    return {"content": [_chat_entry(tokenizer, entry) for entry in entries], "refusal": None}
+def chat_logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`logprobs` of a chat choice, from what `TokenTrail` returns."""
+    return {"content": entries, "refusal": None}
 
 
 def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, Any]:
@@ -40,6 +44,80 @@ def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
         "logprob": finite(logprob),
         "bytes": list(token_bytes),
     }
+
+
+class TokenTrail:
+    """Finds the tokens that the visible text of one sequence is made of.
+
+    Thoughts, marks, markup of calls and end tokens are not part of that text.
+
+    >>> trail = TokenTrail(tokenizer, request)
+    >>> trail.push(output.logprobs)
+    >>> [trail.read(event) for event in reader.push(output)]
+    """
+
+    def __init__(self, tokenizer: Tokenizer, request: RequestState) -> None:
+        options = request.text
+        self._tokenizer = tokenizer
+        self._hidden = (
+            tokenizer.special_token_ids - options.visible
+            if options.skip_special_tokens
+            else frozenset()
+        )
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            request.prompt_ids,
+            stop=(),
+            include_stop=False,
+            skip_special_tokens=options.skip_special_tokens,
+            visible=options.visible,
+        )
+        # Pieces of text not read yet, each with its tokens. A character may take several tokens.
+        self._pieces: list[tuple[str, list[TokenLogprob]]] = []
+        self._incomplete: list[TokenLogprob] = []  # tokens of a character that is not complete
+        self._in_text = True  # whether the last event was visible text
+
+    def push(self, entries: Sequence[TokenLogprob]) -> None:
+        """Add tokens that follow the former ones."""
+        for entry in entries:
+            if entry.token_id in self._hidden:
+                continue
+            self._incomplete.append(entry)
+            if piece := self._detokenizer.push([entry.token_id]).text:
+                self._pieces.append((piece, self._incomplete))
+                self._incomplete = []
+
+    def read(self, event: Event) -> list[dict[str, Any]]:
+        """Return the log-probabilities of the tokens that begin in the text of `event`; none where
+        the text is not visible.
+        """
+        self._in_text = isinstance(event, Text)
+        taken = self._take(event[0])
+        return [_chat_entry(self._tokenizer, entry) for entry in taken] if self._in_text else []
+
+    def rest(self) -> list[dict[str, Any]]:
+        """Return those of the tokens of a character that the end of the text left incomplete."""
+        cut = self._incomplete if self._in_text else []
+        return [_chat_entry(self._tokenizer, entry) for entry in cut]
+
+    def _take(self, text: str) -> list[TokenLogprob]:
+        """The tokens of the next text that reads so. Text before it is dropped."""
+        begin = "".join([piece for piece, _ in self._pieces]).find(text)
+        if begin < 0:  # a call whose arguments are spelled otherwise
+            del self._pieces[:-_KEPT]
+            return []
+        end, place, count = begin + len(text), 0, 0
+        taken: list[TokenLogprob] = []
+        rest = ""
+        for piece, entries in self._pieces:
+            if place >= end:
+                break
+            place, count = place + len(piece), count + 1
+            if place > begin:
+                taken += entries
+            rest = piece[len(piece) - max(0, place - end) :]
+        self._pieces[:count] = [(rest, [])] if rest else []
+        return taken
 
 
 def prompt_logprobs(
@@ -134,7 +212,7 @@ class CompletionLogprobs:
     ) -> dict[str, Any]:
         """A token without an entry, the first of a prompt, has null."""
         return {
-            "tokens": [token_text(self._tokenizer, token_id) for token_id in token_ids],
+            "tokens": [self._key(token_id) for token_id in token_ids],
             "token_logprobs": [
                 None if entry is None else finite(entry.logprob) for entry in entries
             ],
@@ -144,10 +222,24 @@ class CompletionLogprobs:
             "text_offset": offsets,
         }
 
+    def _key(self, token_id: int) -> str:
+        """A token's text, or as in OpenAI's API `bytes:\\xf0\\x9f` for part of a character."""
+        content = self._tokenizer.token_bytes(token_id)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join([f"\\x{byte:02x}" for byte in content])
+
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens, and the chosen one where it is not among them."""
-        texts: dict[str, float] = {}
-        for token_id, logprob in [*entry.top[: self._count], (entry.token_id, entry.logprob)]:
-            # Parts of characters may look alike; the likeliest stands for them.
-            texts.setdefault(token_text(self._tokenizer, token_id), finite(logprob))
-        return texts
+        """Return the likeliest tokens, and the chosen one, which has its text as its key. Other
+        tokens of the same text have `token_id:N`.
+        """
+        chosen = self._key(entry.token_id)
+        found: dict[str, float] = {}
+        for token_id, logprob in entry.top[: self._count]:
+            key = self._key(token_id)
+            if token_id != entry.token_id and (key == chosen or key in found):
+                key = f"token_id:{token_id}"
+            found[key] = finite(logprob)
+        found.setdefault(chosen, finite(entry.logprob))
+        return found

@@ -19,17 +19,21 @@ from scripted_engine import ScriptedEngine
 
 from piecework.cli.flags import ServerConfig
 from piecework.runtime.config import EngineConfig
+from piecework.runtime.sampling.defaults import SamplingDefaults
 from piecework.server.app import create_app
 
 MODEL = "toy"
 
 
-def make_app(engine: ScriptedEngine, **settings: Any) -> FastAPI:
+def make_app(
+    engine: ScriptedEngine, *, defaults: SamplingDefaults | None = None, **settings: Any
+) -> FastAPI:
     return create_app(
         engine,
         ServerConfig(
             served_model_name=MODEL, engine=EngineConfig(model_path="models/toy"), **settings
         ),
+        defaults,
     )
 
 

@@ -100,7 +100,7 @@ def test_health_tells_loading_from_ready_and_the_summary_what_is_served(life: Li
 def test_what_the_machine_makes_other_than_expected_has_a_line_in_the_summary() -> None:
     info = replace(INFO, remarks={"threads": "2: the control group's CPU quota is 2.5"})
     assert "  threads         2: the control group's CPU quota is 2.5\n" in summary(
-        ServerConfig(), info, 30000, 1.0, chat={}
+        ServerConfig(), info, 30000, 1.0, rows={}, chat=False
     )
 
 

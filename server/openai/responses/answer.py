@@ -12,7 +12,8 @@ from ....runtime.tokenizer.output_processor import RequestOutput
 from ...errors import ApiError
 from ...state import Serving
 from ..conversation import Conversation
-from .output import OutputItems, TokenTrail
+from ..logprobs import TokenTrail
+from .output import OutputItems
 from .protocol import ResponsesRequest
 from .tools import HostedTool, told_names
 
@@ -47,13 +48,16 @@ class Answer:
         self.status = "queued" if body.background else "in_progress"
         self._body = body
         self._conversation = conversation
+        self._params = conversation.requests[0].params
         self._tokenizer = serving.engine.tokenizer
         self._model = serving.model_name
         self._created = time.time()
         self._completed: float | None = None
         self._error: dict[str, str] | None = None
         self._reason: str | None = None
-        self._tokens = TokenTrail(self._tokenizer) if body.logprobs else None
+        self._tokens = (
+            TokenTrail(self._tokenizer, conversation.requests[0]) if body.logprobs else None
+        )
         key = response_id.removeprefix(RESPONSE_ID)
         self._output = OutputItems(key, told_names(body.told), self._tokens)
         self._output_tokens = 0
@@ -106,12 +110,12 @@ class Answer:
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": self.is_stored,
-            "temperature": body.temperature,
+            "temperature": self._params.temperature,
             "text": {"format": body.text.format.shown(), "verbosity": "medium"},
             "tool_choice": body.tool_choice.shown(),
             "tools": [tool.shown() for tool in body.tools if not isinstance(tool, HostedTool)],
             "top_logprobs": body.top_logprobs,
-            "top_p": body.top_p,
+            "top_p": self._params.top_p,
             "truncation": body.truncation,
             "usage": None if self.status in LIVE else self._usage(),
             "user": body.user,

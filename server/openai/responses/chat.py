@@ -76,19 +76,28 @@ async def begin_within(
     """What the engine is to be asked; with `truncation` "auto" of the last turns that fit, and of
     what the system and the developer say. Raises as `begin` does.
 
+    Turns fit if they leave room for `max_output_tokens`, or for a quarter of the context.
+
     `size`: bytes of the body that it came in.
     """
 
     async def begun(kept: Sequence[Item]) -> Conversation | None:
         try:
             with wire_names():
-                return await begin(serving, chat_of(body, kept), response_id, size=size)
+                found = await begin(serving, chat_of(body, kept), response_id, size=size)
         except InvalidRequest as error:
             if body.truncation != "auto" or error.code != "context_length_exceeded":
                 raise
             too_long.append(error)
             return None
+        if found.requests[0].params.max_new_tokens >= least:
+            return found
+        cramped.append(found)
+        return None
 
+    wanted = body.max_output_tokens if body.truncation == "auto" else None
+    least = min(wanted or 0, serving.limits.context_length // 4)
+    cramped: list[Conversation] = []
     too_long: list[InvalidRequest] = []
     if (found := await begun(items)) is not None:
         return found
@@ -100,9 +109,9 @@ async def begin_within(
             found, end = fitting, middle
         else:
             first = middle + 1
-    if found is None:
+    if found is None and not cramped:
         raise too_long[-1]
-    return found
+    return found or cramped[-1]
 
 
 def _from(items: Sequence[Item], place: int) -> list[Item]:

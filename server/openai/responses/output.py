@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pydantic_core
 
-from ....runtime.engine.messages import TokenLogprob
 from ....runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
-from ....runtime.tokenizer.tokenizer import Tokenizer
-from ..logprobs import chat_logprobs
+from ..logprobs import TokenTrail
 from .items import Item, item_id
 from .tools import CUSTOM_INPUT, CustomTool, ToldTool
 
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
-_KEPT = 4096
-"""Tokens that are looked through for a text that could not be found."""
 
 
 class OutputItems:
@@ -40,16 +36,14 @@ class OutputItems:
 
     def push(self, event: Event) -> Iterator[dict[str, Any]]:
         """Events of the stream, in their order, without a sequence number."""
+        logprobs = self._tokens.read(event) if self._tokens else []
         match event:
             case Text(text):
                 yield from self._goes_on("message", role="assistant")
-                logprobs = self._tokens.take(text) if self._tokens else []
                 self._logprobs += logprobs
                 yield self._delta("response.output_text.delta", text, logprobs=logprobs)
             case Thought(text):
                 yield from self._goes_on("reasoning", summary=[])
-                if self._tokens:
-                    self._tokens.take(text)
                 yield self._delta("response.reasoning_text.delta", text)
             case CallBegins(name):
                 yield from self._begin_call(self._tools[name])
@@ -144,36 +138,3 @@ def _custom_input(arguments: str) -> str:
         return ""
     text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
     return text if isinstance(text, str) else ""
-
-
-class TokenTrail:
-    """Which tokens a text is made of. Marks around thoughts and calls are tokens of no text."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._entries: list[tuple[bytes, TokenLogprob | None]] = []
-        """None: the rest of a token that has been told of."""
-
-    def push(self, entries: Sequence[TokenLogprob]) -> None:
-        """Tokens that follow the former ones."""
-        token_bytes = self._tokenizer.token_bytes
-        self._entries += [(token_bytes(entry.token_id), entry) for entry in entries]
-
-    def take(self, text: str) -> list[dict[str, Any]]:
-        """Log-probabilities of the tokens that begin in the next text; those before it go."""
-        begin = b"".join([token for token, _ in self._entries]).find(text.encode())
-        if begin < 0:  # it has half a character
-            del self._entries[:-_KEPT]
-            return []
-        end, place, count = begin + len(text.encode()), 0, 0
-        taken = []
-        for token, entry in self._entries:
-            if place >= end:
-                break
-            if entry is not None and place + len(token) > begin:
-                taken.append(entry)
-            place, count = place + len(token), count + 1
-        rest = self._entries[count - 1][0][-(place - end) :] if place > end else b""
-        self._entries[:count] = [(rest, None)] if rest else []
-        found: list[dict[str, Any]] = chat_logprobs(self._tokenizer, taken)["content"]
-        return found

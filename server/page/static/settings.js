@@ -5,8 +5,8 @@ import { h } from './dom.js';
 const KEPT = 'piecework-settings';
 const EFFORTS = ['none', 'minimal', 'low', 'medium', 'high', 'xhigh'];
 const NUMBERS = [
-  ['temperature', 'Temperature', { min: '0', max: '2', step: '0.01' }, '1'],
-  ['top_p', 'Top p', { min: '0', max: '1', step: '0.01' }, '1'],
+  ['temperature', 'Temperature', { min: '0', max: '2', step: '0.01' }, 'the model’s own'],
+  ['top_p', 'Top p', { min: '0', max: '1', step: '0.01' }, 'the model’s own'],
   ['max_tokens', 'Longest answer', { min: '1', step: '1' }, 'what fits'],
   ['seed', 'Seed', { min: '0', step: '1' }, 'drawn'],
 ];

@@ -42,9 +42,15 @@ def detokenizer(
     stop: Sequence[str] = (),
     include_stop: bool = False,
     skip: bool = True,
+    min_tokens: int = 0,
 ) -> Detokenizer:
     return Detokenizer(
-        tokenizer, prompt, stop=stop, include_stop=include_stop, skip_special_tokens=skip
+        tokenizer,
+        prompt,
+        stop=stop,
+        include_stop=include_stop,
+        skip_special_tokens=skip,
+        min_tokens=min_tokens,
     )
 
 
@@ -296,14 +302,41 @@ def test_a_thousand_stop_strings() -> None:
     assert (text, stop) == ("no stop number 9 but ", "stop number 77.")
 
 
-def test_a_special_token_is_matched_where_it_is_text() -> None:
+@pytest.mark.parametrize("least", range(12))
+def test_stop_strings_are_text_before_the_least_number_of_tokens(least: int) -> None:
     tokenizer = TOKENIZERS["byte level"]
-    ids = tokenizer.encode("a<|im_end|>b")
-    assert run(detokenizer(tokenizer, stop=["<|im_end|>"], skip=False), [ids])[:2] == (
-        "a",
-        "<|im_end|>",
+    ids = tokenizer.encode("one END two END three END")
+    ends = [at + 1 for at in range(len(ids)) if tokenizer.decode(ids[: at + 1]).endswith("END")]
+    assert len(ends) == 3
+    end = next((end for end in ends if end >= least), None)
+    watching = detokenizer(tokenizer, stop=["END"], min_tokens=least)
+    shown, met, _ = run(watching, [[token_id] for token_id in ids])
+    text = tokenizer.decode(ids[:end])
+    assert (shown, met) == ((text.removesuffix("END"), "END") if end else (text, None))
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("stop", ["<|im_end|>", "<|im_end|>b", "a<|im_end|>"])
+def test_the_text_of_a_special_token_counts_for_stop_strings(
+    skip: bool, include: bool, stop: str
+) -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    text = "Hi a<|im_end|>b c"
+    pushes = [[token_id] for token_id in tokenizer.encode(text)]
+    shown, met, _ = run(
+        detokenizer(tokenizer, stop=[stop], skip=skip, include_stop=include), pushes
     )
-    assert run(detokenizer(tokenizer, stop=["<|im_end|>"], skip=True), [ids])[:2] == ("ab", None)
+    assert met == stop
+    assert shown == text[: text.index(stop)] + (stop if include else "")
+
+
+def test_a_hidden_special_token_that_begins_a_stop_string_does_not_show() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    ids = tokenizer.encode("a<|im_end|>b<|im_end|>")
+    pushes = [[token_id] for token_id in ids]
+    watching = detokenizer(tokenizer, stop=["<|im_end|>c"], skip=True)
+    assert run(watching, pushes)[:2] == ("ab", None)
 
 
 def test_a_decoder_that_takes_text_back_does_not_end_the_stream() -> None:
