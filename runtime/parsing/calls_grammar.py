@@ -25,6 +25,26 @@ def literal(text: str, special: Mapping[str, int]) -> str:
     )
 
 
+WORDS: Mapping[str, tuple[str, str]] = {
+    "NUMBER": ("/[0-9]{1,3}/", "0"),
+    "ID": ("/[a-zA-Z0-9_-]{1,40}/", "call-1"),
+}
+"""What stands in a call's head for a number and an id: any in Lark, and one of them."""
+
+
+def filled(text: str, words: Mapping[str, str], special: Mapping[str, int]) -> str:
+    """A text in Lark, with the Lark of `words` instead of these words."""
+    words = {**{word: lark for word, (lark, _) in WORDS.items()}, **words}
+    parts = re.split(rf"\b({'|'.join(words)})\b", text)
+    return " ".join([words.get(part) or literal(part, special) for part in parts if part])
+
+
+def written_head(before: str, name: str) -> str:
+    """What stands before the arguments of a call."""
+    words = {**{word: text for word, (_, text) in WORDS.items()}, "NAME": name}
+    return re.sub(rf"\b({'|'.join(words)})\b", lambda found: words[found[0]], before)
+
+
 def ended_text(text: str, end: str, special: Mapping[str, int]) -> tuple[str, str] | None:
     """A terminal of texts of the terminal `text` up to the first special token of `end`, and the
     rest of `end` in Lark. None if no special token is in `end`.
@@ -99,6 +119,10 @@ class Section(NamedTuple):
                 *lines,
             ]
         )
+
+    def written(self, calls: Sequence[str]) -> str:
+        """A text of these calls."""
+        return f"{self.mark}{self.opening}{self.between.join(calls)}{self.closing}"
 
     def _start(self, rules: CallRules) -> list[str]:
         mark = literal(self.mark, rules.special)

@@ -7,9 +7,8 @@ c4ai-command-r-plus (`tool_use`).
 
 from __future__ import annotations
 
-from .calls_grammar import Section, literal
+from .calls_grammar import Section
 from .json_calls import OBJECT_END, JsonFormat
-from .tool_calls import CallRules
 
 ACTION, ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 _R_ACTION = "Action:\n```json\n"
@@ -20,21 +19,12 @@ _HEAD = (
 )
 
 
-class CohereCommand(JsonFormat):
-    """A `ToolCallFormat` whose calls have numbers."""
-
-    def head_of(self, name: str, rules: CallRules) -> str:
-        before = literal('{"tool_call_id": "', {})
-        behind = literal(f'", "tool_name": "{name}", "parameters": ', {})
-        return f"{before} /[0-9]{{1,3}}/ {behind}"
-
-
 FORMATS = (
-    CohereCommand(
+    JsonFormat(
         name="cohere_command",
         aliases=("cohere_command3", "cohere_command4"),
         section=Section(ACTION, "[\n    ", ",\n    ", f"\n]{ACTION_END}"),
-        before="",
+        before='{"tool_call_id": "NUMBER", "tool_name": "NAME", "parameters": ',
         after="}",
         head=_HEAD,
         follows=rf"{OBJECT_END}\s{{0,20}},",

@@ -66,6 +66,11 @@ def as_json(value: Any) -> str:
     return text if is_unicode else json.dumps(value)
 
 
+def as_text(value: Any) -> str:
+    """A string as it is, and JSON of any other value."""
+    return value if isinstance(value, str) else as_json(value)
+
+
 def read_json(text: str) -> Any:
     """What JSON says. Raises `ValueError` for what is none, also for NaN and infinities, which
     Python takes.

@@ -15,10 +15,10 @@ import regex
 
 from ..sampling.grammar import after
 from .calls_grammar import json_of, literal
-from .events import CallBegins, Event, Parser, PlainText, Text, Thought
+from .events import CallBegins, Event, Parser, PlainText, Text, Thought, as_text
 from .reasoning import ReasoningFormat
 from .scan import ScanParser, Steps
-from .tool_calls import CallRules, InTemplate, Tool
+from .tool_calls import Call, CallRules, InTemplate, Tool
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -148,6 +148,15 @@ class HarmonyFormat(InTemplate):
             start = f"({preamble} said {restart})? (one | {final} TEXT)"
             lines += _up_to_end("said", rules.special)
         return "\n".join(["%llguidance {}", f"start: {start}", *lines])
+
+    def written(self, calls: Sequence[Call]) -> str:
+        return f"{START}assistant".join(
+            [
+                f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}"
+                f"{as_text(arguments)}{CALL}"
+                for name, arguments in calls
+            ]
+        )
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         """The template calls thoughts otherwise, and takes none beside a text and calls."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import regex
 
-from .calls_grammar import Section, json_of, literal
-from .events import Parser, as_json, read_json
+from .calls_grammar import Section, filled, json_of, literal, written_head
+from .events import Parser, as_json, as_text, read_json
 from .scan import ScanParser, Steps
-from .tool_calls import CallRules, InTemplate, Tool
+from .tool_calls import Call, CallRules, InTemplate, Tool
 
 OBJECT_HEAD = (
     r'\s{0,20}\{\s{0,20}(?:"type"\s{0,5}:\s{0,5}"function"\s{0,5},\s{0,20})?'
@@ -64,13 +64,21 @@ class JsonFormat(InTemplate):
             # In one: else the opening alone would be the beginning of free text.
             opening = self.section.opening + self.before
             for tool in tools:
-                head = literal(opening.replace("NAME", tool.name), rules.special)
+                head = filled(opening, {"NAME": literal(tool.name, {})}, rules.special)
                 firsts.append(f"{head} {json_of(tool)} {after}")
         return self.section.grammar(calls, [], rules, firsts)
 
     def head_of(self, name: str, rules: CallRules) -> str:
         """What stands before a call's arguments, in Lark."""
-        return literal(self.before.replace("NAME", name), rules.special)
+        return filled(self.before, {"NAME": literal(name, {})}, rules.special)
+
+    def written(self, calls: Sequence[Call]) -> str:
+        return self.section.written(
+            [
+                written_head(self.before, name) + as_text(arguments) + self.after
+                for name, arguments in calls
+            ]
+        )
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         if not self.text_arguments:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .calls_grammar import Section, literal
+from .calls_grammar import Section
 from .json_calls import JsonFormat
-from .tool_calls import CallRules, Tool
+from .tool_calls import Tool
 
 CALLS, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = (
@@ -22,10 +22,6 @@ CALL, ARGUMENTS, CALL_END = (
 
 class KimiK2(JsonFormat):
     """A `ToolCallFormat`."""
-
-    def head_of(self, name: str, rules: CallRules) -> str:
-        begin = literal(f"{CALL}functions.{name}:", rules.special)
-        return f"{begin} /[0-9]{{1,3}}/ {literal(ARGUMENTS, rules.special)}"
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         """Calls with the ids that the model learned."""
@@ -48,7 +44,7 @@ FORMATS = (
     KimiK2(
         name="kimi_k2",
         section=Section(CALLS, "", "", CALLS_END),
-        before="",
+        before=f"{CALL}functions.NAME:NUMBER{ARGUMENTS}",
         after=CALL_END,
         head=(
             r"\s{0,8}<\|tool_call_begin\|>\s{0,4}(?:functions\.)?NAME(?::\d{1,5})?\s{0,4}"

@@ -9,10 +9,10 @@ from typing import Any
 
 import regex
 
-from .calls_grammar import Section, bounded_text, literal
+from .calls_grammar import Section, bounded_text, literal, written_head
 from .events import Arguments, CallBegins, Parser, as_json, read_json
 from .scan import ScanParser, Steps
-from .tool_calls import CallRules, InTemplate, Tool
+from .tool_calls import Call, CallRules, InTemplate, Tool
 from .typed_values import Parameters, kinds_of, written_value
 
 
@@ -82,6 +82,34 @@ class LiteralFormat(InTemplate):
                 # In one: else the opening alone would be the beginning of free text.
                 firsts.append(f"{literal(self.section.opening + before, rules.special)} {call}")
         return self.section_of(tools).grammar(calls, lines, rules, firsts)
+
+    def written(self, calls: Sequence[Call]) -> str:
+        return self.section.written([self._written(call) for call in calls])
+
+    def _written(self, call: Call) -> str:
+        arguments = call.arguments
+        if isinstance(arguments, str):
+            told = arguments
+        else:
+            told = self.comma.join(
+                [f"{key}{self.equals}{self._told(value)}" for key, value in arguments.items()]
+            )
+        return written_head(self.before, call.name) + told + self.after
+
+    def _told(self, value: Any) -> str:
+        """A value as a literal."""
+        match value:
+            case str():
+                return f"{self.delimiter}{value}{self.delimiter}" if self.delimiter else repr(value)
+            case list():
+                return f"[{self.comma.join(map(self._told, value))}]"
+            case dict():
+                members = [
+                    f"{key if self.delimiter else repr(key)}: {self._told(member)}"
+                    for key, member in value.items()
+                ]
+                return f"{{{self.comma.join(members)}}}"
+        return as_json(value) if self.delimiter else repr(value)
 
     def section_of(self, tools: Sequence[Tool]) -> Section:
         """Where calls of these tools stand."""

@@ -5,9 +5,8 @@ Format: the chat template of upstage/Solar-Open-100B.
 
 from __future__ import annotations
 
-from .calls_grammar import Section, literal
+from .calls_grammar import Section
 from .json_calls import JsonFormat
-from .tool_calls import CallRules
 
 CALLS = "<|tool_calls|>"
 CALL, NAME, ARGUMENTS, CALL_END = (
@@ -18,19 +17,11 @@ CALL, NAME, ARGUMENTS, CALL_END = (
 )
 
 
-class SolarOpen(JsonFormat):
-    """A `ToolCallFormat`."""
-
-    def head_of(self, name: str, rules: CallRules) -> str:
-        begin, rest = literal(CALL, rules.special), f"{NAME}{name}{ARGUMENTS}"
-        return f"{begin} /[a-zA-Z0-9_-]{{1,40}}/ {literal(rest, rules.special)}"
-
-
 FORMATS = (
-    SolarOpen(
+    JsonFormat(
         name="solar_open",
         section=Section(CALLS, "", "", ""),
-        before="",
+        before=f"{CALL}ID{NAME}NAME{ARGUMENTS}",
         after=CALL_END,
         head=(
             r"\s{0,8}<\|tool_call:begin\|>[^<>\s]{0,64}<\|tool_call:name\|>NAME"

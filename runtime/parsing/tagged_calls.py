@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import regex
 
-from .calls_grammar import Section, bounded_text, literal
-from .events import Arguments, CallBegins, Parser, as_json
+from .calls_grammar import Section, bounded_text, filled, literal, written_head
+from .events import Arguments, CallBegins, Parser, as_json, as_text
 from .scan import ScanParser, Steps
-from .tool_calls import CallRules, InTemplate, Tool
-from .typed_values import Parameters, kinds_of, read_value, written_value
+from .tool_calls import Call, CallRules, InTemplate, Tool
+from .typed_values import Parameters, kind_of, kinds_of, read_value, written_value
 
 _ANY_KEY = r"/[a-zA-Z_][a-zA-Z0-9_]{0,31}/"
 
@@ -67,8 +67,7 @@ class TaggedFormat(InTemplate):
                 rule = f"argument_{number}"
                 parts.append(f"({rule})*")
                 lines += self._argument(rule, _ANY_KEY, {}, parameters, rules)
-            words = {"NAME": literal(tool.name, {}), "NUMBER": "/[0-9]{1,3}/"}
-            before = _written(self.before, words, rules)
+            before = filled(self.before, {"NAME": literal(tool.name, {})}, rules.special)
             calls.append(f"{before} {' '.join(parts)} {literal(self.after, rules.special)}")
         return self.section.grammar(calls, lines, rules)
 
@@ -93,13 +92,24 @@ class TaggedFormat(InTemplate):
     def _opened(self, key: str, kinds: Iterable[str], rules: CallRules) -> str:
         """What stands before a value of one of these types, in Lark."""
         types = sorted({literal(self.types[kind], {}) for kind in kinds if kind in self.types})
-        return _written(self.opening, {"KEY": key, "TYPE": f"({' | '.join(types)})"}, rules)
+        words = {"KEY": key, "TYPE": f"({' | '.join(types)})"}
+        return filled(self.opening, words, rules.special)
 
+    def written(self, calls: Sequence[Call]) -> str:
+        return self.section.written([self._written(call) for call in calls])
 
-def _written(text: str, words: Mapping[str, str], rules: CallRules) -> str:
-    """A text in Lark, with the Lark of `words` instead of these words."""
-    parts = re.split(f"({'|'.join(words)})", text)
-    return " ".join([words.get(part) or literal(part, rules.special) for part in parts if part])
+    def _written(self, call: Call) -> str:
+        arguments = call.arguments
+        if isinstance(arguments, str):
+            told = arguments
+        else:
+            told = "".join([self._told(key, value) for key, value in arguments.items()])
+        return written_head(self.before, call.name) + told + self.after
+
+    def _told(self, key: str, value: Any) -> str:
+        kind = self.types.get(kind_of(value), "")
+        opening = self.opening.replace("KEY", key).replace("TYPE", kind)
+        return opening + as_text(value) + self.closing
 
 
 class _TaggedParser(ScanParser):

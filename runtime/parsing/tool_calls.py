@@ -38,6 +38,13 @@ class Tool(NamedTuple):
         return {"type": "function", "function": {**function, "parameters": dict(self.parameters)}}
 
 
+class Call(NamedTuple):
+    """A call of a tool. `arguments`: an object, or a text that is none."""
+
+    name: str
+    arguments: Mapping[str, Any] | str
+
+
 class CallRules(NamedTuple):
     """What a text with calls must be: calls alone where they are `required`, JSON of the schema
     `content` instead of them where there is one, else free text in which calls may begin; several
@@ -90,6 +97,10 @@ class ToolCallFormat(Protocol):
         """
         ...
 
+    def written(self, calls: Sequence[Call]) -> str:
+        """A text of these calls, as the model writes them."""
+        ...
+
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         """The messages as the chat template takes them; with all of that as text where it does not
         know it.
@@ -105,6 +116,21 @@ class InTemplate:
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         return list(messages)
+
+
+def calls_in_text(form: ToolCallFormat, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with their calls in the content, as the model writes calls."""
+    return [
+        _in_content(form, message) if "tool_calls" in message else message for message in messages
+    ]
+
+
+def _in_content(form: ToolCallFormat, message: dict[str, Any]) -> dict[str, Any]:
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = form.written([Call(each["name"], each["arguments"]) for each in functions])
+    content = "\n".join(part for part in (message["content"], calls) if part)
+    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**kept, "content": content}
 
 
 @cache

@@ -141,6 +141,11 @@ def _kinds_of_value(value: Any) -> frozenset[str]:
     return frozenset(("object",))
 
 
+def kind_of(value: Any) -> str:
+    """The type of JSON of a value."""
+    return min(_kinds_of_value(value))
+
+
 def read_value(text: str, kinds: frozenset[str]) -> str:
     """JSON of the value that a text stands for."""
     if kinds == {"string"}:

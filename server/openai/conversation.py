@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ...runtime.engine.messages import FinishReason
 from ...runtime.parsing.events import CallBegins, Event, Parser, PlainText
 from ...runtime.parsing.reasoning import ReasoningFormat, choose_reasoning
-from ...runtime.parsing.tool_calls import ToolCallFormat
+from ...runtime.parsing.tool_calls import ToolCallFormat, calls_in_text
 from ...runtime.tokenizer.chat_template import ChatTemplateError
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
@@ -190,7 +190,7 @@ async def chat_prompt(
 
 
 def _render(tokenizer: Tokenizer, options: ChatOptions, form: ToolCallFormat) -> str:
-    """The prompt. Raises `InvalidRequest` where the template leaves tool calls out, and
+    """The prompt. Tool calls that the template leaves out become text. Raises `InvalidRequest` and
     `ChatTemplateError`.
     """
     calls = [call for message in options.messages for call in message.tool_calls]
@@ -206,34 +206,38 @@ def _render(tokenizer: Tokenizer, options: ChatOptions, form: ToolCallFormat) ->
         continue_final_message=options.continue_final_message,
         template_kwargs=options.template_kwargs,
     )
-    untold = _untold_calls(messages, apply) if calls else None
-    if not form.in_template and (tools or untold is not None):
+    untold = bool(calls) and _leaves_calls_out(messages, apply)
+    if not form.in_template and (tools or untold):
         return apply(form.told(messages, tools))
-    if untold is not None:
-        param = f"messages[{untold}].tool_calls"
-        message = (
-            f"{param}: the model's chat template leaves tool calls out, so the model would not "
-            "see them; put them into content."
-        )
-        raise InvalidRequest(message, param=param, code="unsupported_by_chat_template")
+    if untold:
+        try:
+            messages = calls_in_text(form, messages)
+        except (RecursionError, ValueError):
+            raise ChatTemplateError(
+                "the arguments of a tool call are nested too deeply, or hold a number that JSON "
+                "does not have"
+            ) from None
     return apply(messages, tools=[tool.described() for tool in tools])
 
 
-def _untold_calls(
+def _leaves_calls_out(
     messages: list[dict[str, Any]], apply: Callable[[list[dict[str, Any]]], str]
-) -> int | None:
-    """The first message of which a call does not show in the prompt, by a name that occurs nowhere
-    else: templates pass over what they do not know.
+) -> bool:
+    """Whether a call does not show in the prompt, by a name that occurs nowhere else: templates
+    pass over what they do not know.
     """
-    places = {
-        uuid.uuid4().hex: (index, call)
-        for index, message in enumerate(messages)
-        for call in message.get("tool_calls", ())
-    }
-    marked = [{**message} for message in messages]
-    for index in {index for index, _ in places.values()}:
-        marked[index]["tool_calls"] = []
-    for mark, (index, call) in places.items():
-        marked[index]["tool_calls"].append({**call, "function": {**call["function"], "name": mark}})
-    text = apply(marked)
-    return next((index for mark, (index, _) in places.items() if mark not in text), None)
+    names: list[str] = []
+
+    def marked(call: dict[str, Any]) -> dict[str, Any]:
+        names.append(uuid.uuid4().hex)
+        return {**call, "function": {**call["function"], "name": names[-1]}}
+
+    text = apply(
+        [
+            {**message, "tool_calls": [marked(call) for call in message["tool_calls"]]}
+            if "tool_calls" in message
+            else message
+            for message in messages
+        ]
+    )
+    return any(name not in text for name in names)

@@ -12,6 +12,7 @@ from itertools import islice
 
 import jsonschema
 import pytest
+from call_samples import ODD
 from examples import examples
 from grammar_walks import Walk
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from recorded_calls import RECORDED, SCHEMA, TOOLS, Said
 
 from piecework.runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
 from piecework.runtime.parsing.reasoning import reasoning_formats
-from piecework.runtime.parsing.tool_calls import CallRules, ToolCallFormat, formats
+from piecework.runtime.parsing.tool_calls import Call, CallRules, ToolCallFormat, formats
 from piecework.runtime.sampling import grammar
 
 FIRST_ID = 300
@@ -153,6 +154,14 @@ def test_a_whole_text_of_marks_takes_no_longer_than_its_pieces(name: str) -> Non
 
 def test_every_format_is_recorded() -> None:
     assert set(RECORDED) == set(formats()) - {"generic"}
+
+
+@pytest.mark.parametrize("name", formats())
+def test_calls_that_a_format_writes_are_read_back(name: str) -> None:
+    form = formats()[name]
+    for calls in ([("weather", ODD), ("now", {})], [("weather", {"city": "NAME's", "days": -1})]):
+        text = form.written([Call(name, arguments) for name, arguments in calls])
+        assert read(form, [text]) == calls
 
 
 @pytest.mark.parametrize("is_special", [False, True], ids=["text", "tokens"])

@@ -164,14 +164,16 @@ async def test_tool_calls_that_a_template_leaves_out_are_told_as_text(
         assert prompt_text(first_only).endswith("<f0 {} c0>")
 
 
-async def test_tool_calls_that_a_template_leaves_out_are_refused_where_it_is_to_tell_them(
+async def test_calls_that_a_template_leaves_out_are_told_as_the_model_writes_them(
     scripted: ScriptedEngine,
 ) -> None:
-    async with client_of(make_app(scripted, tool_call_parser="hermes")) as client:
-        told = {"messages": [USER, calling("{}"), USER]}
-        error = error_of(await client.post(PATH, json=told), 400, "messages[1].tool_calls")
-    assert "chat template leaves tool calls out" in error["message"]
-    assert scripted.requests == []
+    async with client_of(make_app(scripted, tool_call_parser="lfm2")) as client:
+        await chat(client, messages=[USER, calling('{"a": "b"}'), USER])
+        assert "<|tool_call_start|>[f0(a='b')]<|tool_call_end|>" in prompt_text(scripted)
+        deep = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+        for arguments in (deep, '{"a": 1e999}', '{"a": NaN}'):
+            answer = await client.post(PATH, json={"messages": [USER, calling(arguments), USER]})
+            assert answer.status_code in (200, 400), arguments[:20]
 
 
 async def test_arguments_that_would_be_millions_of_objects_are_not_parsed() -> None:
