@@ -174,6 +174,10 @@ def as_api_error(error: Exception) -> ApiError:
     return InternalError("Internal error; the server's log has the details.", code="internal_error")
 
 
+UNION_TAG = "union:"
+"""The tag of a choice in a union of wire models begins with it."""
+
+
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     """The first of pydantic's validation errors, as a sentence that names the parameter and what it
     takes.
@@ -197,14 +201,14 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
 
 def parameter_path(location: Sequence[str | int]) -> str | None:
     """pydantic's location as a path: ("body", "messages", 0, "role") gives "messages[0].role"; None
-    for the body itself.
+    for the body itself. Tags of unions are no members.
     """
     path = ""
     # The first part says where it came; behind it "query" is a member like any other.
     for part in location[tuple(location[:1]) in (("body",), ("query",)) :]:
         if isinstance(part, int):
             path += f"[{part}]"
-        else:
+        elif not part.startswith(UNION_TAG):
             path += f".{part}" if path else part
     return path or None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import Any
 
@@ -24,6 +25,8 @@ from .errors import OVERLOADED, PATH
 from .protocol import CountTokensRequest, MessagesRequest
 from .to_chat import chat_options, chat_request
 
+logger = logging.getLogger(__name__)
+
 router = APIRouter(route_class=JsonRoute)
 _PING = named_event("ping", {"type": "ping"})
 _ERRORS = (*BODY_ERRORS, OVERLOADED)
@@ -38,6 +41,10 @@ async def create_message(
 ) -> Response:
     """Answer a conversation, as Anthropic's API does."""
     message_id = f"msg_{uuid.uuid4().hex}"
+    if body.left_out:
+        logger.info(
+            "%s: tools and blocks of a server are left out: %s", PATH, ", ".join(body.left_out)
+        )
     chat = chat_request(body)
     if body.thinking is not None and body.thinking.type == "enabled" and not reasoning_of(serving):
         raise InvalidRequest(

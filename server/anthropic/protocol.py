@@ -5,11 +5,13 @@ Names and meanings are those of https://docs.anthropic.com/en/api/messages.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, FailFast, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from ..errors import UNION_TAG
 from ..limits import MAX_MESSAGES
 from ..openai.tools import MAX_TOOLS
 from ..schemas import Integer, Unsupported, WireModel, disagreement
@@ -20,6 +22,13 @@ _BY_ROLE = {
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
 _MEDIA = ("image", "document", "search_result")
+_SERVER_TOOL = (
+    r"^(web_search|web_fetch|code_execution|bash|text_editor|computer|memory|advisor|mcp_toolset"
+    r"|tool_search_tool_(regex|bm25))(_\d{8})?$"
+)
+"""Types of tools that Anthropic's servers run, or that its models have learned."""
+_SERVER_BLOCK = r"^((server|mcp)_tool_use|[a-z_]+_tool_result|container_upload|compaction)$"
+"""Types of blocks that Anthropic's servers make."""
 
 
 def parse_blocks(value: Any) -> Any:
@@ -38,6 +47,22 @@ def parse_blocks(value: Any) -> Any:
                 "unsupported_content", message, {"index": index, "kind": kind}
             )
     return value
+
+
+def parse_result_blocks(value: Any) -> Any:
+    """Content blocks of a tool's result. What is no text becomes a note that the model cannot see
+    it, so that an agent's conversation goes on.
+    """
+    return parse_blocks([_seen(block) for block in value] if isinstance(value, list) else value)
+
+
+def _seen(block: Any) -> Any:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "tool_reference":
+        return {"type": "text", "text": str(block.get("tool_name"))}
+    if kind in _MEDIA:
+        return {"type": "text", "text": f"({kind}: this model reads text alone)"}
+    return block
 
 
 class TextBlock(WireModel):
@@ -77,13 +102,34 @@ def text_of(blocks: list[TextBlock]) -> str:
 class ToolResultBlock(WireModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts = Field(default_factory=list)
+    content: Annotated[
+        list[TextBlock],
+        FailFast(),
+        BeforeValidator(parse_result_blocks, json_schema_input_type=str | list[dict[str, Any]]),
+    ] = Field(default_factory=list)
     is_error: bool = False
 
 
+class ServerBlock(WireModel):
+    """What a server of Anthropic's has made, and the model is not told of."""
+
+    type: Annotated[str, Field(pattern=_SERVER_BLOCK)]
+
+
+def _block_type(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    is_server = isinstance(kind, str) and re.match(_SERVER_BLOCK, kind)
+    return UNION_TAG + ("server" if is_server else str(kind))
+
+
 Block = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
-    Field(discriminator="type"),
+    Annotated[TextBlock, Tag(UNION_TAG + "text")]
+    | Annotated[ToolUseBlock, Tag(UNION_TAG + "tool_use")]
+    | Annotated[ToolResultBlock, Tag(UNION_TAG + "tool_result")]
+    | Annotated[ThinkingBlock, Tag(UNION_TAG + "thinking")]
+    | Annotated[RedactedThinkingBlock, Tag(UNION_TAG + "redacted_thinking")]
+    | Annotated[ServerBlock, Tag(UNION_TAG + "server")],
+    Discriminator(_block_type),
 ]
 
 
@@ -98,7 +144,7 @@ class Message(WireModel):
     @model_validator(mode="after")
     def _blocks_are_of_the_role(self) -> Self:
         for block in self.content:
-            if block.type not in _BY_ROLE[self.role]:
+            if block.type not in _BY_ROLE[self.role] and not isinstance(block, ServerBlock):
                 raise PydanticCustomError(
                     "block_type",
                     "a message of the role {role} has no blocks of the type {kind}",
@@ -108,13 +154,32 @@ class Message(WireModel):
 
 
 class MessagesTool(WireModel):
-    """A tool that the client runs. Anthropic's own have other types."""
+    """A tool that the client runs."""
 
     type: Literal["custom"] = "custom"
     name: str
     description: str = ""
     input_schema: dict[str, Any]
     strict: bool = False
+
+
+class ServerTool(WireModel):
+    """A tool of Anthropic's, which the model is not told of."""
+
+    type: Annotated[str, Field(pattern=_SERVER_TOOL)]
+
+
+def _tool_type(value: Any) -> str:
+    kind = value.get("type") or "custom" if isinstance(value, dict) else value.type
+    is_server = isinstance(kind, str) and re.match(_SERVER_TOOL, kind)
+    return UNION_TAG + ("server" if is_server else "custom")
+
+
+DeclaredTool = Annotated[
+    Annotated[MessagesTool, Tag(UNION_TAG + "custom")]
+    | Annotated[ServerTool, Tag(UNION_TAG + "server")],
+    Discriminator(_tool_type),
+]
 
 
 class MessagesToolChoice(WireModel):
@@ -154,13 +219,25 @@ class CountTokensRequest(WireModel):
     model: str | None = None
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
     system: Texts = Field(default_factory=list)
-    tools: Annotated[list[MessagesTool], FailFast(), Field(max_length=MAX_TOOLS)] = Field(
+    tools: Annotated[list[DeclaredTool], FailFast(), Field(max_length=MAX_TOOLS)] = Field(
         default_factory=list
     )
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = Field(default_factory=OutputConfig)
     mcp_servers: Unsupported = None
+
+    @property
+    def told(self) -> list[MessagesTool]:
+        """The tools that the model hears of."""
+        return [tool for tool in self.tools if isinstance(tool, MessagesTool)]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Types of the tools and blocks that the model does not hear of."""
+        tools = {tool.type for tool in self.tools if isinstance(tool, ServerTool)}
+        blocks = (block for message in self.messages for block in message.content)
+        return sorted(tools | {block.type for block in blocks if isinstance(block, ServerBlock)})
 
     @property
     def thinks(self) -> bool:

@@ -87,7 +87,7 @@ def _options(body: CountTokensRequest) -> dict[str, Any]:
                     "strict": tool.strict,
                 }
             }
-            for tool in body.tools
+            for tool in body.told
         ],
     }
     if (choice := body.tool_choice) is not None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from ...errors import UNION_TAG
 from ...schemas import WireModel, disagreement
 from ..tools import FUNCTION_NAME, MAX_TOOLS, FunctionDefinition
 
@@ -87,7 +88,7 @@ class HostedTool(WireModel):
 
 def _type_of(value: Any) -> str:
     kind = value.get("type") or "function" if isinstance(value, dict) else value.type
-    return kind if kind in ("function", "custom", "namespace") else "hosted"
+    return UNION_TAG + (kind if kind in ("function", "custom", "namespace") else "hosted")
 
 
 def _known_type(value: Any) -> Any:
@@ -115,7 +116,8 @@ def _client_runs(value: Any) -> Any:
 
 
 ClientTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
+    Annotated[FunctionTool, Tag(UNION_TAG + "function")]
+    | Annotated[CustomTool, Tag(UNION_TAG + "custom")],
     Discriminator(_type_of),
     BeforeValidator(_client_runs),
 ]
@@ -140,10 +142,10 @@ class NamespaceTool(WireModel):
 
 
 DeclaredTool = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
-    | Annotated[NamespaceTool, Tag("namespace")]
-    | Annotated[HostedTool, Tag("hosted")],
+    Annotated[FunctionTool, Tag(UNION_TAG + "function")]
+    | Annotated[CustomTool, Tag(UNION_TAG + "custom")]
+    | Annotated[NamespaceTool, Tag(UNION_TAG + "namespace")]
+    | Annotated[HostedTool, Tag(UNION_TAG + "hosted")],
     Discriminator(_type_of),
     BeforeValidator(_known_type),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from typing import Any
 
 import httpx
@@ -270,3 +271,63 @@ async def test_tokens_are_counted_as_they_would_be_told(
     counted = await client.post(f"{PATH}/count_tokens", json=body)
     await post(client, **body)
     assert counted.json() == {"input_tokens": len(scripted.requests[0].prompt_ids)}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+        {"type": "mcp_toolset", "mcp_server_name": "x"},
+    ],
+)
+async def test_a_tool_of_a_server_is_left_out_with_a_line_in_the_log(
+    client: httpx.AsyncClient,
+    scripted: ScriptedEngine,
+    caplog: pytest.LogCaptureFixture,
+    tool: dict[str, Any],
+) -> None:
+    caplog.set_level(logging.INFO)
+    says(scripted, "Hi")
+    answer = await post(client, tools=[WEATHER, tool])
+    assert answer.status_code == 200, answer.text
+    prompt = scripted.tokenizer.decode(scripted.requests[-1].prompt_ids)
+    assert "weather" in prompt and tool["type"] not in prompt
+    assert [tool["type"] in line for line in caplog.messages if "left out" in line] == [True]
+    assert (await post(client, tools=[tool])).status_code == 200
+    assert (await post(client, tools=[{**tool, "type": "custum"}])).status_code == 400
+
+
+async def test_what_a_model_cannot_read_in_a_result_is_told(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
+    says(scripted, "Hi")
+    image = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    blocks = [
+        {"type": "text", "text": "seen"},
+        {"type": "image", "source": image},
+        {"type": "tool_reference", "tool_name": "other"},
+    ]
+    searched = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+    messages = [
+        USER,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+                searched,
+                {"type": "tool_use", "id": "a", "name": "weather", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "a", "content": blocks}],
+        },
+    ]
+    answer = await post(client, messages=messages, tools=[WEATHER])
+    assert answer.status_code == 200, answer.text
+    prompt = scripted.tokenizer.decode(scripted.requests[-1].prompt_ids)
+    assert "seen" in prompt and "image" in prompt and "other" in prompt and "AAAA" not in prompt
+    shown = [{"role": "user", "content": [{"type": "image", "source": image}]}]
+    assert (await post(client, messages=shown)).status_code == 400

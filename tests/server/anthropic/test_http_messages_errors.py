@@ -42,7 +42,7 @@ CALLED = {
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "text.text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content[0].text:"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "does not support image input",
@@ -63,7 +63,7 @@ CALLED = {
         ({"temperature": 1.5}, "temperature"),
         ({"stop_sequences": ["x"] * 100}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custum", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema"),
         ({"tools": [TOOL, TOOL]}, "same name"),

@@ -255,6 +255,7 @@ def test_a_client_that_leaves_ends_its_response(
             "input",
             "send the call",
         ),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "pattern"),
         ({"tools": [{"type": "funktion", "name": "x"}]}, "tools[0]", "declare a function"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "declare a function"),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0]", "messages"),
