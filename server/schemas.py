@@ -27,6 +27,7 @@ from .limits import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from .parameters import Others, check_others
 
 Prompt = str | list[int]
 """Text, or token ids."""
@@ -36,8 +37,9 @@ _PROMPT_TYPES = (
 
 
 class WireModel(BaseModel):
-    """A JSON object as clients send it: types are exact, unknown members are ignored, null means
-    the default.
+    """A JSON object as clients send it: types are exact, null means the default.
+
+    Members that are neither fields nor in `others` are ignored.
     """
 
     model_config = ConfigDict(
@@ -45,12 +47,15 @@ class WireModel(BaseModel):
     )
     keeps_null: ClassVar[frozenset[str]] = frozenset()
     """Members for which null is a value of its own."""
+    others: ClassVar[Others] = {}
+    """Members that are known and not used."""
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             raise PydanticCustomError("not_an_object", "Input should be a JSON object")
+        check_others(cls.others, data)
         return {
             name: value
             for name, value in data.items()
@@ -190,13 +195,17 @@ def _refuse(value: Any) -> Any:
     return value
 
 
-Unsupported = Annotated[Any, AfterValidator(_refuse)]
+class Refuses(AfterValidator):
+    """Marks a member that takes no value, or none that changes the answer."""
+
+
+Unsupported = Annotated[Any, Refuses(_refuse)]
 """A member that would change the answer and that this server cannot honour: only an empty value is
 taken.
 """
 
 
-def only(*values: Any, remedy: str = "leave it out") -> AfterValidator:
+def only(*values: Any, remedy: str = "leave it out") -> Refuses:
     """Makes `Any` a member of which only the values are taken that change nothing, and an empty
     one.
     """
@@ -213,7 +222,7 @@ def only(*values: Any, remedy: str = "leave it out") -> AfterValidator:
             raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
         return value
 
-    return AfterValidator(check)
+    return Refuses(check)
 
 
 _IDS = {"type": "array", "items": {"type": "integer"}}
@@ -249,7 +258,6 @@ Seed = Annotated[Integer, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Integer, Field(ge=0, lt=2**31)]
 Priority = Annotated[Integer, Field(ge=-(2**31), lt=2**31)]
 """Higher runs first."""
-
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],

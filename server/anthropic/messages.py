@@ -14,9 +14,9 @@ from ...runtime.tokenizer.output_processor import RequestOutput
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
 from ..collector import Collector, Update, generate_all
-from ..errors import REQUEST_ID, ApiError, InvalidRequest
+from ..errors import REQUEST_ID, ApiError
 from ..http.body import JsonRequest, JsonRoute
-from ..openai.conversation import Conversation, begin, chat_prompt, reasoning_of
+from ..openai.conversation import Conversation, begin, chat_prompt
 from ..sse import EventStream, named_event
 from ..state import Serving, ServingDep, json_response
 from .answers import InputTokens, MessageAnswer, MessagesErrorAnswer, StreamEvent
@@ -46,12 +46,6 @@ async def create_message(
             "%s: tools and blocks of a server are left out: %s", PATH, ", ".join(body.left_out)
         )
     chat = chat_request(body)
-    if body.thinking is not None and body.thinking.type == "enabled" and not reasoning_of(serving):
-        raise InvalidRequest(
-            "thinking: this model does not think before it answers; leave it out.",
-            param="thinking",
-            code="unsupported_parameter",
-        )
     conversation = await begin(serving, chat, message_id, size=request.size)
     answer = _Answer(serving, conversation, message_id, body.max_tokens)
     if body.stream:

@@ -6,7 +6,7 @@ Names and meanings are those of https://docs.anthropic.com/en/api/messages.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from ..errors import UNION_TAG
 from ..limits import MAX_MESSAGES
 from ..openai.tools import MAX_TOOLS
+from ..parameters import MESSAGES, Others
 from ..schemas import Integer, Unsupported, WireModel, disagreement
 
 _BY_ROLE = {
@@ -215,6 +216,8 @@ class OutputConfig(WireModel):
 
 class CountTokensRequest(WireModel):
     """Body of `POST /v1/messages/count_tokens`."""
+
+    others: ClassVar[Others] = MESSAGES
 
     model: str | None = None
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]

@@ -21,6 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..limits import MAX_SEQUENCES
+from ..parameters import GENERATION, Others
 from ..schemas import (
     Count,
     IdLists,
@@ -43,6 +44,7 @@ class NativeSampling(SamplingFields, StructuredFields):
     """`sampling_params`. `max_new_tokens` null: as many as the context has room for."""
 
     keeps_null: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
+    others: ClassVar[Others] = GENERATION
 
     max_new_tokens: Count | None = 128
     min_new_tokens: Count = 0

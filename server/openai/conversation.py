@@ -119,16 +119,10 @@ def reasoning_of(serving: Serving) -> ReasoningFormat | None:
 def _budget(
     tokenizer: Tokenizer, body: ChatCompletionRequest, thinking: Thinking | None
 ) -> dict[str, Any]:
-    """What bounds the thought. Raises `InvalidRequest` where there can be none."""
-    if body.thinking_budget is None:
+    """What bounds the thought; nothing for a model that does not think."""
+    if body.thinking_budget is None or thinking is None:
         return {}
-    param, tokens = body.thinking_budget
-    if thinking is None:
-        raise InvalidRequest(
-            f"{param}: this model does not think before it answers; leave it out.",
-            param=param,
-            code="unsupported_parameter",
-        )
+    _, tokens = body.thinking_budget
     return thinking.form.budget(tokenizer, tokens, is_open=thinking.is_open)
 
 
@@ -174,7 +168,6 @@ async def chat_prompt(
         )
         raise InvalidRequest(message, param="messages", code="no_chat_template")
     form = reasoning_of(serving)
-    options.check_effort(tokenizer.chat_template, thinks=form is not None)
     render = partial(_render, tokenizer, options, format_of(serving))
     try:
         text = render() if size < THREAD_FROM else await serving.threads.run(render)

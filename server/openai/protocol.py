@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic_core
 from pydantic import (
@@ -18,19 +18,18 @@ from pydantic import (
     PlainValidator,
     ValidationInfo,
     WithJsonSchema,
-    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from ..errors import InvalidRequest
 from ..limits import MAX_MESSAGES
+from ..parameters import GENERATION, Others
 from ..schemas import (
     Count,
     IdLists,
-    Metadata,
     Priority,
     Prompts,
+    Refuses,
     Samples,
     SamplingFields,
     Seed,
@@ -56,6 +55,8 @@ class StreamOptions(WireModel):
 class GenerationBody(SamplingFields, OpenAIStructuredFields):
     """What completions and chat completions have in common."""
 
+    others: ClassVar[Others] = GENERATION
+
     model: str | None = None
     best_of: Annotated[
         Samples | None,
@@ -65,13 +66,6 @@ class GenerationBody(SamplingFields, OpenAIStructuredFields):
     stream_options: StreamOptions | None = None
     max_completion_tokens: Count | None = None
     seed: Seed | None = None
-    user: str | None = None
-    metadata: Metadata = Field(default_factory=dict)
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
-    store: Annotated[bool, Field(description="answers are not kept, whatever it says")] = False
-
     min_tokens: Count = 0
     include_stop_str_in_output: bool = False
     priority: Priority = 0
@@ -310,15 +304,14 @@ class ChatOptions(ToolFields):
             told["reasoning_effort"] = self.reasoning_effort
         return {**told, **self.chat_template_kwargs}
 
-    def check_effort(self, template: str, *, thinks: bool) -> None:
-        """Raises `InvalidRequest` where the model is asked to think and does not know how."""
-        asked = self.reasoning_effort not in (None, "none", "minimal")
-        if asked and not thinks and "reasoning_effort" not in template:
-            raise InvalidRequest(
-                "reasoning_effort: this model does not think before it answers; leave it out.",
-                param="reasoning_effort",
-                code="unsupported_parameter",
-            )
+
+def _no_search(value: Any) -> Any:
+    # An empty object asks for a search, too.
+    if value is not None:
+        raise PydanticCustomError(
+            "unsupported_parameter", "this server searches nothing; leave it out"
+        )
+    return value
 
 
 class ChatCompletionRequest(GenerationBody, ChatOptions):
@@ -340,23 +333,12 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
     thinking_token_budget: Annotated[
         Count | None, Field(description="vLLM's name of max_thinking_tokens")
     ] = None
-    verbosity: Annotated[Any, only("medium", remedy="ask for it in a message")] = None
-    web_search_options: Any = None
+    web_search_options: Annotated[Any, Refuses(_no_search)] = None
     echo: Annotated[Any, only(remedy="it is for /v1/completions")] = None
     suffix: Unsupported = None
     add_special_tokens: Annotated[bool, Field(description="beside those of the chat template")] = (
         False
     )
-
-    @field_validator("web_search_options")
-    @classmethod
-    def _no_search(cls, value: Any) -> Any:
-        # An empty object asks for a search, too.
-        if value is not None:
-            raise PydanticCustomError(
-                "unsupported_parameter", "this server searches nothing; leave it out"
-            )
-        return value
 
     @property
     def thinking_budget(self) -> tuple[str, int] | None:

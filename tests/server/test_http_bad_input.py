@@ -105,7 +105,6 @@ OPENAI: list[tuple[dict[str, Any], str]] = [
     ({"no_stop_trim": True}, "no_stop_trim"),
     ({"moderation": {"model": "x"}}, "moderation"),
     ({"model": 5}, "model"),
-    ({"user": 5}, "user"),
 ]
 FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": None}, "prompt"),
@@ -184,8 +183,6 @@ FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     (CHAT, {"function_call": {"name": "f"}}, "function_call"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
-    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
-    (CHAT, {"verbosity": "low"}, "verbosity"),
     (CHAT, {"web_search_options": {}}, "web_search_options"),
     (CHAT, {"echo": True}, "echo"),
     (CHAT, {"documents": [{"text": "x"}]}, "documents"),

@@ -7,7 +7,7 @@ beyond OpenAI's are named as for chats.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from ...limits import MAX_MESSAGES
+from ...parameters import RESPONSES, Others
 from ...schemas import (
     Count,
     Integer,
@@ -76,7 +77,7 @@ class TextFormat(WireModel):
 
 class TextOptions(WireModel):
     format: TextFormat = Field(default_factory=TextFormat)
-    verbosity: Annotated[Any, only("medium", remedy="ask for it in the input")] = None
+    verbosity: Annotated[Any, Field(description="a hint: without effect")] = None
 
 
 class Reasoning(WireModel):
@@ -101,7 +102,12 @@ Metadata = Annotated[
     Field(max_length=16),
 ]
 
-Label = Annotated[str, Field(max_length=512)]
+
+def _label(value: Any) -> str | None:
+    return value[:512] if isinstance(value, str) else None
+
+
+Label = Annotated[str | None, BeforeValidator(_label)]
 """What a response repeats, and means nothing here."""
 
 
@@ -111,6 +117,8 @@ def _one_message(value: Any) -> Any:
 
 class ResponsesRequest(WireModel):
     """Body of `POST /v1/responses`."""
+
+    others: ClassVar[Others] = RESPONSES
 
     model: str | None = None
     input: Annotated[
@@ -157,10 +165,10 @@ class ResponsesRequest(WireModel):
     priority: Priority = 0
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    user: Label | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    service_tier: Annotated[str | None, Field(description="there is one: without effect")] = None
+    user: Label = None
+    safety_identifier: Label = None
+    prompt_cache_key: Label = None
+    service_tier: Annotated[Any, Field(description="there is one: without effect")] = None
 
     truncation: Annotated[
         Literal["auto", "disabled"],

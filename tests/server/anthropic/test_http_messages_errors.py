@@ -72,7 +72,6 @@ CALLED = {
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "less than max_tokens"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2}}, "does not think"),
         ({"messages": [{"role": "user", "content": "Hi " * 999}]}, "prompt is too long"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),

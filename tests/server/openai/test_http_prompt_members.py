@@ -102,23 +102,6 @@ async def test_members_that_change_nothing(
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize(
-    ("param", "value"),
-    [
-        ("metadata", {"a": 1}),
-        ("metadata", {str(number): "" for number in range(17)}),
-        ("metadata", {"a": "b" * 513}),
-        ("service_tier", "gold"),
-        ("store", "yes"),
-        ("user", 7),
-    ],
-)
-async def test_members_of_another_type(client: httpx.AsyncClient, param: str, value: Any) -> None:
-    answer = await client.post(CHAT, json={**CHAT_BODY, param: value})
-    error: dict[str, Any] = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"].startswith(param)
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
 async def test_a_server_may_require_that_requests_name_a_model(
     scripted: ScriptedEngine, path: str

@@ -1,0 +1,104 @@
+"""Parameters that clients know and this server does not use, by endpoint family.
+
+A hint is ignored whatever its value, because the answer is right without it. What would change the
+answer is refused unless its value is neutral. Wire models name these tables in `others`; the
+parameters that are used are the models' own members.
+
+Sources: OpenAI's and Anthropic's API references, vLLM's and SGLang's `protocol.py`, llama.cpp's
+`tools/server/README.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic_core import PydanticCustomError
+
+
+class Other(NamedTuple):
+    """A parameter that is not used. `remedy` is None for a hint; else the parameter is refused
+    unless its value is one of `neutral`, or says nothing: false, "", [], {}.
+    """
+
+    remedy: str | None = None
+    neutral: tuple[Any, ...] = ()
+
+
+Others = Mapping[str, Other]
+_HINT = Other()
+
+
+def _hints(*names: str) -> Others:
+    return dict.fromkeys(names, _HINT)
+
+
+def _refused(remedy: str, *names: str, neutral: tuple[Any, ...] = ()) -> Others:
+    return dict.fromkeys(names, Other(remedy, neutral))
+
+
+_LEAVE_OUT = "leave it out"
+_OF_OPENAI = _hints(
+    "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "service_tier", "store", "verbosity", "prediction",
+)  # fmt: skip
+_OF_SERVERS = _hints(
+    # vLLM
+    "request_id", "length_penalty", "early_stopping", "spaces_between_special_tokens",
+    "mm_processor_kwargs", "kv_transfer_params", "vllm_xargs",
+    # SGLang
+    "rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank",
+    "return_cached_tokens_details",
+    # llama.cpp
+    "mirostat", "mirostat_tau", "mirostat_eta", "cache_prompt", "id_slot", "n_keep", "n_discard",
+    "n_cache_reuse", "samplers", "timings_per_token", "return_progress", "repeat_last_n",
+    "penalize_nl", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "num_ctx", "keep_alive",
+    "reasoning_format", "parse_tool_calls", "n_probs", "min_keep",
+)  # fmt: skip
+_SAMPLERS = {
+    **_refused(_LEAVE_OUT, "typical_p", "tfs_z", "tfs", "top_a", "smoothing_factor",
+               neutral=(1, 0)),
+    **_refused(_LEAVE_OUT, "dry_multiplier", "xtc_probability", "dynatemp_range", neutral=(0,)),
+    **_refused(_LEAVE_OUT, "top_n_sigma", "t_max_predict_ms", neutral=(-1, 0)),
+    **_refused("send repetition_penalty", "repeat_penalty", neutral=(1,)),
+    **_refused("send max_tokens", "n_predict", "num_predict", neutral=(-1,)),
+    **_refused("send guided_grammar or ebnf", "grammar"),
+    **_refused("prefixes are shared between all requests of a server: start one with "
+               "--disable-radix-cache", "cache_salt"),
+    **_refused("send add_special_tokens or the text itself", "input_prefix"),
+}  # fmt: skip
+GENERATION: Others = {**_OF_OPENAI, **_OF_SERVERS, **_SAMPLERS}
+RESPONSES: Others = {
+    **_hints("prompt_cache_retention", "client_metadata", "stream_obfuscation", "verbosity"),
+    **_OF_SERVERS,
+    **_SAMPLERS,
+    **_refused("send max_output_tokens", "max_tokens", "max_completion_tokens"),
+    **_refused("send it as text.format", "response_format"),
+    **_refused("send reasoning with an effort", "reasoning_effort"),
+}
+MESSAGES: Others = {
+    **_hints("metadata", "service_tier", "context_management", "betas", "inference_geo", "speed",
+             "cache_control", "diagnostics", "anthropic_version", "anthropic_beta"),
+    **_refused("send max_tokens", "max_tokens_to_sample"),
+    **_refused("send stop_sequences", "stop"),
+}  # fmt: skip
+VECTORS: Others = _hints("user", "priority", "request_id")
+
+
+def check_others(others: Others, data: Mapping[str, Any]) -> None:
+    """Raise `PydanticCustomError` for the first parameter of `data` that is refused."""
+    for name in data.keys() & others.keys():
+        remedy, neutral = others[name]
+        value = data[name]
+        says_nothing = value is None or value is False or value in ("", [], {})
+        if (
+            remedy is not None
+            and not says_nothing
+            and (isinstance(value, bool) or value not in neutral)
+        ):
+            raise PydanticCustomError(
+                "disagreement",
+                "{param} is not supported by this server; {remedy}",
+                {"param": name, "remedy": remedy},
+            )
