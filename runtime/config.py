@@ -66,10 +66,10 @@ class EngineConfig:
         metavar="PATH",
     )
     tokenizer_path: str | None = option(
-        None,
-        "folder or tokenizer.json of the tokenizer; default: the model's own",
-        group=MODEL,
-        metavar="PATH",
+        None, "folder or file of the tokenizer; default: the model's", group=MODEL, metavar="PATH"
+    )
+    gguf_pre_tokenizer: str | None = option(
+        None, "pre-tokenizer of a .gguf file, instead of its own", group=MODEL, metavar="NAME"
     )
     model_impl: str = option(
         "auto",

@@ -93,7 +93,11 @@ class LLM:
             ranks=self.config.tp_size,
             code=self.config.model_code,
         )
-        self.tokenizer = load_tokenizer(path, self.config.tokenizer_path)
+        self.tokenizer = load_tokenizer(
+            path,
+            self.config.tokenizer_path,
+            gguf_pre_tokenizer=self.config.gguf_pre_tokenizer,
+        )
         ranks = start_ranks(self.config, logger.error)
         # Whatever becomes of this object, and where the constructor raises.
         weakref.finalize(self, ranks.close)

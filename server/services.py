@@ -44,7 +44,12 @@ def service_of(
 
         return pooling_service(config, process)
     model_path = resolve_model_path(config.engine.model_path)
-    tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
+    tokenizer = load_tokenizer(
+        model_path,
+        config.engine.tokenizer_path,
+        config.chat_template,
+        gguf_pre_tokenizer=config.engine.gguf_pre_tokenizer,
+    )
     defaults = read_sampling_defaults(
         config.sampling_defaults, config.engine.model_path, model_path
     )

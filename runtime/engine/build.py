@@ -65,7 +65,12 @@ def build_engine(
         overlap=not resolved.disable_overlap_schedule,
         ranks=ranks,
         grammars=Grammars(
-            partial(load_tokenizer, runner.model_path, config.tokenizer_path),
+            partial(
+                load_tokenizer,
+                runner.model_path,
+                config.tokenizer_path,
+                gguf_pre_tokenizer=config.gguf_pre_tokenizer,
+            ),
             runner.vocab_size,
             runner.eos_token_ids,
         ),

@@ -284,7 +284,11 @@ def lengths_of_file(path: str) -> Lengths:
 
 def lengths_of_prompts(config: EngineConfig, name: str, prompts: Sequence[str]) -> Lengths:
     """The prompts' numbers of tokens, by the model's tokenizer. Raises `ValueError`."""
-    tokenizer = load_tokenizer(resolve_model_path(config.model_path), config.tokenizer_path)
+    tokenizer = load_tokenizer(
+        resolve_model_path(config.model_path),
+        config.tokenizer_path,
+        gguf_pre_tokenizer=config.gguf_pre_tokenizer,
+    )
     counts = Counter(len(tokenizer.encode(prompt)) for prompt in prompts)
     return Lengths(source=f"{len(prompts)} prompts of {name}", counts=dict(counts))
 

@@ -20,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from ..loader.gguf_reader import FastGGUFReader, metadata, open_gguf
 from .chat_template import DEFAULT
 from .data import TokenizerData
-from .gguf_pre_tokenizers import FALLBACK, PRE_TOKENIZERS
+from .gguf_pre_tokenizers import DEFAULT_PRE_TOKENIZER, PRE_TOKENIZERS, PreTokenizer
 from .token_bytes import METASPACE
 
 logger = logging.getLogger(__name__)
@@ -102,14 +102,15 @@ class _Metadata:
         return {name: template for name, template in templates.items() if template is not None}
 
 
-def read_gguf_tokenizer(path: Path) -> TokenizerData:
-    """The tokenizer of a .gguf file. Raises `ValueError` for one without a tokenizer, or with one
-    of another kind.
+def read_gguf_tokenizer(path: Path, pre_tokenizer: str | None = None) -> TokenizerData:
+    """The tokenizer of a .gguf file. `pre_tokenizer`: the name used instead of the file's.
+
+    Raises `ValueError` for a file without a tokenizer, or with one of another kind.
     """
     source = _Metadata(path, open_gguf(path))
     match source.get("model") if source.tokens else None:
         case "gpt2":
-            backend, add_bos = _byte_level_bpe(source)
+            backend, add_bos = _byte_level_bpe(source, pre_tokenizer)
         case "llama":
             backend, add_bos = _sentencepiece_bpe(source)
         case kind:
@@ -164,19 +165,36 @@ def _add_tokens(backend: Tokenizer, source: _Metadata) -> None:
     )
 
 
-def _byte_level_bpe(source: _Metadata) -> tuple[Tokenizer, bool]:
+def _pre_tokenizer(source: _Metadata, forced: str | None) -> PreTokenizer:
+    """The pre-tokenizer that the file names, or the forced one. Raises `ValueError` for an unknown
+    name.
+    """
+    named = source.get("pre")
+    if named is None and forced is None:
+        logger.warning(
+            "%s names no pre-tokenizer, so texts are cut as by llama.cpp's default; if answers are "
+            "poor, give the right one with --gguf-pre-tokenizer",
+            source.path,
+        )
+    name = forced or named or DEFAULT_PRE_TOKENIZER
+    if name in PRE_TOKENIZERS:
+        return PRE_TOKENIZERS[name]
+    if forced is not None:
+        raise ValueError(
+            f"--gguf-pre-tokenizer {forced} is not known; use one of {', '.join(PRE_TOKENIZERS)}"
+        )
+    raise ValueError(
+        f"{source.path} names the pre-tokenizer {name!r}, which is not known: name a known one "
+        "that cuts alike with --gguf-pre-tokenizer, or give the model's Hugging Face folder with "
+        "--tokenizer-path"
+    )
+
+
+def _byte_level_bpe(source: _Metadata, forced: str | None) -> tuple[Tokenizer, bool]:
     """The tokenizer, and whether its texts begin with the bos token unless the file says
     otherwise.
     """
-    name = source.get("pre", FALLBACK)
-    if name not in PRE_TOKENIZERS:
-        logger.warning(
-            "%s: pre-tokenizer %r is not known, so texts are cut as for gpt-2; if answers are "
-            "poor, give the model's Hugging Face folder with --tokenizer-path",
-            source.path,
-            name,
-        )
-    pre = PRE_TOKENIZERS.get(name, PRE_TOKENIZERS[FALLBACK])
+    pre = _pre_tokenizer(source, forced)
     merges = [
         (left, right)
         for left, _, right in (merge.partition(" ") for merge in source.get("merges", []))

@@ -135,20 +135,25 @@ class Tokenizer:
 
 
 def load_tokenizer(
-    model_path: str, tokenizer_path: str | None = None, chat_template: str | None = None
+    model_path: str,
+    tokenizer_path: str | None = None,
+    chat_template: str | None = None,
+    *,
+    gguf_pre_tokenizer: str | None = None,
 ) -> Tokenizer:
     """The tokenizer of a resolved model folder or .gguf file.
 
     `tokenizer_path`: the folder, tokenizer.json or .gguf file to take it from instead; what ends a
     text is then taken from both. `chat_template`: a file or a template, used instead of the
-    model's. Raises `ValueError` with a remedy.
+    model's. `gguf_pre_tokenizer`: the name of a pre-tokenizer, used instead of the one that a
+    .gguf file names. Raises `ValueError` with a remedy.
     """
     # Prompts come one at a time, and a thread pool in this process would warn at every child
     # process it starts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if tokenizer_path is not None and not Path(tokenizer_path).exists():
         raise ValueError(f"--tokenizer-path {tokenizer_path} does not exist")
-    data = _read(Path(tokenizer_path or model_path))
+    data = _read(Path(tokenizer_path or model_path), gguf_pre_tokenizer)
     if tokenizer_path is not None:
         ids = [*data.eos_token_ids, *_read_eos_token_ids(Path(model_path))]
         data = replace(data, eos_token_ids=list(dict.fromkeys(ids)))
@@ -157,12 +162,12 @@ def load_tokenizer(
     return Tokenizer(data)
 
 
-def _read(path: Path) -> TokenizerData:
+def _read(path: Path, gguf_pre_tokenizer: str | None) -> TokenizerData:
     # Imported where needed: the gguf library brings numpy.
     if path.suffix == ".gguf":
         from .gguf import read_gguf_tokenizer
 
-        return read_gguf_tokenizer(path)
+        return read_gguf_tokenizer(path, gguf_pre_tokenizer)
     return read_hf_tokenizer(path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import struct
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import (
     CHATML,
@@ -26,6 +25,8 @@ from tiny_tokenizers import (
 )
 
 from piecework.runtime.loader.gguf_reader import metadata, open_gguf
+from piecework.runtime.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS
+from piecework.runtime.tokenizer.token_bytes import byte_level_bytes
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 ORIGINAL = byte_level()
@@ -178,6 +179,12 @@ def test_control_tokens_are_special_and_user_defined_ones_are_text(tmp_path: Pat
         ("qwen2", ["Ab", "'s", "Ġ", "1", "2", "3", "4", "Ġ+", "x", "ĊĊ", "y"]),
         ("qwen35", ["Ab", "'s", "Ġ", "1", "2", "3", "4", "Ġ+", "x", "ĊĊ", "y"]),
         ("tekken", ["Ab", "'s", "Ġ", "1", "2", "3", "4", "Ġ+", "x", "ĊĊ", "y"]),
+        ("deepseek-v3", ["Ab", "'s", "Ġ", "123", "4", "Ġ+", "x", "ĊĊ", "y"]),
+        ("gpt-4o", ["Ab's", "Ġ", "123", "4", "Ġ+", "x", "ĊĊ", "y"]),
+        ("kimi-k2", ["Ab's", "Ġ", "123", "4", "Ġ+", "x", "ĊĊ", "y"]),
+        ("afmoe", ["Ab", "'s", "Ġ", "1", "234", "Ġ+", "x", "ĊĊ", "y"]),
+        ("falcon", ["Ab", "'", "s", "Ġ", "123", "4", "Ġ", "+", "x", "Ċ", "Ċ", "y"]),
+        ("bloom", ["Ab's", "Ġ1234", "Ġ+x", "ĊĊ", "y"]),
         ("deepseek-coder", ["Ab", "'", "s", "Ġ", "1", "2", "3", "4", "Ġ+", "x", "Ċ", "Ċ", "y"]),
     ],
 )
@@ -199,16 +206,22 @@ def test_marks_belong_to_their_letters_in_qwen3_5(tmp_path: Path) -> None:
     assert len(pieces[0]) > 1 and len(pieces[1]) == 1
 
 
-def test_an_unknown_pre_tokenizer_is_cut_as_gpt2_with_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        tokenizer = load_tokenizer(
-            str(write_byte_level_gguf(tmp_path / "t.gguf", byte_level(), pre="martian"))
-        )
-    assert tokenizer.encode(TEXT) == byte_level().encode(TEXT).ids
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "martian" in caplog.text and "--tokenizer-path" in caplog.text
+def test_an_unknown_pre_tokenizer_is_refused_unless_one_is_forced(tmp_path: Path) -> None:
+    file = str(write_byte_level_gguf(tmp_path / "t.gguf", byte_level(), pre="martian"))
+    with pytest.raises(ValueError, match=r"'martian'.*--gguf-pre-tokenizer.*--tokenizer-path"):
+        load_tokenizer(file)
+    with pytest.raises(ValueError, match=r"--gguf-pre-tokenizer venusian.*llama-bpe"):
+        load_tokenizer(file, gguf_pre_tokenizer="venusian")
+    forced = load_tokenizer(file, gguf_pre_tokenizer="gpt-2")
+    assert forced.encode(TEXT) == byte_level().encode(TEXT).ids
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+@settings(max_examples=10)
+@given(text=st.text())
+def test_no_pre_tokenizer_loses_text(pre: str, text: str) -> None:
+    pieces = [piece for piece, _ in PRE_TOKENIZERS[pre].build().pre_tokenize_str(text)]
+    assert b"".join(map(byte_level_bytes, pieces)) == text.encode()
 
 
 @pytest.mark.parametrize(
