@@ -16,11 +16,12 @@ import tokenizers
 from ..loader.files import check_pointer, config_eos_token_ids, read_json
 from .chat_template import DEFAULT
 from .data import TokenizerData
+from .tekken import read_tekken
 
 logger = logging.getLogger(__name__)
 
 _SPECIAL_TOKENS = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
-_OTHER_FORMATS = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model", "spiece.model")
+_OTHER_FORMATS = ("tekken.json", "tokenizer.model", "vocab.json", "tiktoken.model", "spiece.model")
 _CONVERSION_TIMEOUT = 300  # seconds
 
 # Run in a process of its own, because AutoTokenizer imports torch. Writes a file, because libraries
@@ -44,7 +45,7 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
     as `add_bos_token` in tokenizer_config.json do not change it.
     """
     folder = path if path.is_dir() else path.parent
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = path / "tokenizer.json" if path.is_dir() or path.name == "tekken.json" else path
     config = {
         **_read_object(folder / "special_tokens_map.json"),
         **_read_object(folder / "tokenizer_config.json"),
@@ -59,6 +60,9 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
             check_pointer(file)
             raise ValueError(f"{file} is no tokenizer: {error}") from error
         _add_tokens(backend, config, special_tokens)
+    elif (tekken := path if path.name == "tekken.json" else folder / "tekken.json").is_file():
+        check_pointer(tekken)
+        backend, special_tokens = read_tekken(tekken)
     else:
         backend, special_tokens = _convert(folder)
     backend.no_truncation()
