@@ -26,7 +26,6 @@ _ONE_VALUE = {
 NOTHING_TO_DO = (
     "--async-scheduling",
     "--disable-log-requests",
-    "--disable-log-stats",
     "--disable-uvicorn-access-log",
     "--enable-cache-report",
     "--enable-chunked-prefill",
@@ -122,6 +121,7 @@ def add_foreign_flags(parser: Any) -> None:
         ("--no-enable-prefix-caching", "disable_radix_cache", True),
         ("--no-async-scheduling", "disable_overlap_schedule", True),
         ("--is-embedding", "runner", "pooling"),
+        ("--disable-log-stats", "log_stats_interval", 0.0),
     ):
         parser.add_argument(
             flag,

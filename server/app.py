@@ -40,6 +40,7 @@ from .page import files as page_files
 from .page import status as page_status
 from .request_record import RecordRequests, Watcher, log_request, request_logger
 from .state import AnyServing, Serving
+from .throughput_log import ThroughputLog
 
 if TYPE_CHECKING:
     from .config import BatchServerConfig, ServerConfig
@@ -102,6 +103,8 @@ def create_app(
     )
     app = add_batches(build_app(serving, TEXT_ROUTERS), serving, config)
     app.state.responses = Responses(serving)
+    if config.log_stats_interval:
+        app.state.throughput = ThroughputLog(lambda: [serving], config.log_stats_interval)
     return app
 
 
@@ -116,9 +119,14 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
     """What goes on beside requests, as long as the application runs."""
     batches: Batches | None = getattr(app.state, "batches", None)
     responses: Responses | None = getattr(app.state, "responses", None)
+    throughput: ThroughputLog | None = getattr(app.state, "throughput", None)
     if batches is not None:
         await batches.start()
+    if throughput is not None:
+        throughput.start()
     yield
+    if throughput is not None:
+        await throughput.stop()
     if batches is not None:
         await batches.stop()
     if responses is not None:

@@ -122,6 +122,13 @@ class CommonServerConfig(HttpLimits):
         "log a line for each request at its end: tokens and times, and nothing of what it says",
         group=SERVER,
     )
+    log_stats_interval: float = option(
+        10.0,
+        "seconds between two lines of throughput in the log while a language model has traffic; "
+        "0: no such lines",
+        group=SERVER,
+        metavar="SECONDS",
+    )
     otlp_traces_endpoint: str | None = option(
         None,
         "send a trace of each request to this OpenTelemetry collector "
@@ -141,6 +148,11 @@ class CommonServerConfig(HttpLimits):
             )
         if not 0 <= self.drain_timeout < float("inf"):
             raise ValueError(f"--drain-timeout must be 0 or more seconds, got {self.drain_timeout}")
+        if not 0 <= self.log_stats_interval < float("inf"):
+            raise ValueError(
+                "--log-stats-interval must be 0, which logs none, or more seconds, got "
+                f"{self.log_stats_interval}"
+            )
         if self.watchdog_timeout != 0 and not _LEAST_WATCHDOG <= self.watchdog_timeout < float(
             "inf"
         ):

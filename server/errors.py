@@ -18,6 +18,10 @@ from starlette.types import Scope
 from .anthropic.errors import as_anthropic, is_messages
 from .engine.state import EngineUnavailable, QueueFull
 
+ERROR = "piecework.error"
+"""Of a request's scope: the `ApiError` that its answer is."""
+MODEL = "piecework.model"
+"""Of a request's scope: the model of the server that refused it."""
 REQUEST_ID = "piecework.request_id"
 """Of a request's scope: what `X-Request-Id` of its answer says."""
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -56,9 +60,12 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        reason: str | None = None,
     ) -> None:
+        """`reason`: the message for the log, where it must not quote what a user wrote."""
         super().__init__(message)
         self.message = message
+        self.reason = reason
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
@@ -84,6 +91,7 @@ class ApiError(Exception):
 
     def response(self, scope: Scope) -> Response:
         """The answer to the request of this scope."""
+        scope[ERROR] = self
         status, body = self.told(scope["path"], scope.get(REQUEST_ID, ""), scope["headers"])
         return Response(msgspec.json.encode(body), status, self.headers, "application/json")
 
@@ -194,9 +202,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     got = first.get("input")
     shown = f", got {got!r:.60}" if isinstance(got, str | int | float) else ""
     code = _TOO_MANY if first["type"] == _TOO_MANY else "invalid_value"
-    return InvalidRequest(
-        f"{param or 'the request body'}: {message}{shown}.", param=param, code=code
-    )
+    reason = f"{param or 'the request body'}: {message}"
+    return InvalidRequest(f"{reason}{shown}.", param=param, code=code, reason=f"{reason}.")
 
 
 def parameter_path(location: Sequence[str | int]) -> str | None:
@@ -236,7 +243,9 @@ async def answer_error(request: Request, error: Exception) -> Response:
         )
     if isinstance(known, MethodNotAllowed):
         known.headers["Allow"] = ", ".join(_methods_of(request))
-    request.app.state.serving.metrics.count_error(known.type)
+    serving = request.app.state.serving
+    request.scope[MODEL] = serving.model_name
+    serving.metrics.count_error(known.type)
     return known.response(request.scope)
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..runtime.logs import with_fields
 from ..runtime.tokenizer.output_processor import RequestState
-from .errors import REQUEST_ID
+from .errors import ERROR, MODEL, REQUEST_ID, ApiError
 from .open_paths import OPEN_PATHS
 from .sequence_clock import SequenceClock
 
@@ -28,6 +28,8 @@ KEY_NAME = "piecework.api_key_name"
 """Of a request's scope: which of the server's keys it came with, where they have names."""
 _SHOWN = 200
 """Characters of a path."""
+_REASON = 300
+"""Characters of the reason of an error."""
 
 
 class RequestRecord:
@@ -135,6 +137,7 @@ class RecordRequests:
 
 def log_request(record: RequestRecord) -> None:
     """One line; times in seconds. What users wrote is no part of it."""
+    error: ApiError | None = record.scope.get(ERROR)
     clocks = [clock for _, clock in record.sequences]
     prompt_tokens, cached_tokens, completion_tokens = record.usage
     queued = [one.started - one.arrival for one in clocks if one.started is not None]
@@ -144,7 +147,7 @@ def log_request(record: RequestRecord) -> None:
         "method": record.scope["method"],
         "path": record.scope["path"][:_SHOWN],
         "status": record.status,
-        "model": record.model,
+        "model": record.model or record.scope.get(MODEL),
         "api_key": record.scope.get(KEY_NAME),
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -153,5 +156,7 @@ def log_request(record: RequestRecord) -> None:
         "ttft_seconds": round(min(first), 6) if first else None,
         "e2e_seconds": round(record.ended - record.began, 6),
         "finish_reason": ",".join(sorted(set(record.finish_reasons))) or None,
+        "error": error and (error.code or error.type),
+        "reason": error and (error.reason or error.message)[:_REASON],
     }
     request_logger.info("request", extra=with_fields(fields))

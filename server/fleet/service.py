@@ -33,6 +33,7 @@ from ..pooling.config import PoolingServerConfig
 from ..pooling.service import POOLING_ROUTERS
 from ..state import AnyServing, Serving
 from ..summary import base_url, curl, table
+from ..throughput_log import ThroughputLog
 from . import endpoints
 from .config import FleetConfig
 from .dispatch import MemberRoute, Routes
@@ -95,12 +96,24 @@ def fleet_service(config: FleetConfig) -> Service:
     return Service(fleet, app, lambda port, seconds: fleet_summary(fleet, config, port, seconds))
 
 
+def _text_models(fleet: Fleet) -> list[Serving]:
+    """The language models that are loaded."""
+    found = [
+        member.service.app.state.serving
+        for member in fleet.members.values()
+        if member.service is not None
+    ]
+    return [serving for serving in found if isinstance(serving, Serving)]
+
+
 def create_fleet_app(fleet: Fleet, config: FleetConfig) -> FastAPI:
     """An application that gives requests to those of its models."""
     kinds = dict.fromkeys(type(each.config.server) for each in fleet.members.values())
     serving = FleetServing(engine=fleet, config=config, metrics=FleetMetrics(fleet), model_name="")
     app = add_batches(build_app(serving, _OWN_ROUTERS), serving, config)
     app.state.responses = Responses(cast(Serving, serving))
+    if config.log_stats_interval:
+        app.state.throughput = ThroughputLog(lambda: _text_models(fleet), config.log_stats_interval)
     routes: Routes = {
         kind: [route for router in _ROUTERS[kind] for route in router.routes] for kind in kinds
     }

@@ -71,6 +71,8 @@ async def test_what_users_write_is_in_no_line(
     messages = [{"role": "user", "content": SECRET}]
     await logged.post("/v1/chat/completions", json={"messages": messages})
     await logged.post("/v1/chat/completions", json={"messages": messages, "temperature": -1})
+    await logged.post("/v1/chat/completions", json={"messages": SECRET})
+    await logged.post("/v1/completions", json={"prompt": "Hi", "seed": SECRET})
     assert len(caplog.records) >= 2
     assert SECRET not in str([record.__dict__ for record in caplog.records])
 
@@ -82,10 +84,14 @@ async def test_refusals_have_a_line_and_monitoring_has_none(
         await logged.get(path)
     await logged.post("/v1/completions", json={})
     await logged.get("/nowhere")
-    assert [(line["status"], line["path"]) for line in lines] == [
-        (400, "/v1/completions"),
-        (404, "/nowhere"),
+    await logged.post("/v1/completions", json={"prompt": "Hi", "model": "other"})
+    names = ("status", "path", "model", "error")
+    assert [tuple(line[name] for name in names) for line in lines] == [
+        (400, "/v1/completions", MODEL, "missing_required_parameter"),
+        (404, "/nowhere", MODEL, "invalid_request_error"),
+        (404, "/v1/completions", MODEL, "model_not_found"),
     ]
+    assert lines[0]["reason"].startswith("prompt: ") and "'other'" in lines[2]["reason"]
 
 
 async def test_a_client_that_leaves(
