@@ -11,6 +11,8 @@ import regex
 
 from .tool_calls import CallRules, Tool
 
+_BLANK = r"[ \n]{0,12}"
+
 
 def literal(text: str, special: Mapping[str, int]) -> str:
     """A text in Lark, with what are special tokens by their ids."""
@@ -104,8 +106,8 @@ class Section(NamedTuple):
         is_free = not rules.required and rules.content is None
         # Calls that have a mark each may have free text between them.
         repeats = rules.parallel and not (is_free and self.mark and self.mark in self.between)
-        more = f"({_joined(literal(self.between, rules.special), 'one')})*" if repeats else ""
-        opening, closing = (literal(each, rules.special) for each in (self.opening, self.closing))
+        more = f"({_joined(_spaced(self.between, rules.special), 'one')})*" if repeats else ""
+        opening, closing = (_spaced(each, rules.special) for each in (self.opening, self.closing))
         section = _joined("first" if firsts else f"{opening} one", more, closing)
         if firsts:
             lines = [*lines, f"first: {' | '.join(begins)}"]
@@ -150,6 +152,21 @@ class Section(NamedTuple):
             f"BEFORE: {ended[0]}",
             *lines,
         ]
+
+
+_SIGN = re.compile(r"\s*[\[\],]\s*")
+
+
+def _spaced(text: str, special: Mapping[str, int]) -> str:
+    """A text in Lark. White space may differ around a bracket or comma that begins the text:
+    templates of one format differ there.
+    """
+    found = _SIGN.match(text)
+    # Marks may begin with a bracket, too.
+    if found is None or text[found.end() :][:1].isalnum():
+        return literal(text, special)
+    sign = re.escape(found[0].strip())
+    return _joined(f"/{_BLANK}{sign}{_BLANK}/", literal(text[found.end() :], special))
 
 
 def _joined(*parts: str) -> str:

@@ -35,8 +35,8 @@ FORMATS = (
     ),
     JsonFormat(
         name="command_r",
-        section=Section(_R_ACTION, "[\n", ",\n", "\n]\n```"),
-        before='    {\n        "tool_name": "NAME",\n        "parameters": ',
+        section=Section(_R_ACTION, "[\n    ", ",\n    ", "\n]\n```"),
+        before='{\n        "tool_name": "NAME",\n        "parameters": ',
         after="\n    }",
         head=_HEAD,
         follows=rf"{OBJECT_END}\s{{0,20}},",

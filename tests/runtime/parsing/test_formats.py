@@ -164,6 +164,22 @@ def test_calls_that_a_format_writes_are_read_back(name: str) -> None:
         assert read(form, [text]) == calls
 
 
+@pytest.mark.parametrize(
+    ("name", "blank"), [("jamba", "\n    "), ("mistral", " "), ("granite", "")]
+)
+def test_blanks_around_the_bracket_of_a_list_may_be_those_of_a_template(
+    name: str, blank: str
+) -> None:
+    form = formats()[name]
+    call = '{"name": "now", "arguments": {}}'
+    text = f"{form.marks[0]}{blank}[{blank}{call},{blank}{call}{blank}]"
+    text += "</tool_calls>" * (name == "jamba")
+    lark = grammar.from_lark(form.grammar(TOOLS, CallRules(required=True)))
+    matcher = grammar._compiled(grammar._bytes(), lark)
+    assert matcher.try_consume_tokens(list(text.encode())) == len(text)
+    assert matcher.is_accepting() and read(form, [text]) == [("now", {}), ("now", {})]
+
+
 @pytest.mark.parametrize("is_special", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("name", RECORDED)
 def test_texts_of_the_grammar_are_calls_that_validate(name: str, is_special: bool) -> None:
