@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from ..runtime.progress import progress_bar
 from ..server.http.limits import room_for_connections
-from . import attack_bodies, attack_connections
+from . import attack_answers, attack_bodies, attack_connections, attack_crowds
 from .attack_arena import Arena, Attack, together
 from .attack_watch import Seen, Watcher, server_process
 from .client import Client, RequestFailed, resolve
@@ -27,7 +27,8 @@ from .fuzz_bodies import IMAGE_SEEDS, TEXT_SEEDS, FuzzRequest, fuzz_request
 from .report import Report
 from .target import Target
 
-ATTACKS = {attack.name: attack for attack in (*attack_bodies.ATTACKS, *attack_connections.ATTACKS)}
+_KINDS = (attack_bodies, attack_connections, attack_crowds, attack_answers)
+ATTACKS = {attack.name: attack for kind in _KINDS for attack in kind.ATTACKS}
 FUZZ = "fuzz"
 NAMES = (*ATTACKS, FUZZ)
 _SETTLE_SECONDS = 3.0

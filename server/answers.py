@@ -94,7 +94,10 @@ def _schema(model: Any) -> dict[str, Any]:
 
 
 class Application(FastAPI):
-    """Describes its answers as they are. `state.needs_key`: a path to whether it asks for a key."""
+    """Describes its answers as they are. `state.needs_key`: a path to whether it asks for a key.
+
+    `openapi` takes about a second: call it in a thread.
+    """
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:

@@ -142,6 +142,7 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         title="Piecework",
         version=__version__,
         description="OpenAI-compatible serving",
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         lifespan=_life,

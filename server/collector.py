@@ -15,6 +15,7 @@ from starlette.types import Receive
 from ..runtime.engine.messages import FinishReason
 from ..runtime.tokenizer.output_processor import RequestOutput, RequestState, merge
 from .errors import ApiError, ClientGone, InternalError, InvalidRequest
+from .http.body_stages import became_prompt
 from .request_record import RequestRecord, current_record
 from .sequence_clock import SequenceClock
 from .state import Serving
@@ -62,6 +63,7 @@ class Collector:
             raise InvalidRequest(
                 f"rid: {which}; choose another.", param="rid", code="duplicate_rid"
             )
+        became_prompt()
         self._live_rids.update(self._names)
         if (record := current_record.get()) is not None:
             self._record = record
@@ -182,6 +184,9 @@ async def unless_client_goes(receive: Receive, work: Coroutine[Any, Any, T]) -> 
         task.cancel()
         watch.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
+        # An exception keeps this frame, which would keep the exception, and all that its frames
+        # hold: megabytes until the next full garbage collection.
+        del task, watch
     raise ClientGone("The client went away.")
 
 

@@ -83,10 +83,8 @@ def test_every_import_of_the_product_is_declared() -> None:
 def test_every_dependency_is_imported() -> None:
     owners = owners_of_modules()
     imported = {normal(owner) for top in third_party_imports() for owner in owners.get(top, [])}
-    # Starlette reads forms by python-multipart, which it does not ask for itself; Python 3.14 has
-    # zstd of its own.
-    indirect = {"python-multipart", "backports-zstd"}
-    assert {normal(name) for name in PROJECT["dependencies"]} - indirect <= imported
+    # Python 3.14 has zstd of its own.
+    assert {normal(name) for name in PROJECT["dependencies"]} - {"backports-zstd"} <= imported
 
 
 def test_only_piecework_is_installed() -> None:

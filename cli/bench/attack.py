@@ -29,7 +29,16 @@ NAMES = (
         "slow-bodies",
         "half-bodies",
     ),
-    *("idle-connections", "connection-flood", "unread-answers", "fuzz"),
+    *("idle-connections", "connection-flood", "unread-answers"),
+    *(
+        "many-messages",
+        "many-items",
+        "long-histories",
+        "unknown-strings",
+        "headers-behind",
+        "second-and-leave",
+    ),
+    *("description", "charsets", "long-texts", "many-alternatives", "counted-again", "fuzz"),
 )
 _TEXT = """\
 Attacks a running server, yours, with what has frozen or ended servers: numbers that vanish, 4 MB of

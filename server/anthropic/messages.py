@@ -46,6 +46,7 @@ async def create_message(
             "%s: tools and blocks of a server are left out: %s", PATH, ", ".join(body.left_out)
         )
     chat = chat_request(body)
+    body.messages.clear()  # the chat has a copy
     conversation = await begin(serving, chat, message_id, size=request.size)
     answer = _Answer(serving, conversation, message_id, body.max_tokens)
     if body.stream:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,13 +14,23 @@ from starlette.responses import Response
 
 from ..collector import unless_client_goes
 from ..errors import BodyTooLarge, ClientGone, InvalidRequest, Unavailable, UnsupportedMedia
+from .body_stages import tells_checked, watched
+from .turns import Room, Turns
 
 MAX_BODY_BYTES = 4 * 2**20
 LARGE_BODY_BYTES = 2**16
 """Bodies up to this size are always read; larger ones share `MAX_LARGE_BYTES`."""
 MAX_LARGE_BYTES = 32 * MAX_BODY_BYTES
-MAX_STRUCTURE = 100_000
-"""Objects, members and arrays in one body: the longest conversation has a tenth."""
+MAX_STRUCTURE = 50_000
+"""Objects, members and arrays in one body: the longest conversation has a fifth."""
+MAX_WEIGHT = 64 * 2**20
+"""Estimated bytes of the objects that bodies have become and that are no prompts yet."""
+LIGHT_WEIGHT = 2**15
+"""Bodies up to this weight wait for no others."""
+_MEMBER_BYTES, _ITEM_BYTES = 350, 60
+"""What an object, list or member, and an item of a list takes in memory, its check included."""
+MAX_STRINGS = 200_000
+"""Texts in one body, names of members among them."""
 _STRUCTURE = (b"{", b"[", b":")
 _JSON = (b"content-type", b"application/json")
 _parse = partial(pydantic_core.from_json, allow_inf_nan=False, cache_strings="none")
@@ -49,6 +59,9 @@ class JsonRoute(APIRoute):
     empty: ClassVar[bytes] = b""
     """What an empty body means."""
 
+    def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(path, tells_checked(endpoint), **settings)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
@@ -60,16 +73,31 @@ class JsonRoute(APIRoute):
                 others = [each for each in scope["headers"] if each[0] != _JSON[0]]
                 scope = {**scope, "headers": [*others, _JSON]}
             read = JsonRequest(scope, request.receive)
-            try:
-                if is_left_out:
-                    read.parsed = _parse(self.empty)
-                else:
-                    await bodies.read(request, read)
-                return await unless_client_goes(request.receive, handler(read))
-            finally:
-                bodies.release(read.size)
+            content = bytearray(self.empty) if is_left_out else await read_json_body(request)
+            with bodies.hold(content) as body:
+                del content
+                work = _handled(body, read, handler)
+                return await unless_client_goes(request.receive, work)
 
         return read_then_handle
+
+
+async def _handled(
+    body: Body, read: JsonRequest, handler: Callable[[Request], Coroutine[Any, Any, Response]]
+) -> Response:
+    read.size = body.size
+    try:
+        read.parsed = await body.parse()
+        with watched(checked=partial(_forget, read.parsed), became_prompt=body.release):
+            return await handler(read)
+    finally:
+        body.release()
+
+
+def _forget(parsed: Any) -> None:
+    """Drop what the endpoint has no member for, and what it has a copy of."""
+    if isinstance(parsed, dict):
+        parsed.clear()
 
 
 class OptionalJsonRoute(JsonRoute):
@@ -84,52 +112,76 @@ def has_no_body(request: Request) -> bool:
 
 
 class Bodies:
-    """The bodies of a server. Large ones are bounded together, and parsed one at a time: others are
-    answered in between.
+    """The bodies of a server, of which clients may send many at once.
+
+    Objects that a body becomes take many times its bytes, and the event loop's time. So large
+    bodies wait as bytes until those before them have become prompts, and each is parsed and checked
+    in a turn of the loop that it shares with few others.
     """
 
     def __init__(self) -> None:
         self._large_bytes = 0
-        self._turn = asyncio.Lock()
+        self.turns = Turns()
+        self.room = Room(MAX_WEIGHT)
 
-    def release(self, size: int) -> None:
-        """A request is over, and holds its body no longer."""
-        if size > LARGE_BODY_BYTES:
-            self._large_bytes -= size
-
-    async def read(self, request: Request, read: JsonRequest) -> None:
-        """Fill `read`. Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest`, `Unavailable`
-        or `ClientGone`.
-        """
-        content = await read_json_body(request)
-        # What is still arriving is bounded by `--max-unfinished-bodies`.
-        read.size = len(content)
+    @contextmanager
+    def hold(self, content: bytearray) -> Iterator[Body]:
+        """A body until its request is over. Raises `InvalidRequest` and `Unavailable`."""
+        size = len(content)  # what is still arriving is bounded by `--max-unfinished-bodies`
         if not content:
             raise InvalidRequest(
                 "The request body is empty; send a JSON object.", code="invalid_json"
             )
+        large = size if size > LARGE_BODY_BYTES else 0
+        self._large_bytes += large
         try:
-            if read.size <= LARGE_BODY_BYTES:
-                read.parsed = _parse(content)
-            else:
-                await self._parse_large(content, read)
+            if large and self._large_bytes > MAX_LARGE_BYTES:
+                message = (
+                    f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try "
+                    "again in 1 s."
+                )
+                raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
+            yield Body(self, content)
+        finally:
+            self._large_bytes -= large
+
+
+class Body:
+    """One body: first bytes, then objects, until its prompt is made."""
+
+    def __init__(self, bodies: Bodies, content: bytearray) -> None:
+        self._bodies = bodies
+        self._content: bytearray | None = content
+        self.size = len(content)
+        self._held = 0
+
+    async def parse(self) -> Any:
+        """The JSON value, once there is room for it. Raises `InvalidRequest`."""
+        assert self._content is not None
+        weight = weight_of(self._content)
+        if weight > LIGHT_WEIGHT:
+            await self._bodies.room.take(weight)
+            self._held = weight
+        await self._bodies.turns.take(weight)
+        content, self._content = self._content, None
+        try:
+            if self.size > LARGE_BODY_BYTES:
+                check_structure(content)
+            return _parse(content)
         except ValueError as error:
             message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
             raise InvalidRequest(message, code="invalid_json") from None
 
-    async def _parse_large(self, content: bytearray, read: JsonRequest) -> None:
-        self._large_bytes += read.size
-        if self._large_bytes > MAX_LARGE_BYTES:
-            message = (
-                f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try "
-                "again in 1 s."
-            )
-            raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
-        async with self._turn:
-            # Whoever waited meanwhile has its turn before the next body.
-            await asyncio.sleep(0)
-            check_structure(content)
-            read.parsed = _parse(content)
+    def release(self) -> None:
+        """Its objects are gone. A second call does nothing."""
+        self._bodies.room.give(self._held)
+        self._held = 0
+
+
+def weight_of(content: bytes | bytearray) -> int:
+    """About how many bytes the objects of a body take, and the text itself."""
+    members = sum(map(content.count, _STRUCTURE))
+    return len(content) + _MEMBER_BYTES * members + _ITEM_BYTES * content.count(b",")
 
 
 async def read_json_body(request: Request) -> bytearray:
@@ -165,15 +217,17 @@ def check_structure(raw: bytes | bytearray) -> None:
     """Raises `InvalidRequest` where parsing would make objects by the million, which takes seconds
     to make, to search and to free.
     """
-    if sum(map(raw.count, _STRUCTURE)) <= MAX_STRUCTURE:
+    if sum(map(raw.count, _STRUCTURE)) <= MAX_STRUCTURE and raw.count(b'"') <= 2 * MAX_STRINGS:
         return
-    outside = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
-    count = sum(map(outside.count, _STRUCTURE))
-    if count > MAX_STRUCTURE:
-        message = (
-            f"The request body has {count} objects, members and arrays, more than "
-            f"{MAX_STRUCTURE}; send a smaller one."
-        )
+    text = bytes(raw).replace(rb"\\", b"").replace(rb"\"", b"")
+    _check_count(text.count(b'"') // 2, MAX_STRINGS, "strings")
+    outside = b"".join(text.split(b'"')[::2])
+    _check_count(sum(map(outside.count, _STRUCTURE)), MAX_STRUCTURE, "objects, members and arrays")
+
+
+def _check_count(count: int, most: int, what: str) -> None:
+    if count > most:
+        message = f"The request body has {count} {what}, more than {most}; send a smaller one."
         raise InvalidRequest(message, code="body_too_complex")
 
 

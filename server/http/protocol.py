@@ -14,23 +14,34 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ..errors import ApiError, InvalidRequest, MethodNotAllowed, UrlTooLong
+from ..errors import ApiError, MethodNotAllowed
 from ..sse import CONNECTION
 from .connections import Connections, is_monitoring
 from .old_client import send_without_chunks
-from .refusals import Refused, answer, busy, crowded, headers_too_large, late, malformed
+from .refusals import (
+    Refused,
+    answer,
+    busy,
+    check_headers,
+    crowded,
+    late,
+    malformed,
+    too_much_waits,
+    url_too_long,
+)
 from .slow_reader import SECOND_LOOK, SlowReader, least_bytes
 
 MAX_PIPELINED = 32
 """Requests that may have come on a connection before the first of them is answered."""
+MAX_BEHIND = 2**16
+"""Bytes of the requests that wait on a connection behind the one that is being answered."""
 MAX_CHUNKS = 2**16
 """Chunks of a body: each is a call, whatever its size."""
 MAX_CHUNK_OVERHEAD = 2**20
 """Bytes of a chunked body's sizes, extensions and trailers, none of which mean anything here."""
 _SLICE = 4096
-"""Bytes of headers that are parsed at a time: so many more than the limit may be read before it is
-noticed.
-"""
+"""Bytes that are parsed at a time: so many more than a limit may be read before it is noticed."""
+_BODY_SLICE = 2**15
 _LINGER = 2.0
 """Seconds that a client whose request was refused may go on sending, so that it gets to read why.
 """
@@ -57,6 +68,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._reading = Awaited.REQUEST
         self._refused = False
         self._unanswered: deque[RequestResponseCycle] = deque()
+        self._behind = 0
         self._upgrade_asked = False
         self._head_bytes = self._field_bytes = self._body_bytes = self._payload_bytes = (
             self._chunks
@@ -151,22 +163,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > self._limits.max_header_bytes:
-            message = (
-                f"The URL is longer than {self._limits.max_header_bytes} bytes; put "
-                "parameters into the body."
-            )
-            raise Refused(UrlTooLong(message, code="url_too_long"))
+            raise Refused(url_too_long(self._limits.max_header_bytes))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is Awaited.BODY:
             # Trailers mean nothing here. Among the headers they would change a request that is
             # already being answered.
             self._trailers += 1
-            self._check_headers(count=self._trailers)
+            check_headers(self._limits, count=self._trailers)
             return
         super().on_header(name, value)
         self._field_bytes += len(name) + len(value)
-        self._check_headers(count=len(self.headers), size=self._field_bytes)
+        check_headers(self._limits, count=len(self.headers), size=self._field_bytes)
 
     def on_headers_complete(self) -> None:
         method = self.parser.get_method()
@@ -181,16 +189,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._upgrade_asked = True
             return
         if len(self._unanswered) > MAX_PIPELINED:
-            raise Refused(
-                InvalidRequest(
-                    f"More than {MAX_PIPELINED} requests wait on this connection; read the answers "
-                    "first."
-                )
-            )
+            raise Refused(too_much_waits(f"{MAX_PIPELINED} requests"))
         full = not self._unanswered and self._peers.crowded
         if full and not is_monitoring(method, self.url, self.headers):
             raise Refused(crowded())
         super().on_headers_complete()
+        # uvicorn stops reading where a request waits behind another one, and would not notice that
+        # the client is gone.
+        self.flow.resume_reading()
         if self.scope["http_version"] == "1.0":
             send_without_chunks(self.cycle)
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
@@ -220,6 +226,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._unanswered.popleft()
+        if len(self._unanswered) <= 1:
+            self._behind = 0
         super().on_response_complete()
         self._unset_keepalive_if_required()
         if self.has_unsent:
@@ -240,7 +248,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._reading is Awaited.REQUEST:
             self._reading, self._head_bytes = Awaited.HEAD, 0
         in_body = self._reading is Awaited.BODY
-        part = rest if in_body else rest[:_SLICE]
+        waits = len(self._unanswered) > in_body
+        part = rest[:_SLICE] if waits or not in_body else rest[:_BODY_SLICE]
         fed = len(part)
         try:
             self.parser.feed_data(part)
@@ -249,10 +258,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._ignore_upgrade()
         if self._reading is Awaited.HEAD:
             self._head_bytes += fed
-            self._check_headers(size=self._head_bytes)
+            check_headers(self._limits, size=self._head_bytes)
         elif in_body and self._reading is Awaited.BODY:
             self._count_body(fed)
+        if waits:
+            self._count_behind(fed)
         return fed
+
+    def _count_behind(self, size: int) -> None:
+        """What waits for its turn is kept in memory, whether or not its client stays."""
+        self._behind += size
+        if self._behind > MAX_BEHIND:
+            raise Refused(too_much_waits(f"{MAX_BEHIND} bytes of requests"))
 
     def _ignore_upgrade(self) -> None:
         """Read the head again without its wish for another protocol, as RFC 9110, 7.8 allows: the
@@ -279,15 +296,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self.cycle.response_complete:
             self._peers.hold(self, size)
 
-    def _check_headers(self, count: int = 0, size: int = 0) -> None:
-        most, bytes_ = self._limits.max_header_count, self._limits.max_header_bytes
-        if size > bytes_:
-            message = f"The headers have more than {bytes_} bytes; send fewer or shorter ones."
-            raise Refused(headers_too_large(message))
-        if count > most:
-            message = f"The request has more than {most} headers; send fewer."
-            raise Refused(headers_too_large(message))
-
     # Refusing.
 
     def _refuse(self, error: ApiError) -> None:
@@ -297,6 +305,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refused = True
         self._peers.release(self)
         self.pipeline.clear()
+        self.flow.resume_reading()
         if (
             self._reading is Awaited.BODY
             and len(self._unanswered) == 1

@@ -8,7 +8,15 @@ from http.client import responses
 
 import msgspec
 
-from ..errors import ApiError, HeadersTooLarge, InvalidRequest, RequestTimeout, Unavailable
+from ..errors import (
+    ApiError,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    Unavailable,
+    UrlTooLong,
+)
+from .limits import HttpLimits
 
 _RETRY_SECONDS = 5
 
@@ -42,8 +50,31 @@ def malformed(reason: str) -> InvalidRequest:
     return InvalidRequest(f"The request is not valid HTTP/1.1: {reason}.", code="invalid_http")
 
 
-def headers_too_large(what: str) -> HeadersTooLarge:
-    return HeadersTooLarge(what, code="headers_too_large")
+def url_too_long(most: int) -> UrlTooLong:
+    return UrlTooLong(
+        f"The URL is longer than {most} bytes; put parameters into the body.", code="url_too_long"
+    )
+
+
+def check_headers(limits: HttpLimits, *, count: int = 0, size: int = 0) -> None:
+    """Raises `Refused` for more headers, or bytes of them, than `limits` allow."""
+    message = None
+    if size > limits.max_header_bytes:
+        message = (
+            f"The headers have more than {limits.max_header_bytes} bytes; send fewer or shorter "
+            "ones."
+        )
+    elif count > limits.max_header_count:
+        message = f"The request has more than {limits.max_header_count} headers; send fewer."
+    if message is not None:
+        raise Refused(HeadersTooLarge(message, code="headers_too_large"))
+
+
+def too_much_waits(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"More than {what} wait on this connection; read the answers first.",
+        code="too_much_pipelined",
+    )
 
 
 def late(what: str) -> RequestTimeout:

@@ -64,23 +64,30 @@ class Thinking(NamedTuple):
 
 class Conversation(NamedTuple):
     """One chat, ready to be generated: `samples` sequences, each with its reader. `is_plain`: what
-    comes is text and nothing else.
+    comes is text and nothing else. `counted`: by sequence how many of its tokens were thoughts,
+    and of how many.
     """
 
     requests: list[RequestState]
     readers: list[AnswerReader]
     thinking: Thinking | None
     is_plain: bool
+    counted: dict[int, tuple[int, int]]
 
     def reasoning_tokens(self, tokenizer: Tokenizer) -> int:
-        """How many tokens so far are thoughts."""
+        """How many tokens so far are thoughts. Only sequences that have grown are counted again,
+        and none whose thought has ended.
+        """
         if self.thinking is None:
             return 0
         form, is_open, _ = self.thinking
-        return sum(
-            form.count_tokens(tokenizer, request.output_ids, is_open=is_open)
-            for request in self.requests
-        )
+        for index, request in enumerate(self.requests):
+            thoughts, tokens = self.counted.get(index, (0, 0))
+            ids = request.output_ids
+            if len(ids) > tokens and not 0 < thoughts < tokens:
+                thoughts = form.count_tokens(tokenizer, ids, is_open=is_open)
+                self.counted[index] = thoughts, len(ids)
+        return sum(thoughts for thoughts, _ in self.counted.values())
 
 
 async def begin(
@@ -106,9 +113,12 @@ async def begin(
     visible = _visible(serving.engine.tokenizer, thinking, use)
     budget = _budget(serving.engine.tokenizer, body, thinking)
     requests = generation_requests(serving, body, request_id, [ids], grammar, visible, **budget)
+    # They are in the prompt now, and the answer may take minutes.
+    body.messages.clear()
+    body.chat_template_kwargs.clear()
     readers = [AnswerReader(_parser(thinking, use)) for _ in requests]
     is_plain = use is None and not (thinking and thinking.is_apart)
-    return Conversation(requests, readers, thinking, is_plain)
+    return Conversation(requests, readers, thinking, is_plain, {})
 
 
 def reasoning_of(serving: Serving) -> ReasoningFormat | None:

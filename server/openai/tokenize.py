@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
+from ..errors import InvalidRequest
 from ..http.body import JsonRequest, JsonRoute
 from ..limits import check_text
 from ..state import ServingDep, json_response
@@ -19,6 +20,8 @@ from .answers import DetokenizedText, TokenizerInfo, Tokens
 from .conversation import chat_prompt
 from .protocol import DetokenizeRequest, TokenizeRequest
 
+MAX_TEXT_BYTES = 8 * 2**20
+"""What ids become in one answer, which has it twice."""
 router = APIRouter(route_class=JsonRoute)
 info_router = APIRouter()
 
@@ -99,4 +102,13 @@ def _name(tokenizer: Tokenizer, token_id: int | None) -> str | None:
 def _decode(
     tokenizer: Tokenizer, lists: Sequence[list[int]], *, skip_special_tokens: bool
 ) -> list[str]:
+    """Raises `InvalidRequest` for ids whose texts are together far longer than any body."""
+    size = sum(sum(map(len, map(tokenizer.token_bytes, ids))) for ids in lists)
+    if size > MAX_TEXT_BYTES:
+        raise InvalidRequest(
+            f"tokens: the texts of these ids have {size} bytes, more than {MAX_TEXT_BYTES}; send "
+            "them in several requests.",
+            param="tokens",
+            code="text_too_long",
+        )
     return [tokenizer.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists]

@@ -4,14 +4,16 @@ from elsewhere.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastapi import APIRouter
+import msgspec
+from fastapi import APIRouter, FastAPI
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 router = APIRouter()
 _POLICY = (
@@ -39,10 +41,37 @@ td, th { border-top: 1px solid #8884; padding: .25rem .6rem .25rem 0; text-align
 """
 
 
+class Description(NamedTuple):
+    """What an application answers, for programs and for people. `document`: JSON."""
+
+    document: bytes
+    page: bytes
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def document(request: Request) -> Response:
+    """The OpenAPI document."""
+    return Response((await _described(request.app)).document, media_type="application/json")
+
+
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
     """The endpoints and their bodies, to be read."""
-    return HTMLResponse(render(request.app.openapi()), headers={"Content-Security-Policy": _POLICY})
+    page = (await _described(request.app)).page
+    return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
+
+
+async def _described(app: FastAPI) -> Description:
+    """Made in a thread by the first request, for all of them."""
+    made: asyncio.Future[Description] | None = getattr(app.state, "description", None)
+    if made is None or (made.done() and (made.cancelled() or made.exception() is not None)):
+        made = app.state.description = asyncio.ensure_future(asyncio.to_thread(_describe, app))
+    return await asyncio.shield(made)
+
+
+def _describe(app: FastAPI) -> Description:
+    found = app.openapi()
+    return Description(msgspec.json.encode(found), render(found).encode())
 
 
 def render(document: dict[str, Any]) -> str:

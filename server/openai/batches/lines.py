@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...http.body import MAX_BODY_BYTES
+from ...errors import InvalidRequest
+from ...http.body import MAX_BODY_BYTES, check_structure
 from .records import fault
 
 MAX_LINES = 50_000
@@ -105,6 +106,10 @@ def _parse(number: int, raw: bytes, endpoint: str) -> Line:
     """Raises `LineFault`."""
     if len(raw) > MAX_BODY_BYTES:
         raise LineFault("line_too_long", f"a line has at most {MAX_BODY_BYTES} bytes")
+    try:
+        check_structure(raw)
+    except InvalidRequest as error:
+        raise LineFault("line_too_complex", error.message.rstrip(".")) from None
     try:
         found = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -31,7 +31,7 @@ _TRY_AGAIN = 0.5
 """Seconds after which a line that was answered "not now" is asked again."""
 _TURNS = 50
 """Of the event loop, in which a line should have come to the engine."""
-_READ_AHEAD = 8
+_READ_AHEAD = 2
 """Lines."""
 _MOST_BYTES = 16 * 2**20
 """Of lines that are under way: others send large bodies, too."""

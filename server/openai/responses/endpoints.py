@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -58,13 +59,21 @@ async def create_response(
     if body.background:
         job = responses.start(answer, own, collector, body.stream)
         return JobStream(job, 0) if body.stream else json_response(answer.shown())
+    # Objects take many times their text, and the answer may take minutes.
+    packed = msgspec.json.encode(own if is_stored else [])
+    body.input.clear()
+    del own, items
+
+    def keep() -> None:
+        responses.keep(answer, msgspec.json.decode(packed))
+
     if body.stream:
-        writer = ResponseWriter(answer, lambda: responses.keep(answer, own))
+        writer = ResponseWriter(answer, keep)
         return EventStream(collector, writer, serving.metrics)
     (output,) = await generate_all(serving, conversation.requests)
     for _ in answer.push(output):
         pass
-    responses.keep(answer, own)
+    keep()
     return json_response(answer.shown())
 
 

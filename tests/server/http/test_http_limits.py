@@ -276,8 +276,10 @@ def test_a_client_of_http_1_0_gets_no_chunks(server: ServerProcess, stream: bool
         assert json.loads(text)["object"] == "text_completion"
 
 
-def test_a_request_ends_with_its_client_though_another_waits_behind_it(
-    server: ServerProcess,
+@pytest.mark.parametrize("is_later", [False, True])
+@pytest.mark.parametrize("behind", [post(), b"GET /version HTTP/1.1\r\n\r\n", post()[:-3]])
+def test_a_request_ends_with_its_client_whatever_waits_behind_it(
+    server: ServerProcess, behind: bytes, is_later: bool
 ) -> None:
     body = json.dumps({"prompt": [7], "max_tokens": 1500, "ignore_eos": True}).encode()
 
@@ -289,8 +291,11 @@ def test_a_request_ends_with_its_client_though_another_waits_behind_it(
 
     before = figure("num_aborted_requests_total")
     with connect(server.port) as connection:
-        connection.sendall(post(body=body) * 2)
+        connection.sendall(post(body=body) + (b"" if is_later else behind))
         wait_for(lambda: figure("num_running_reqs") == 1)
+        if is_later:
+            connection.sendall(behind)
+            time.sleep(0.05)
     wait_for(lambda: figure("num_running_reqs") == 0)
     assert figure("num_aborted_requests_total") == before + 1
 
@@ -378,3 +383,22 @@ def test_a_refusal_is_counted(server: ServerProcess) -> None:
     before = errors()
     send(server.port, b"nonsense\r\n\r\n")
     assert errors() == before + 1
+
+
+@pytest.mark.parametrize("kind", ["heads", "body"])
+def test_what_waits_behind_a_request_is_bounded_in_bytes(server: ServerProcess, kind: str) -> None:
+    before = memory(server)
+    running = post(body=json.dumps({"prompt": [7], "max_tokens": 300, "ignore_eos": True}).encode())
+    head = b"GET /version HTTP/1.1\r\nX-A: " + b"a" * 8000 + b"\r\n\r\n"
+    waiting = head * 31 if kind == "heads" else post(body=b" " * 2 * MIB)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(server.port)) for _ in range(40)]
+        for connection in connections:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(running)
+        for connection in connections:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(waiting)
+        assert memory(server) < before + 20 * MIB
+        got = parse(read_all(connections[0]))
+    assert got.status == 200 and got.rest == b""

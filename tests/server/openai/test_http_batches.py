@@ -68,6 +68,7 @@ async def test_each_line_is_answered(
         (b"{", "invalid_json_line", 1),
         (b"[]", "invalid_json_line", 1),
         (b"[" * 5000, "invalid_json_line", 1),
+        (b'{"body": [' + b"{}," * 100_000 + b"{}]}", "line_too_complex", 1),
         (b"\xff", "invalid_json_line", 1),
         ([line("a"), line("a")], "duplicate_custom_id", 2),
         ([line("a") | {"custom_id": 7}], "invalid_value", 1),

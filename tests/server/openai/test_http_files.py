@@ -148,12 +148,28 @@ async def test_a_file_comes_whole(scripted: ScriptedEngine, tmp_path: Path, aske
         assert answer.status_code == 200 and answer.content == b"{}"
 
 
-async def test_a_charset_that_nothing_has(scripted: ScriptedEngine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "charset", ["undefined", "punycode", "unicode-escape", "utf-7", "utf-16-le", "idna", "hex"]
+)
+async def test_a_charset_whose_decoder_is_slow_or_gives_no_text(
+    scripted: ScriptedEngine, tmp_path: Path, charset: str
+) -> None:
     async with served(scripted, tmp_path) as (_, client):
-        kind = "multipart/form-data; boundary=x; charset=undefined"
+        kind = f"multipart/form-data; boundary=x; charset={charset}"
         body = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n--x--\r\n'
         answer = await client.post("/v1/files", content=body, headers={"Content-Type": kind})
-        assert error_of(answer, 400)["code"] == "invalid_form"
+        assert error_of(answer, 400, "Content-Type")["code"] == "invalid_form"
+
+
+@pytest.mark.parametrize("charset", ["UTF-8", "latin-1", "iso-8859-1"])
+async def test_charsets_of_browsers(scripted: ScriptedEngine, tmp_path: Path, charset: str) -> None:
+    async with served(scripted, tmp_path) as (_, client):
+        kind = f"multipart/form-data; boundary=x; charset={charset}"
+        body = '--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x\r\n'
+        body += 'Content-Disposition: form-data; name="file"; filename="é"\r\n\r\n{}\r\n--x--\r\n'
+        headers = {"Content-Type": kind}
+        answer = await client.post("/v1/files", content=body.encode(charset), headers=headers)
+        assert answer.json()["filename"] == "é"
 
 
 async def test_files_expire(scripted: ScriptedEngine, tmp_path: Path) -> None:
