@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import json
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -22,9 +23,13 @@ from .message_socket import MessageSocket
 from .messages import EngineFailed, FromEngine
 from .parent import end_with_parent, killed_with_parent, read_line
 
+logger = logging.getLogger(__name__)
+
 EXIT_USER_ERROR = 2
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes an engine process print on its standard error what its threads do."""
+# Faults that come again at each start. Others, such as memory that is taken, may pass.
+_FAULTS = (TypeError, AttributeError, LookupError, AssertionError, ArithmeticError, ImportError)
 _FAREWELL_SECONDS = 2.0
 """How long to wait until the last message has left."""
 
@@ -74,6 +79,15 @@ def run_engine(find: Callable[[], Build]) -> int:
         # A file's name or text that it quotes may be no Unicode.
         reason = str(error).encode(errors="backslashreplace").decode()
         mailbox.send(EngineFailed(message=reason))
+        return EXIT_USER_ERROR
+    except _FAULTS as error:
+        logger.exception("the engine cannot be built")
+        mailbox.send(
+            EngineFailed(
+                message=f"the engine cannot be built ({type(error).__name__}, see the traceback in "
+                "the log): this is a fault of the server; report it, and choose another model"
+            )
+        )
         return EXIT_USER_ERROR
     else:
         mailbox.send(engine.ready())

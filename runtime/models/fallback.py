@@ -9,31 +9,38 @@ the meta device that notes how attention is called.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.initialization import no_init_weights
+from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
 from ...kernels.attention import KVLayout
 from ..layers.attention import attention
 from ..layers.linear import Linear, StoredTensor
-from ..model_config import ModelConfig, check_size
+from ..model_config import ModelConfig
 from .causal_lm import CausalLM
+from .transformers_build import ATTENTION, build
 
-_OURS, _NOTES = "piecework", "piecework_notes"
+logger = logging.getLogger(__name__)
+
+_NOTES = "piecework_notes"
 _NAME = "_piecework_name"
 _LAYER = "_piecework_layer"
 """Attributes of the modules that attend."""
+
+
+class _AttendsOtherwise(ValueError):
+    """A layer does not attend to all that is before a token."""
 
 
 class AttentionCall(NamedTuple):
@@ -72,7 +79,7 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):
-            model = _build(folder, trusted=trusted)
+            model = build(folder, trusted=trusted)
     finally:
         torch.set_default_dtype(before)
     config = model.config.get_text_config()
@@ -103,7 +110,7 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
         num_kv_heads=first.num_kv_heads,
         head_dim=first.key_size,
         rotary_dim=2,
-        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        intermediate_size=_intermediate_size(config),
         norm_eps=1e-6,
         max_position_embeddings=longest,
         rope_theta=1.0,
@@ -116,6 +123,12 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
         calls=[tuple(call) for call in calls],
         written_by=f"{type(model).__name__} {transformers.__version__}",
     )
+
+
+def _intermediate_size(config: Any) -> int:
+    """The largest one, where layers differ; nothing but an estimate of memory depends on it."""
+    size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return int(max(size) if isinstance(size, list | tuple) else size)
 
 
 def _check_windows(config: Any, calls: Sequence[AttentionCall], longest: int) -> None:
@@ -136,28 +149,6 @@ def _check_windows(config: Any, calls: Sequence[AttentionCall], longest: int) ->
         )
 
 
-def _build(folder: Path, *, trusted: bool) -> Any:
-    """The model without weights, in torch's default dtype and on its default device."""
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-        check_size("num_hidden_layers", config.get_text_config().num_hidden_layers)
-        with no_init_weights():
-            model = AutoModelForCausalLM.from_config(
-                config,
-                trust_remote_code=trusted,
-                attn_implementation=_OURS,
-                dtype=torch.get_default_dtype(),
-            )
-        model.tie_weights()
-        return model.eval()
-    except Exception as error:
-        # Code of any model, and of the folder: whatever it raises, this model is not served.
-        reason = " ".join(str(error).split())
-        if "trust_remote_code" in reason:
-            reason = "it brings code of its own; add --trust-remote-code if you trust it"
-        raise ValueError(f"transformers cannot make the model: {reason[:300]}") from None
-
-
 def _note_calls(model: Any) -> list[AttentionCall]:
     """How each layer calls attention, in order. Raises `ValueError`."""
     base = model.base_model
@@ -173,12 +164,13 @@ def _note_calls(model: Any) -> list[AttentionCall]:
         ids = torch.zeros(1, 2, dtype=torch.int64)
         try:
             base(input_ids=ids, position_ids=ids, use_cache=False)
-        except ValueError:
+        except _AttendsOtherwise:
             raise
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200]
+        except Exception:
+            logger.debug("%s cannot be followed", type(base).__name__, exc_info=True)
             raise ValueError(
-                f"{type(base).__name__} cannot be followed: {reason}; choose another model"
+                f"{type(base).__name__} needs more than attention, such as masks, a state or "
+                "numbers of its inputs, which is not supported; choose another model"
             ) from None
     parameters = {id(each): name for name, each in model.named_parameters()}
     calls = [call._replace(sinks=parameters.get(sinks)) for call, sinks in noted]
@@ -201,7 +193,7 @@ def _noting(noted: list[tuple[AttentionCall, int]], model: Any) -> Iterator[None
     ) -> tuple[torch.Tensor, None]:
         biased = attention_mask is not None or how.get("position_bias") is not None
         if biased or not getattr(module, "is_causal", True):
-            raise ValueError(
+            raise _AttendsOtherwise(
                 f"{getattr(module, _NAME)} attends otherwise than to all before a token; choose "
                 "another model"
             )
@@ -225,7 +217,7 @@ def _noting(noted: list[tuple[AttentionCall, int]], model: Any) -> Iterator[None
     try:
         yield
     finally:
-        config._attn_implementation = _OURS
+        config._attn_implementation = ATTENTION
 
 
 def _attend(
@@ -244,7 +236,7 @@ def _attend(
     return result.view(1, -1, q.shape[1], v.shape[3]), None
 
 
-ALL_ATTENTION_FUNCTIONS.register(_OURS, _attend)
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
 
 
 class _RowsLinear(Linear):
@@ -287,7 +279,7 @@ class TransformersForCausalLM(CausalLM):
         self.kv_layers = list(range(config.num_layers))
         self.kv_scales = [(1.0, 1.0)] * config.num_layers
         self.calls = [AttentionCall(*call) for call in config.calls]
-        model = _build(Path(config.folder), trusted=config.trusted)
+        model = build(Path(config.folder), trusted=config.trusted)
         self.tied_weights = _tied(model) if config.tie_word_embeddings else {}
         for name, module in list(model.named_modules()):
             if type(module) is nn.Linear:
@@ -350,13 +342,21 @@ class TransformersForCausalLM(CausalLM):
         if (found := _read_by_name(config, tensors)) is not None:
             return found
         disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(
-            config.folder,
-            trust_remote_code=config.trusted,
-            dtype="auto",
-            use_safetensors=True,
-            attn_implementation=_OURS,
-        )
+        # The widest of the files, whatever config.json says, so that a conversion does not round.
+        dtype = reduce(torch.promote_types, (each.dtype for each in tensors), torch.uint8)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                config.folder,
+                trust_remote_code=config.trusted,
+                dtype=dtype,
+                use_safetensors=True,
+                attn_implementation=ATTENTION,
+            )
+        except Exception:
+            logger.debug("transformers cannot load %s", config.folder, exc_info=True)
+            raise ValueError(
+                f"{config.folder}: transformers cannot load the weights; download the model again"
+            ) from None
         return [
             StoredTensor(
                 Path(config.folder), name, tuple(held.shape), partial(_copy, held), held.dtype
@@ -369,7 +369,7 @@ class TransformersForCausalLM(CausalLM):
 def _read_by_name(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor] | None:
     """None: they are not what the model calls its tensors."""
     with torch.device("meta"):
-        model = _build(Path(config.folder), trusted=config.trusted)
+        model = build(Path(config.folder), trusted=config.trusted)
     state = model.state_dict().items()
     wanted = {name: tuple(each.shape) for name, each in state if each.is_floating_point()}
     prefix, heads = f"{model.base_model_prefix}.", _tied(model)

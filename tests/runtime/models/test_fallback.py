@@ -20,7 +20,7 @@ from piecework.runtime.loader.loader import load_model
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.models.registry import FALLBACK, ModelCode
 from piecework.runtime.quantization.methods import linear_kinds
-from tests.runtime.models.variants import FALCON, LLAMA4
+from tests.runtime.models.variants import FALCON, FALLBACKS, LLAMA4
 
 AUTO, THEIRS = ModelCode("auto"), ModelCode("transformers")
 PROMPT = [(31 + 7 * j * j) % 500 for j in range(40)]
@@ -225,3 +225,15 @@ def test_what_our_own_code_of_a_model_refuses_goes_to_transformers(tmp_path: Pat
     with torch.inference_mode():
         said = wanted(torch.tensor([PROMPT + done.token_ids])).logits[0].argmax(-1)
     assert done.token_ids == said[len(PROMPT) - 1 : -1].tolist()
+
+
+def test_a_conversion_keeps_the_numbers_of_the_files_whatever_config_json_says(
+    tmp_path: Path,
+) -> None:
+    path = make_tiny_model(tmp_path, "dots1", **FALLBACKS["dots1"][1])
+    whole = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(content | {"dtype": "bfloat16"}))
+    model = load_model(str(path), torch.float32, torch.device("cpu"), False, code=AUTO)
+    held = dict(model.named_parameters())
+    assert held and all(torch.equal(each, whole[name]) for name, each in held.items())

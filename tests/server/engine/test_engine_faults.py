@@ -309,3 +309,21 @@ async def until_ready(client: httpx.AsyncClient) -> None:
             except httpx.TransportError:
                 pass
             await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("fault", ["TypeError", "KeyError", "AttributeError"])
+async def test_a_model_that_cannot_be_built_is_tried_once(model: str, fault: str) -> None:
+    """The same fault would come at each start."""
+    script = (
+        "from piecework.runtime.engine.process import run_engine\n"
+        f"def build(*_):\n    raise {fault}('of a library')\n"
+        "raise SystemExit(run_engine(lambda: build))"
+    )
+    client = engine_of(model, command=(sys.executable, "-c", script))
+    await client.start()
+    try:
+        await asyncio.wait_for(client.failed.wait(), 60)
+        assert client.user_error and client.restarts == 0
+        assert fault in (client.failure or "") and "of a library" not in (client.failure or "")
+    finally:
+        await client.stop()
