@@ -27,7 +27,9 @@ SchemaText = Annotated[
 
 
 class JsonSchemaFormat(WireModel):
-    """`json_schema` of a `response_format`. What is not `strict` is held to the schema, too."""
+    """`json_schema` of a `response_format`. A schema that is not `strict` is followed as far as
+    grammars know its keywords.
+    """
 
     name: str | None = None
     description: str | None = None
@@ -132,7 +134,7 @@ def json_schema_of(fields: StructuredFields) -> dict[str, Any] | None:
     """The JSON schema that a request has for its text, if that is the form it asks for."""
     kinds = [(kind, value) for _, kind, value in _asked(fields)]
     for kind, value in kinds:
-        if kind == "json":
+        if kind in ("json", "strict_json"):
             schema = pydantic_core.from_json(value) if isinstance(value, str) else value
             return schema if isinstance(schema, dict) else None
     return None
@@ -173,7 +175,9 @@ def _asked(fields: StructuredFields) -> Iterator[tuple[str, str, Any]]:
                     param="response_format.json_schema",
                     code="missing_required_parameter",
                 )
-            yield "response_format.json_schema", "json", form.json_schema.schema_
+            asked = form.json_schema
+            kind = "strict_json" if asked.strict else "json"
+            yield "response_format.json_schema", kind, asked.schema_
         case "structural_tag":
             assert form is not None
             yield "response_format", "structural_tag", form.model_dump(by_alias=True)
@@ -181,8 +185,12 @@ def _asked(fields: StructuredFields) -> Iterator[tuple[str, str, Any]]:
 
 def _from_json(schema: Any) -> str:
     return grammar.from_json_schema(
-        pydantic_core.from_json(schema) if isinstance(schema, str) else schema
+        pydantic_core.from_json(schema) if isinstance(schema, str) else schema, strict=False
     )
+
+
+def _from_strict_json(schema: Any) -> str:
+    return grammar.from_json_schema(schema, closed=True)
 
 
 def _from_structural_tag(tag: Any) -> str:
@@ -198,6 +206,7 @@ def _from_structural_tag(tag: Any) -> str:
 
 _MAKERS: Mapping[str, Callable[[Any], str]] = {
     "json": _from_json,
+    "strict_json": _from_strict_json,
     "regex": grammar.from_regex,
     "choice": grammar.from_choice,
     "ebnf": grammar.from_ebnf,

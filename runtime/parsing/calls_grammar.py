@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import regex
 
+from ..sampling.json_schema import held_schema
 from .tool_calls import CallRules, Tool
 
 _BLANK = r"[ \n]{0,12}"
@@ -132,7 +133,7 @@ class Section(NamedTuple):
         if rules.required:
             return [f"start: {begun}"]
         if rules.content is not None:
-            content = json.dumps(dict(rules.content))
+            content = json.dumps(held_schema(dict(rules.content), whose="the text's schema"))
             return [f"start: {begun} | content", f"content: %json {content}"]
         text = ["text: TEXT", f"TEXT: {self.free}"]
         if not self.mark:
@@ -175,4 +176,4 @@ def _joined(*parts: str) -> str:
 
 def json_of(tool: Tool) -> str:
     """A tool's arguments as JSON, in Lark."""
-    return f"%json {json.dumps({'type': 'object', **tool.parameters})}"
+    return f"%json {json.dumps(tool.held())}"

@@ -42,8 +42,10 @@ class Parser(Protocol):
         """What is certain with this piece, however the text is cut into pieces."""
         ...
 
-    def finish(self) -> list[Event]:
-        """What the end of the text makes certain."""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """What the end of the text makes certain. `is_cut`: the text ends because its length was
+        used up, so that half a mark at its end is no text.
+        """
         ...
 
 
@@ -53,7 +55,7 @@ class PlainText:
     def push(self, text: str) -> list[Event]:
         return [Text(text)] if text else []
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         return []
 
 

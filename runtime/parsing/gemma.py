@@ -18,7 +18,7 @@ from .calls_grammar import Section
 from .events import read_json
 from .literal_calls import LiteralFormat
 
-_BARE_KEY = regex.compile(r"(?<=[{,])\s*([\w.-]+)\s*(?=:)")
+_BARE_KEY = regex.compile(r"(?<=[{,])\s*([\w.$\[\]-]+(?: [\w.$\[\]-]+)*)\s*(?=:)")
 
 
 def _read(delimiter: str, source: str) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import regex
 
 from ..sampling.grammar import after
+from ..sampling.json_schema import held_schema
 from .calls_grammar import json_of, literal
 from .events import CallBegins, Event, Parser, PlainText, Text, Thought, as_text
 from .reasoning import ReasoningFormat
@@ -51,8 +52,8 @@ class HarmonyParser(ScanParser):
         self._rest = rest or PlainText()
         self._is_apart, self._is_open = is_apart, is_open
 
-    def finish(self) -> list[Event]:
-        return [*super().finish(), *self._rest.finish()]
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        return [*super().finish(is_cut=is_cut), *self._rest.finish(is_cut=is_cut)]
 
     def tell(self, event: Event) -> None:
         if isinstance(event, Text):
@@ -82,12 +83,17 @@ class HarmonyParser(ScanParser):
         """Tell a message up to its end."""
         while True:
             places = [place for mark in _ENDS if (place := self.text.find(mark)) >= 0]
+            if self.is_cut and not places:
+                self.text = self.text[: len(self.text) - max(_begun(self.text, m) for m in _ENDS)]
             if places or self.is_whole:
                 self.tell(kind(self.take(min(places, default=len(self.text)))))
                 if self.text.startswith((END, CALL, RETURN)):
                     self.take(self.text.index(">") + 1)
                 elif places:
                     head = _HEAD.match(self.text, partial=not self.is_whole)
+                    if head is None and self.is_cut and _HEAD.match(self.text, partial=True):
+                        self.break_off()
+                        return
                     if head is None:
                         # A mark that begins no message.
                         self.tell(kind(self.take(1)))
@@ -141,7 +147,8 @@ class HarmonyFormat(InTemplate):
         if rules.required:
             start = "one"
         elif rules.content is not None:
-            start = f"one | {final} %json {json.dumps(dict(rules.content))}"
+            content = held_schema(dict(rules.content), whose="the text's schema")
+            start = f"one | {final} %json {json.dumps(content)}"
         else:
             preamble = literal(f"{CHANNEL}commentary{MESSAGE}", rules.special)
             restart = literal(f"{START}assistant", rules.special)

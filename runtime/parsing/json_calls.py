@@ -11,7 +11,7 @@ import regex
 
 from .calls_grammar import Section, filled, json_of, literal, written_head
 from .events import Parser, as_json, as_text, read_json
-from .scan import ScanParser, Steps
+from .scan import JsonValue, ScanParser, Steps
 from .tool_calls import Call, CallRules, InTemplate, Tool
 
 OBJECT_HEAD = (
@@ -133,6 +133,8 @@ class _JsonParser(ScanParser):
                 value, end = decoder.raw_decode(self.text[:_LONGEST], begin)
             except (ValueError, RecursionError):
                 if self.is_whole or len(self.text) > _LONGEST:
+                    if self.is_cut and len(self.text) <= _LONGEST and not _is_whole(self.text):
+                        self.break_off()
                     return False
                 yield
                 continue
@@ -164,3 +166,8 @@ class _JsonParser(ScanParser):
             return name, as_json(arguments)
         except ValueError:
             return None
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a JSON object or list that begins a text also ends in it."""
+    return JsonValue().end(text) is not None

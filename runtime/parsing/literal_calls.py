@@ -9,11 +9,16 @@ from typing import Any
 
 import regex
 
+from ..sampling.json_schema import with_definitions
 from .calls_grammar import Section, bounded_text, literal, written_head
 from .events import Arguments, CallBegins, Parser, as_json, read_json
 from .scan import ScanParser, Steps
 from .tool_calls import Call, CallRules, InTemplate, Tool
-from .typed_values import Parameters, kinds_of, written_value
+from .typed_values import Parameters, kinds_of, resolved, written_value
+
+_NAME = regex.compile(r"(?![\s,)\]}])[^\"'\\\x00-\x1f\x7f]{1,256}(?<!\s)")
+"""Names of arguments that can be written."""
+_ANY_KEY = r"/[a-zA-Z_][a-zA-Z0-9_]{0,31}/"
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,18 @@ class LiteralFormat(InTemplate):
         calls, firsts, lines = [], [], []
         comma = literal(self.comma, rules.special)
         for number, tool in enumerate(tools):
-            parameters = Parameters(tool.parameters)
+            parameters = Parameters(tool)
             required: list[str] = []
             optional: list[str] = []
             for index, (key, schema, is_required) in enumerate(parameters.told()):
+                parameters.check_name(key, _NAME, self.marks)
                 rule = f"argument_{number}_{index}"
                 (required if is_required else optional).append(rule)
-                lines += self._argument(rule, json.dumps(key)[1:-1], schema, parameters, rules)
+                lines += self._argument(rule, literal(key, {}), schema, parameters, rules)
+            if parameters.is_open and not required:
+                rule = f"argument_{number}"
+                optional.append(f"{rule} ({comma} {rule})*")
+                lines += self._argument(rule, _ANY_KEY, {}, parameters, rules)
             body = f" {comma} ".join(required)
             if required:
                 body += "".join(f" ({comma} {rule})?" for rule in optional)
@@ -118,13 +128,16 @@ class LiteralFormat(InTemplate):
     def _argument(
         self, rule: str, key: str, schema: Any, parameters: Parameters, rules: CallRules
     ) -> list[str]:
-        opening = literal(key + self.equals, rules.special)
+        """Rules of one argument. `key`: its name in Lark."""
+        opening = f"{key} {literal(self.equals, rules.special)}"
+        found = resolved(schema, parameters.root)
         kinds = kinds_of(schema, parameters.root)
         for kind, words in self.words.items():
-            if kinds == {kind} and not {"enum", "const"}.intersection(schema):
+            if kinds == {kind} and not {"enum", "const"}.intersection(found):
                 return [f"{rule}: {opening} {words}"]
         if not self.delimiter:
-            return [f"{rule}: {opening} %json {json.dumps(parameters.with_definitions(schema))}"]
+            own = json.dumps(with_definitions(schema, parameters.root))
+            return [f"{rule}: {opening} %json {own}"]
         value = written_value(schema, parameters)
         lines: list[str] = []
         ways = []
@@ -144,11 +157,6 @@ class _LiteralParser(ScanParser):
         call = form.call.replace("NAME", self.one_of_the_names)
         self._head = regex.compile(form.head + call)
         self._next = regex.compile(form.follows + call)
-        self._key = regex.compile(
-            r"\s{0,20},?\s{0,20}[\"']?(?P<key>[\w.-]{1,128})[\"']?\s{0,8}"
-            + regex.escape(form.equals.strip())
-            + r"\s{0,8}(?=\S)"
-        )
         self._end, self._tail = regex.compile(form.end), regex.compile(form.tail)
         self._closing = form.after[:1]
 
@@ -160,16 +168,25 @@ class _LiteralParser(ScanParser):
         if found is None:
             return False
         while found is not None:
-            yield from self._call(found["name"])
+            yield from self._call(self.tools[found["name"]])
             found = yield from self.match(self._next)
         yield from self.close(self._end)
         yield from self.match(self._tail)
         return True
 
-    def _call(self, name: str) -> Steps[None]:
-        self.tell(CallBegins(name))
-        before = "{"
-        while (found := (yield from self.match(self._key))) is not None:
+    def _key_of(self, tool: Tool) -> regex.Pattern[str]:
+        """What stands before a value: a name that the tool has, or one that looks like a name."""
+        known = sorted(Parameters(tool).properties, key=len, reverse=True)
+        names = "|".join([*map(str, map(regex.escape, known)), r"[\w.$\[\]-]{1,128}"])
+        equals = regex.escape(self._form.equals.strip())
+        return regex.compile(
+            rf"\s{{0,20}},?\s{{0,20}}[\"']?(?P<key>{names})[\"']?\s{{0,8}}{equals}\s{{0,8}}(?=\S)"
+        )
+
+    def _call(self, tool: Tool) -> Steps[None]:
+        self.tell(CallBegins(tool.name))
+        key, before = self._key_of(tool), "{"
+        while (found := (yield from self.match(key))) is not None:
             self.tell(Arguments(f"{before}{as_json(found['key'])}: "))
             before = ", "
             if not (yield from self._value()):
@@ -213,7 +230,8 @@ class _LiteralEnd:
         """Its size; None where more must come."""
         while self._place < len(text):
             rest = text[self._place : self._place + max(1, len(self._delimiter))]
-            if self._delimiter and self._delimiter.startswith(rest):
+            is_in_other = self._quote not in ("", self._delimiter)
+            if self._delimiter and not is_in_other and self._delimiter.startswith(rest):
                 if rest != self._delimiter:
                     return None
                 self._quote = "" if self._quote else self._delimiter

@@ -58,9 +58,13 @@ class ReasoningFormat(_Marks):
         """Whether a chat template knows such thoughts."""
         return any(text in template for text in self.told_by or (self.closing,))
 
-    def is_open(self, prompt: str) -> bool:
-        """Whether the answer to a prompt begins within a thought."""
-        return prompt.rstrip().endswith(self.opening)
+    def is_open(self, prompt: str, begun: str = "") -> bool:
+        """Whether the answer to a prompt begins within a thought. `begun`: the message at the end
+        of the prompt that the answer goes on with.
+        """
+        _, opening, thought = begun.rpartition(self.opening)
+        is_begun = bool(opening) and self.closing not in thought
+        return is_begun or prompt.rstrip().endswith(self.opening)
 
     def parser(self, rest: Parser, *, is_open: bool) -> Parser:
         """For one text. `rest`: reads what follows the thought."""
@@ -110,21 +114,20 @@ class ReasoningFormat(_Marks):
 
     def count_tokens(self, tokenizer: Tokenizer, ids: Sequence[int], *, is_open: bool) -> int:
         """How many tokens of an answer are its thought, its closing mark included."""
+        if not is_open:
+            head = tokenizer.decode(ids[:16], skip_special_tokens=False)
+            if not head.lstrip().startswith(self.opening):
+                return 0
         mark = tokenizer.backend.token_to_id(self.closing)
         if mark is not None:
-            if mark in ids:
-                return ids.index(mark) + 1
-            opening = tokenizer.backend.token_to_id(self.opening)
-            return len(ids) if is_open or (opening is not None and opening in ids[:2]) else 0
+            return ids.index(mark) + 1 if mark in ids else len(ids)
 
         def has_ended(count: int) -> bool:
             return self.closing in tokenizer.decode(ids[:count], skip_special_tokens=False)
 
         if has_ended(len(ids)):
             return bisect_left(range(len(ids)), True, key=has_ended)
-        head = tokenizer.decode(ids[:16], skip_special_tokens=False)
-        begins = is_open or head.lstrip().startswith(self.opening)
-        return len(ids) if begins else 0
+        return len(ids)
 
 
 _KIMI = ("<|open|>", "<|close|>", "<|sep|>")
@@ -255,13 +258,17 @@ class _ThoughtParser:
             events += self._rest.push(text)
         return events
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         is_thought = self._part is _Part.THOUGHT or (
             self._part is _Part.BEGINNING and self._is_open
         )
-        events = self._thought(self._text) if is_thought else self._rest.push(self._text)
-        self._text = ""
-        return events + self._rest.finish()
+        text, self._text = self._text, ""
+        if is_cut and self._part is _Part.BEGINNING and text.strip():
+            text = ""
+        elif is_cut and is_thought:
+            text = text[: len(text) - held_back(text, self._form.closing)]
+        events = self._thought(text) if is_thought else self._rest.push(text)
+        return events + self._rest.finish(is_cut=is_cut)
 
     def _begin(self) -> None:
         opening, head = self._form.opening, self._text.lstrip()
@@ -311,8 +318,11 @@ class AnswerParser:
         said, self._text = self._text[:certain], self._text[certain:]
         return events + self._say(said)
 
-    def finish(self) -> list[Event]:
-        return self._say(self._text) + self._rest.finish()
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        held = max(held_back(self._text, mark) for mark in self._marks)
+        if is_cut and self._text[len(self._text) - held :].strip():
+            self._text = self._text[: len(self._text) - held]
+        return self._say(self._text) + self._rest.finish(is_cut=is_cut)
 
     def _say(self, text: str) -> list[Event]:
         text = text.lstrip() if self._is_behind_mark else text

@@ -3,7 +3,7 @@ waits wherever more must come.
 
 class Shouts(ScanParser):
     def read(self) -> Steps[None]:
-        while (blank := (yield from self.say_until("<shout>"))) is not None:
+        while (found := (yield from self.say_until("<shout>"))) is not None:
             ...
 """
 
@@ -26,11 +26,18 @@ Steps = Generator[None, None, T]
 
 
 class ScanParser(ABC):
-    """A `Parser`. `text`: what is not read yet; `is_whole`: nothing follows it."""
+    """A `Parser`.
+
+    Attributes:
+        text: What is not read yet.
+        is_whole: Nothing follows the text.
+        is_cut: The text ends where its length was used up, perhaps within a mark.
+    """
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         self.tools = {tool.name: tool for tool in tools}
-        self.text, self.is_whole = "", False
+        self.text, self.is_whole, self.is_cut = "", False, False
+        self._has_broken_off = False
         self.has_called = False
         self._events: list[Event] = []
         self._steps = self.read()
@@ -52,8 +59,8 @@ class ScanParser(ABC):
             events += self._advance()
         return events
 
-    def finish(self) -> list[Event]:
-        self.is_whole = True
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        self.is_whole, self.is_cut = True, is_cut
         return self._advance()
 
     def _advance(self) -> list[Event]:
@@ -89,9 +96,15 @@ class ScanParser(ABC):
         while True:
             found = pattern.match(self.text, partial=not self.is_whole)
             if found is None or not found.partial:
+                if found is None and self.is_cut and pattern.match(self.text, partial=True):
+                    self.break_off()
                 self.take(found.end() if found is not None else 0)
                 return found
             yield
+
+    def break_off(self) -> None:
+        """Leave the rest out: the text was cut where more of a call would have come."""
+        self.text, self._has_broken_off = "", True
 
     def close(self, pattern: regex.Pattern[str]) -> Steps[None]:
         """Take what ends a call; at the end of the text as much of it as is there."""
@@ -102,35 +115,46 @@ class ScanParser(ABC):
                 return
             yield
 
-    def say_until(self, mark: str) -> Steps[str | None]:
-        """Tell text up to a mark and take that; returns the white space before it, which belongs to
-        neither. None: the text has ended.
+    def say_until(self, *marks: str) -> Steps[tuple[str, str] | None]:
+        """Tell text up to the first of some marks. Return the white space before the mark, which is
+        taken, and the mark, which is not. None: the text has ended.
         """
         while True:
-            place = self.text.find(mark)
-            if place >= 0:
+            found = [(place, mark) for mark in marks if (place := self.text.find(mark)) >= 0]
+            if found:
+                place, mark = min(found)
                 before = self.take(place)
-                self.take(len(mark))
                 said = before.rstrip()
                 self.tell(Text(said))
-                return before[len(said) :]
+                return before[len(said) :], mark
+            held = max(held_back(self.text, mark) for mark in marks)
             if self.is_whole:
+                if self.is_cut and self.text[len(self.text) - held :].strip():
+                    self.text = self.text[: len(self.text) - held]
                 self._say_end()
                 return None
-            self.tell(Text(self.take(len(self.text) - held_back(self.text, mark))))
+            self.tell(Text(self.take(len(self.text) - held)))
             yield
 
-    def read_calls(self, mark: str, calls: Callable[[], Steps[bool]]) -> Steps[None]:
+    def read_calls(
+        self, mark: str, calls: Callable[[], Steps[bool]], bare: str = ""
+    ) -> Steps[None]:
         """Read the whole text: `calls` stand behind each mark, or, where that is empty, at the
-        beginning, and say whether they are any; a mark without them is text.
+        beginning, and say whether they are any; a mark without them is text. Calls may also begin
+        with `bare`, which they read themselves.
         """
         if not mark:
             yield from calls()
             yield from self.say_rest()
             return
-        while (blank := (yield from self.say_until(mark))) is not None:
-            if not (yield from calls()):
-                self.tell(Text(blank + mark))
+        marks = [each for each in (mark, bare) if each]
+        while (found := (yield from self.say_until(*marks))) is not None:
+            blank, begins = found
+            if begins == mark:
+                self.take(len(mark))
+            if not (yield from calls()) and not self._has_broken_off:
+                self.tell(Text(blank + begins))
+                self.take(0 if begins == mark else len(begins))
 
     def wait_for(self, mark: str, most: int) -> Steps[str | None]:
         """Take a text and the mark behind it, which is left out; at the end of the text what there
@@ -164,7 +188,7 @@ class ScanParser(ABC):
 
     def json_object(self) -> Steps[None]:
         """Tell a JSON object as arguments, while it comes."""
-        value = _JsonValue()
+        value = JsonValue()
         while True:
             end = value.end(self.text)
             self.tell(Arguments(self.take(len(self.text) if end is None else end)))
@@ -173,7 +197,7 @@ class ScanParser(ABC):
             yield
 
 
-class _JsonValue:
+class JsonValue:
     """Finds the end of a JSON object that comes in pieces."""
 
     def __init__(self) -> None:

@@ -11,11 +11,14 @@ import regex
 
 from .calls_grammar import Section, bounded_text, filled, literal, written_head
 from .events import Arguments, CallBegins, Parser, as_json, as_text
-from .scan import ScanParser, Steps
+from .scan import JsonValue, ScanParser, Steps
 from .tool_calls import Call, CallRules, InTemplate, Tool
 from .typed_values import Parameters, kind_of, kinds_of, read_value, written_value
 
 _ANY_KEY = r"/[a-zA-Z_][a-zA-Z0-9_]{0,31}/"
+_KEY = r"[^<>\"\x00-\x1f\x7f]{1,256}?"
+_NAME = regex.compile(rf"(?!\s){_KEY}(?<!\s)")
+"""Names of arguments, as the grammar writes them and the parser reads them."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class TaggedFormat(InTemplate):
     TYPE the word that `types` has for a type of JSON. What is read: after `section.mark`, `head`;
     `key` and a value up to `value_end`, of which a line end at each end is no part where
     `in_lines`; and `follows` before the next head, or `end`: regular expressions, bounded. A string
-    may stand between the two texts of `quotes`. With `types`, `key` has a group `type`: a value of
+    may stand between the two texts of `quotes`. Some models leave the section's mark out: `bare` is
+    how such calls begin, which `head` begins with, too. With `types`, `key` has a group `type`: a value of
     the type "string" is a string whatever the schema allows.
     """
 
@@ -48,6 +52,7 @@ class TaggedFormat(InTemplate):
     in_lines: bool = False
     types: Mapping[str, str] = field(default_factory=dict)
     quotes: tuple[str, str] | None = None
+    bare: str = ""
 
     def matches(self, template: str) -> bool:
         return self.found_by(template)
@@ -58,8 +63,9 @@ class TaggedFormat(InTemplate):
     def grammar(self, tools: Sequence[Tool], rules: CallRules) -> str:
         calls, lines = [], [r"TEXTS: /(.|\n)*/"]
         for number, tool in enumerate(tools):
-            parameters, parts = Parameters(tool.parameters), []
+            parameters, parts = Parameters(tool), []
             for index, (key, schema, is_required) in enumerate(parameters.told()):
+                parameters.check_name(key, _NAME, self.marks)
                 rule = f"argument_{number}_{index}"
                 parts.append(rule if is_required else f"{rule}?")
                 lines += self._argument(rule, literal(key, {}), schema, parameters, rules)
@@ -118,11 +124,11 @@ class _TaggedParser(ScanParser):
         self._form = form
         head = form.head.replace("NAME", self.one_of_the_names)
         self._head, self._next = regex.compile(head), regex.compile(form.follows + head)
-        self._key = regex.compile(form.key.replace("KEY", r"(?P<key>[^<>\"\n]{1,128}?)"))
+        self._key = regex.compile(form.key.replace("KEY", rf"(?P<key>{_KEY})"))
         self._end = regex.compile(form.end)
 
     def read(self) -> Steps[None]:
-        yield from self.read_calls(self._form.section.mark, self._calls)
+        yield from self.read_calls(self._form.section.mark, self._calls, self._form.bare)
 
     def _calls(self) -> Steps[bool]:
         found = yield from self.match(self._head)
@@ -136,7 +142,7 @@ class _TaggedParser(ScanParser):
 
     def _call(self, tool: Tool) -> Steps[None]:
         self.tell(CallBegins(tool.name))
-        parameters = Parameters(tool.parameters)
+        parameters = Parameters(tool)
         before = "{"
         while (found := (yield from self.match(self._key))) is not None:
             key = found["key"].strip()
@@ -157,12 +163,13 @@ class _TaggedParser(ScanParser):
     def _value(self, kinds: frozenset[str]) -> Steps[bool]:
         """Tell a value as JSON, once it is there; False where the text ends before."""
         quotes = self._form.quotes
-        while self._form.value_end not in self.text:
+        value = _ValueEnd(self._form.value_end)
+        while (size := value.find(self.text, self.is_whole)) is None:
             if self.is_whole:
                 self.take(len(self.text))
                 return False
             yield
-        text = self.take(self.text.find(self._form.value_end))
+        text = self.take(size)
         self.take(len(self._form.value_end))
         if self._form.in_lines:
             text = text.removeprefix("\n").removesuffix("\n")
@@ -194,6 +201,38 @@ class _TaggedParser(ScanParser):
 
     def _tell_string(self, text: str) -> None:
         self.tell(Arguments(as_json(text)[1:-1]))
+
+
+class _ValueEnd:
+    """Finds the end of a value in a text that grows. The closing tag may stand in a string of
+    JSON, where it closes nothing.
+    """
+
+    def __init__(self, closing: str) -> None:
+        self._closing = closing
+        self._json = JsonValue()
+        self._place = 0
+        self._size: int | None = None
+
+    def find(self, text: str, is_whole: bool) -> int | None:
+        """The size of the value. None if more must come."""
+        first = text.find(self._closing)
+        begins = text.lstrip()[:1]
+        if self._size is None and begins and begins in '[{"':
+            if not self._place:
+                self._place = len(text) - len(text.lstrip())
+            end = self._json.end(text[self._place :])
+            self._size = None if end is None else self._place + end
+            self._place = len(text)
+        if self._size is not None:
+            rest = text[self._size :].lstrip()
+            if rest.startswith(self._closing):
+                return len(text) - len(rest)
+            if self._closing.startswith(rest) and not is_whole:
+                return None
+        elif begins and begins in '[{"' and not is_whole:
+            return None
+        return first if first >= 0 else None
 
 
 def _kept(text: str, end: str, in_lines: bool) -> int:

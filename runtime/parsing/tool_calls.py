@@ -17,6 +17,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..sampling.json_schema import held_schema
 from .events import Parser
 
 if TYPE_CHECKING:
@@ -26,11 +27,25 @@ AUTO = "auto"
 
 
 class Tool(NamedTuple):
-    """A function that the model may call. `parameters`: the JSON schema of its arguments."""
+    """A function that the model may call. `parameters`: the JSON schema of its arguments; if it is
+    `strict`, a keyword that calls cannot be held to is an error.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    strict: bool = False
+
+    @property
+    def whose(self) -> str:
+        """The function in errors."""
+        return f"function {self.name!r}"
+
+    def held(self) -> dict[str, Any]:
+        """The schema that calls are held to. Raises `ValueError`."""
+        return held_schema(
+            dict(self.parameters), whose=self.whose, strict=self.strict, closed=True, root=True
+        )
 
     def described(self) -> dict[str, Any]:
         """As chat templates know it."""

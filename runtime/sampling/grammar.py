@@ -13,6 +13,7 @@ comes in, and compiled with the model's where tokens are chosen.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .json_schema import held_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -49,8 +52,6 @@ _SECONDS, _SECONDS_A_TOKEN = 0.5, 0.01
 """Of the processor that a grammar may take: once a text, and for each token. Large schemas take
 some milliseconds now and then, others microseconds; what takes more keeps all others waiting.
 """
-_WHITESPACE = r"[ \n\r\t]{0,20}"
-"""Between JSON's tokens: as models write it, and no endless row of blanks."""
 _IN_A_STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [
     r"[\x20\x0A\x0D\x09]+",
@@ -62,20 +63,22 @@ of them: its own slices and more lengths, for a string whose length is bounded c
 """
 
 
+_SOURCE_LINES = re.compile(r"\n +\d+ \| ")
+
+
 class GrammarFault(ValueError):
     """A grammar that passed its check, and that the engine cannot follow."""
 
 
-def from_json_schema(schema: Any) -> str:
-    """A grammar of the values that a JSON schema describes. Raises `ValueError` with the library's
-    reason for one that it does not know.
+def from_json_schema(schema: Any, *, strict: bool = True, closed: bool = False) -> str:
+    """A grammar of the values that a JSON schema describes. Raises `ValueError` for a schema that
+    no text satisfies, and if it is `strict` for a keyword that texts cannot be held to. `closed`:
+    objects that name their properties have no others.
     """
     from llguidance import LLMatcher
 
-    if not isinstance(schema, dict):
-        raise ValueError("a JSON schema is an object")
-    options = {"whitespace_pattern": _WHITESPACE}
-    return checked(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+    held = held_schema(schema, whose="the schema", strict=strict, closed=closed)
+    return checked(LLMatcher.grammar_from_json_schema(json.dumps(held)))
 
 
 def from_regex(pattern: str) -> str:
@@ -134,7 +137,9 @@ def from_structural_tag(structures: Sequence[tuple[str, Any, str]], triggers: Se
         trigger = next((each for each in triggers if each and begin.startswith(each)), None)
         if trigger is None:
             raise ValueError(f"no trigger is the beginning of the structure {begin!r:.80}")
-        content = schema if isinstance(schema, dict) else {}
+        content = held_schema(
+            schema if isinstance(schema, dict) else {}, whose=f"the structure {begin!r:.80}"
+        )
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=content, end=end))
     if not tags:
         raise ValueError("there are no structures")
@@ -216,7 +221,11 @@ class _Bytes:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:500]
+    told = matcher.get_error().replace("<non-verbose/>", "")
+    # A schema's error goes on with lines of the grammar around it, which clients never wrote.
+    schema, _, reason = told.partition("failed to compile JSON schema: ")
+    told = _SOURCE_LINES.split(reason)[0] if reason else schema
+    reason = " ".join(told.split())[:500]
     return "no text satisfies it" if reason.startswith("NoExtension") else reason
 
 

@@ -41,7 +41,7 @@ class AnswerReader:
         """What is new, certain or, with the last output, all the rest."""
         events = self._parser.push(output.text)
         if output.finish_reason is not None:
-            events += self._parser.finish()
+            events += self._parser.finish(is_cut=output.finish_reason != FinishReason.STOP)
         self.has_called |= any(isinstance(event, CallBegins) for event in events)
         return events
 
@@ -189,7 +189,15 @@ async def chat_prompt(
     ids = await serving.encode(
         text, add_special_tokens=add_special_tokens, param=None if counting else "messages"
     )
-    return ChatPrompt(ids, form is not None and form.is_open(text))
+    return ChatPrompt(ids, form is not None and form.is_open(text, _begun(options)))
+
+
+def _begun(options: ChatOptions) -> str:
+    """The text of the message that the answer goes on with, if it goes on with one."""
+    if not options.continue_final_message or not options.messages:
+        return ""
+    content = options.messages[-1].for_template().get("content")
+    return content if isinstance(content, str) else ""
 
 
 def _render(tokenizer: Tokenizer, options: ChatOptions, form: ToolCallFormat) -> str:

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from ...runtime.parsing.events import Parser
 from ...runtime.parsing.tool_calls import CallRules, Tool, ToolCallFormat, choose_format
 from ...runtime.sampling.grammar import INVALID_GRAMMAR
+from ...runtime.sampling.json_schema import ignore
 from ..errors import InvalidRequest
 from ..schemas import WireModel, disagreement
 from ..state import Serving
@@ -101,7 +102,7 @@ class ToolFields(WireModel):
         """The tools that the model hears of."""
         functions = [tool.function for tool in self.tools] if self.tool_choice != "none" else []
         return [
-            Tool(function.name, function.description, function.parameters) for function in functions
+            Tool(each.name, each.description, each.parameters, each.strict) for each in functions
         ]
 
 
@@ -117,7 +118,6 @@ class ToolUse(NamedTuple):
     tools: Sequence[Tool]
     required: bool
     parallel: bool
-    strict: bool
 
     def parser(self) -> Parser:
         return self.form.parser(self.tools)
@@ -135,7 +135,6 @@ def tool_use(serving: Serving, fields: ToolFields) -> ToolUse | None:
         tools,
         required=choice != "auto",
         parallel=fields.parallel_tool_calls and not isinstance(choice, NamedTool),
-        strict=any(tool.function.strict for tool in fields.tools),
     )
 
 
@@ -161,10 +160,29 @@ async def chat_grammar(
     try:
         return await _calls_grammar(serving, use, rules)
     except InvalidRequest:
-        # OpenAI takes any schema where calls are not strict: the model does as well as it can.
-        if use.required or use.strict or content is not None:
+        tools = [await _followed(serving, use.form, tool, special) for tool in use.tools]
+        if all(old is new for old, new in zip(use.tools, tools, strict=True)):
             raise
-        return None
+        return await _calls_grammar(serving, use._replace(tools=tools), rules)
+
+
+async def _followed(
+    serving: Serving, form: ToolCallFormat, tool: Tool, special: Mapping[str, int]
+) -> Tool:
+    """The tool; with any object as arguments if no text satisfies its schema and it is not strict.
+    Raises `InvalidRequest` that names the function.
+    """
+    rules = CallRules(True, False, None, special)
+    try:
+        await _calls_grammar(serving, ToolUse(form, [tool], True, False), rules)
+    except InvalidRequest as error:
+        reason = error.message.removeprefix("tools: ")
+        if tool.strict or tool.whose in reason:
+            named = reason if tool.whose in reason else f"{tool.whose}: {reason}"
+            raise InvalidRequest(f"tools: {named}", param="tools", code=INVALID_GRAMMAR) from None
+        ignore(tool.whose, "schemas without values", f"its schema is not followed: {reason}")
+        return tool._replace(parameters={"type": "object", "additionalProperties": True})
+    return tool
 
 
 async def _calls_grammar(serving: Serving, use: ToolUse, rules: CallRules) -> str:
@@ -177,7 +195,5 @@ async def _calls_grammar(serving: Serving, use: ToolUse, rules: CallRules) -> st
             code=INVALID_GRAMMAR,
         ) from None
     except ValueError as error:
-        raise InvalidRequest(
-            f"tools: {error}; simplify the schema.", param="tools", code=INVALID_GRAMMAR
-        ) from None
+        raise InvalidRequest(f"tools: {error}.", param="tools", code=INVALID_GRAMMAR) from None
     return await made(serving, "tools", "calls", [lark, sorted(rules.special.values())])

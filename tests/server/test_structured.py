@@ -27,7 +27,7 @@ OPENAI: list[tuple[dict[str, Any], str]] = [
                 "json_schema": {"name": "person", "strict": True, "schema": PERSON},
             }
         },
-        grammar.from_json_schema(PERSON),
+        grammar.from_json_schema(PERSON, closed=True),
     ),
     ({"response_format": TAG}, grammar.from_structural_tag([("<f=a>", PERSON, "</f>")], ["<f="])),
     ({"guided_json": json.dumps(PERSON)}, grammar.from_json_schema(PERSON)),

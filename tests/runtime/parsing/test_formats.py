@@ -21,7 +21,7 @@ from recorded_calls import RECORDED, SCHEMA, TOOLS, Said
 
 from piecework.runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
 from piecework.runtime.parsing.reasoning import reasoning_formats
-from piecework.runtime.parsing.tool_calls import Call, CallRules, ToolCallFormat, formats
+from piecework.runtime.parsing.tool_calls import Call, CallRules, Tool, ToolCallFormat, formats
 from piecework.runtime.sampling import grammar
 
 FIRST_ID = 300
@@ -152,6 +152,14 @@ def test_a_whole_text_of_marks_takes_no_longer_than_its_pieces(name: str) -> Non
     assert seconds(["".join(pieces)]) < 2 * seconds(pieces) + 0.2
 
 
+def test_a_call_that_the_model_begins_without_its_mark_is_read() -> None:
+    text = "Now.\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>"
+    for ending in ("", "\n</tool_call>"):
+        found = read(formats()["qwen3_coder"], text + ending)
+        assert found == ["Now.", ("weather", {"city": "Bonn"})]
+    assert read(formats()["qwen3_coder"], "<function=other>") == ["<function=other>"]
+
+
 def test_every_format_is_recorded() -> None:
     assert set(RECORDED) == set(formats()) - {"generic"}
 
@@ -210,3 +218,42 @@ def test_free_text_with_calls_follows_the_grammar_of_auto(name: str) -> None:
         matcher = grammar._compiled(grammar._bytes(), lark)
         taken = matcher.try_consume_tokens(list(each.encode()))
         assert (taken == len(each.encode()) and matcher.is_accepting()) is follows, each
+
+
+NAMES = st.one_of(
+    st.sampled_from(
+        ["城市", "filter[name]", "uids[]", "$top", "a b", "a.b-c", "x:y", "class", "名 前"]
+    ),
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=6),
+)
+VALUES: dict[str, object] = {
+    "integer": {"type": "integer"},
+    "text": {"type": "string", "maxLength": 3},
+    "either": {"type": ["string", "null"], "maxLength": 2},
+    "list": {"type": "array", "items": {"enum": ["</parameter>", "<escape>", 1]}, "maxItems": 2},
+}
+
+
+@settings(max_examples=examples(25, exploring=60), deadline=None)
+@given(keys=st.lists(NAMES, min_size=1, max_size=3, unique=True), data=st.data())
+@pytest.mark.parametrize("name", EACH_PARSER + ("qwen3_coder", "gemma4"))
+def test_every_name_that_the_grammar_writes_is_read(
+    name: str, keys: list[str], data: st.DataObject
+) -> None:
+    form = formats()[name]
+    kinds = [data.draw(st.sampled_from(sorted(VALUES))) for _ in keys]
+    properties = {key: VALUES[kind] for key, kind in zip(keys, kinds, strict=True)}
+    schema = {"type": "object", "properties": properties, "required": keys}
+    tool = Tool("f", "", schema)
+    try:
+        lark = form.grammar([tool], CallRules(required=True, parallel=False))
+    except ValueError as error:
+        assert "rename the parameter" in str(error) and not set(keys) <= {"城市", "$top", "a b"}
+        return
+    text = Walk(lark).text(data.draw(st.integers(0, 999)))
+    if text is None:
+        return
+    parser = form.parser([tool])
+    (call,) = said([*parser.push(text), *parser.finish()])
+    assert isinstance(call, tuple), text
+    jsonschema.validate(call[1], {**schema, "additionalProperties": False})

@@ -48,6 +48,18 @@ async def test_a_thought_stands_apart_and_is_counted(opens: bool) -> None:
     assert reasoning == usage["completion_tokens"] - rest
 
 
+async def test_a_thought_that_the_answer_goes_on_with_stays_one() -> None:
+    for begun, thought in (("<think>\nThe user", "is nice."), ("<think>A</think>So", None)):
+        engine = thinker("is nice.</think>Yes." if thought else "Yes.")
+        messages = [USER, {"role": "assistant", "content": begun}]
+        members = {"continue_final_message": True, "add_generation_prompt": False}
+        answer = await chat(engine, messages=messages, **members)
+        message, usage = answer["choices"][0]["message"], answer["usage"]
+        assert (message.get("reasoning_content"), message["content"]) == (thought, "Yes.")
+        told = usage.get("completion_tokens_details") or {"reasoning_tokens": 0}
+        assert bool(told["reasoning_tokens"]) == bool(thought)
+
+
 async def test_a_streamed_thought() -> None:
     async with client_of(make_app(thinker("<think>Hm.</think>Yes."))) as client:
         sent = {"messages": [USER], "stream": True, "stream_options": {"include_usage": True}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import httpx
@@ -102,22 +103,62 @@ async def test_choices(client: httpx.AsyncClient, scripted: ScriptedEngine) -> N
     assert "weather" in scripted.tokenizer.decode(named.prompt_ids)
 
 
-async def test_a_schema_that_no_grammar_holds(
+def function(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+RECORD = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_strict_belongs_to_each_function(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, choice: str
+) -> None:
+    whole = function("whole", {"x": {"type": "integer"}}, strict=True)
+    odd = {"metadata": RECORD, "tags": {"type": "array", "uniqueItems": True}}
+    await chat(client, tools=[whole, function("odd", odd)], tool_choice=choice)
+    grammar = scripted.requests[0].params.grammar or ""
+    assert "whole" in grammar and "metadata" in grammar and "uniqueItems" not in grammar
+    for keyword, member in (("propertyNames", "metadata"), ("uniqueItems", "tags")):
+        strict = function("odd", {member: odd[member]}, strict=True)
+        body = {"messages": [USER], "tools": [whole, strict], "tool_choice": choice}
+        error = error_of(await client.post(PATH, json=body), 400, "tools")
+        assert error["code"] == "invalid_grammar"
+        assert "'odd'" in error["message"] and f'"{keyword}"' in error["message"]
+        assert "start:" not in error["message"] and "llguidance" not in error["message"]
+
+
+async def test_a_schema_that_no_text_satisfies_is_any_object_if_it_is_not_strict(
     client: httpx.AsyncClient, scripted: ScriptedEngine
 ) -> None:
-    """OpenAI takes any schema where calls are not strict."""
-    odd: dict[str, Any] = {
-        "name": "odd",
-        "parameters": {"type": "object", "properties": {"x": {"not": {"type": "string"}}}},
-    }
-    await chat(client, tools=[{"type": "function", "function": odd}])
-    assert scripted.requests[0].params.grammar is None
-    for body in (
-        {"tools": [{"type": "function", "function": odd}], "tool_choice": "required"},
-        {"tools": [{"type": "function", "function": {**odd, "strict": True}}]},
-    ):
-        answer = await client.post(PATH, json={"messages": [USER], **body})
-        assert "invalid_grammar" in str(error_of(answer, 400, "tools"))
+    wrong = {"x": {"allOf": [{"type": "string"}, {"type": "integer"}]}}
+    needed = {"type": "object", "properties": wrong, "required": ["x"]}
+    await chat(client, tools=[WEATHER, function("odd", wrong, parameters=needed)])
+    assert "city" in (scripted.requests[0].params.grammar or "")
+    strict = function("odd", wrong, parameters=needed, strict=True)
+    body = {"messages": [USER], "tools": [WEATHER, strict]}
+    assert "'odd'" in error_of(await client.post(PATH, json=body), 400, "tools")["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_head_that_is_cut_off_is_no_text(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, stream: bool
+) -> None:
+    says(scripted, f"I look.\n{CALL}")
+    tokens = scripted.tokenizer.encode(f"I look.\n{CALL}", add_special_tokens=False)
+    head = len(scripted.tokenizer.encode("I look.\n" + CALL[:40], add_special_tokens=False))
+    for count in range(1, min(head, len(tokens))):
+        body = {"messages": [USER], "tools": [WEATHER], "max_tokens": count, "stream": stream}
+        answer = (await client.post(PATH, json=body)).text
+        said = "I look.".startswith
+        if stream:
+            events = [json.loads(line[6:]) for line in answer.split("\n\n") if "{" in line]
+            parts = [each["choices"][0]["delta"].get("content") or "" for each in events]
+            assert said("".join(parts).rstrip()), count
+        else:
+            content = json.loads(answer)["choices"][0]["message"]["content"]
+            assert said((content or "").rstrip()), count
 
 
 @pytest.mark.parametrize("kind", ["string", ["object", "null"], None])
@@ -130,7 +171,7 @@ async def test_arguments_are_an_object(
     error_of(await client.post(PATH, json=body), 400, "tools[0].function.parameters")
     tool["function"]["parameters"] = {}  # type: ignore[index]
     await chat(client, tools=[tool], tool_choice="required")
-    assert '{"type": "object"}' in (scripted.requests[0].params.grammar or "")
+    assert '"additionalProperties": false' in (scripted.requests[0].params.grammar or "")
 
 
 async def test_tools_beside_a_form_of_the_text(

@@ -1,0 +1,365 @@
+"""JSON schemas as clients send them become schemas that llguidance can follow.
+
+    held = held_schema(schema, whose="function 'f'", strict=False, closed=True)
+    lark = f"start: %json {json.dumps(held)}"
+
+Annotations are left out. A keyword that the library does not know is an error where the schema is
+strict. Elsewhere it is ignored, and the log names it once. The result stands alone: what a `$ref`
+names is in its `$defs`, so that any part of it can be used with `with_definitions`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+KINDS = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)
+WHITESPACE = r"[ \n\r\t]{0,20}"
+"""Between JSON's tokens: as models write it, and no endless row of blanks."""
+OPTIONS = "x-guidance"
+_UNKNOWN = (
+    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "propertyNames"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "uniqueItems"),
+    *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+)
+"""Keywords that say something of values, and that llguidance does not follow."""
+_ALLOWING: Mapping[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    **dict.fromkeys(("propertyNames", "unevaluatedItems", "unevaluatedProperties"), ({}, True)),
+}
+"""Values of those keywords that allow everything."""
+_APPROXIMATED = ("oneOf", "minProperties", "maxProperties")
+"""Keywords that llguidance follows in some schemas alone."""
+_LISTS = ("anyOf", "oneOf", "allOf")
+_logged: set[str] = set()
+
+
+class Unheld(ValueError):
+    """A keyword that texts cannot be held to."""
+
+
+def held_schema(
+    schema: Any, *, whose: str, strict: bool = False, closed: bool = False, root: bool = False
+) -> dict[str, Any]:
+    """The schema as llguidance can follow it, with options for it.
+
+    Args:
+        whose: what the schema belongs to, for errors and the log
+        strict: raise for a keyword that is unknown, or used wrongly; otherwise ignore it
+        closed: objects that name their properties have no others, unless they say so
+        root: the schema describes the arguments of a function, which are an object
+
+    Raises:
+        ValueError: the schema is strict and has a keyword that cannot be followed
+    """
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema is an object")
+    made = _Holder(schema, whose, strict, closed).document(root)
+    made[OPTIONS] = {"whitespace_pattern": WHITESPACE}
+    if not strict and any(f'"{keyword}"' in json.dumps(made) for keyword in _APPROXIMATED):
+        made[OPTIONS]["lenient"] = True
+    return made
+
+
+def with_definitions(part: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of what `held_schema` gave as a schema of its own, with the definitions it needs."""
+    own = dict(part) if isinstance(part, dict) else {"not": {}} if part is False else {}
+    definitions = root.get("$defs", {})
+    found: dict[str, Any] = {}
+    open_parts: list[Any] = [own]
+    while open_parts:
+        for reference in _references(open_parts.pop()):
+            name = reference.removeprefix("#/$defs/")
+            if name not in found and name in definitions:
+                found[name] = definitions[name]
+                open_parts.append(definitions[name])
+    options = {OPTIONS: root[OPTIONS]} if OPTIONS in root else {}
+    return {**own, **({"$defs": found} if found else {}), **options}
+
+
+def ignore(whose: str, keyword: str, reason: str) -> None:
+    """Log that texts are not held to a keyword, once for each keyword."""
+    if keyword not in _logged:
+        _logged.add(keyword)
+        logger.warning(
+            "%s: %s; it is ignored, since the schema is not strict. Further schemas with %s are "
+            "not reported.",
+            whose,
+            reason,
+            keyword,
+        )
+
+
+def find(pointer: str, root: Any) -> Any:
+    """What a JSON pointer such as `#/$defs/a` names; None where there is nothing."""
+    found = root
+    for part in pointer.removeprefix("#").split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _references(value: Any) -> Iterator[str]:
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            if isinstance(each.get("$ref"), str):
+                yield each["$ref"]
+            pending += [member for name, member in each.items() if name not in ("const", "enum")]
+        elif isinstance(each, list):
+            pending += each
+
+
+class _Holder:
+    def __init__(self, root: dict[str, Any], whose: str, strict: bool, closed: bool) -> None:
+        self._root, self._whose, self._strict, self._closed = root, whose, strict, closed
+        self._names: dict[str, str] = {}
+        self._waiting: list[tuple[str, Any, str]] = []
+        self._composed = self._composed_objects() if closed else set()
+
+    def document(self, is_arguments: bool) -> dict[str, Any]:
+        root = self._root
+        if is_arguments and not any(name in root for name in ("$ref", *_LISTS)):
+            # A function that says nothing of its arguments has none.
+            says = any(root.get(name) is not None for name in _OBJECT_KEYWORDS)
+            root = {**root, "type": "object", **({} if says else {"properties": {}})}
+        made = self._schema(root, "", closes=self._closed and is_arguments)
+        definitions: dict[str, Any] = {}
+        while self._waiting:
+            name, schema, path = self._waiting.pop()
+            definitions[name] = self._schema(schema, path)
+        if not isinstance(made, dict):
+            made = {}
+        return {**made, "$defs": definitions} if definitions else made
+
+    def _refuse(self, keyword: str, path: str, reason: str, logged: str | None = None) -> None:
+        place = f" (at {path[:200]})" if path else ""
+        told = f"the keyword {json.dumps(keyword)}{place} {reason}"
+        if self._strict:
+            raise Unheld(f"{self._whose}: {told}")
+        ignore(self._whose, logged or keyword, told)
+
+    def _schema(self, schema: Any, path: str, closes: bool = False) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            self._refuse(path.rpartition("/")[2], path, "is no schema", "what is no schema")
+            return {}
+        held: dict[str, Any] = {}
+        for name, value in schema.items():
+            if name in _UNKNOWN:
+                if value is not None and value not in _ALLOWING.get(name, ()):
+                    self._refuse(name, path, "is not supported by grammars of JSON")
+            elif name == "const" or (value is not None and name in _KEYWORDS):
+                self._member(held, name, value, f"{path}/{name}")
+        self._names_of_properties(schema, held, path)
+        if self._closed and "properties" in held and id(schema) not in self._composed:
+            self._close(held, closes)
+        return held
+
+    def _member(self, held: dict[str, Any], name: str, value: Any, path: str) -> None:
+        """Put what is left of a keyword into `held`."""
+        is_right, reason = _KEYWORDS[name]
+        if not is_right(value):
+            self._refuse(name, path, reason)
+        elif name == "$ref":
+            if (target := self._reference(value)) is not None:
+                held[name] = target
+            else:
+                self._refuse(name, path, "names nothing in this schema")
+        elif name == "type":
+            kinds = [value] if isinstance(value, str) else value
+            known = [kind for kind in kinds if kind in KINDS]
+            if len(known) < len(kinds):
+                self._refuse(name, path, f"has a value other than {', '.join(sorted(KINDS))}")
+            elif known:
+                held[name] = value
+        elif name == "format" and value not in FORMATS:
+            reason = f"has the unknown value {value!r:.40}; known are {', '.join(sorted(FORMATS))}"
+            self._refuse(name, path, reason)
+        elif name == "pattern" and not is_pattern(value):
+            self._refuse(name, path, "is a regular expression that grammars cannot follow")
+        elif name == "patternProperties":
+            parts = {key: each for key, each in value.items() if is_pattern(key)}
+            if len(parts) < len(value):
+                self._refuse(name, path, "has a regular expression that grammars cannot follow")
+                held["additionalProperties"] = True
+            held[name] = {key: self._schema(parts[key], f"{path}/{key}") for key in parts}
+        elif name == "properties":
+            held[name] = {key: self._schema(each, f"{path}/{key}") for key, each in value.items()}
+        elif name in (*_LISTS, "prefixItems") or (name == "items" and isinstance(value, list)):
+            held[name] = [self._schema(each, f"{path}/{at}") for at, each in enumerate(value)]
+        elif name in ("items", "additionalItems", "additionalProperties"):
+            if not (name == "additionalProperties" and name in held):
+                held[name] = self._schema(value, path)
+        elif name == "required":
+            held[name] = list(dict.fromkeys(value))
+        else:
+            held[name] = int(value) if name in _COUNTS else value
+
+    def _names_of_properties(self, schema: Any, held: dict[str, Any], path: str) -> None:
+        """Hold an object without properties of its own to the names that `propertyNames` allows."""
+        names = schema.get("propertyNames")
+        if isinstance(names, dict) and isinstance(names.get("$ref"), str):
+            names = find(names["$ref"], self._root)
+        others = held.get("additionalProperties", True)
+        if not isinstance(names, dict) or "properties" in held or "patternProperties" in held:
+            return
+        if isinstance(keys := names.get("enum"), list) and all(isinstance(k, str) for k in keys):
+            held["properties"] = dict.fromkeys(keys, others)
+            held["additionalProperties"] = False
+        elif isinstance(pattern := names.get("pattern"), str) and is_pattern(pattern):
+            held["patternProperties"] = {pattern: others}
+            held["additionalProperties"] = False
+
+    def _close(self, held: dict[str, Any], is_root: bool) -> None:
+        if "additionalProperties" in held or not (held["properties"] or is_root):
+            return
+        for name in held.get("required", ()):
+            held["properties"].setdefault(name, {})
+        held["additionalProperties"] = False
+
+    def _reference(self, reference: str) -> str | None:
+        """A `$ref` to a definition of the result; None where it names nothing."""
+        own = self._root.get("$id", self._root.get("id"))
+        if isinstance(own, str) and own and reference.startswith(own.rstrip("#")):
+            reference = "#" + reference.removeprefix(own.rstrip("#")).removeprefix("#")
+        pointer = reference
+        if not reference.startswith("#"):
+            return None
+        if len(reference) > 1 and not reference.startswith("#/"):
+            found = self._anchored(reference[1:])
+        else:
+            found = find(reference, self._root)
+        if not isinstance(found, dict | bool):
+            return None
+        if pointer not in self._names:
+            self._names[pointer] = name = f"d{len(self._names)}"
+            self._waiting.append((name, found, pointer.removeprefix("#")))
+        return f"#/$defs/{self._names[pointer]}"
+
+    def _anchored(self, anchor: str) -> Any:
+        pending: list[Any] = [self._root]
+        while pending:
+            each = pending.pop()
+            if isinstance(each, dict):
+                if each.get("$anchor") == anchor:
+                    return each
+                pending += each.values()
+            elif isinstance(each, list):
+                pending += each
+        return None
+
+    def _composed_objects(self) -> set[int]:
+        """Ids of schemas that describe one object together with others: none of them says which
+        properties the object has.
+        """
+        composed: set[int] = set()
+        pending: list[Any] = [self._root]
+        while pending:
+            each = pending.pop()
+            if isinstance(each, dict):
+                if each.get("allOf") or (
+                    "properties" in each and any(each.get(k) for k in ("anyOf", "oneOf", "$ref"))
+                ):
+                    parts = self._of_one_object(each)
+                    if sum(bool(part.get("properties")) for part in parts.values()) > 1:
+                        composed.update(parts)
+                pending += each.values()
+            elif isinstance(each, list):
+                pending += each
+        return composed
+
+    def _of_one_object(self, schema: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        parts: dict[int, dict[str, Any]] = {}
+        pending: list[Any] = [schema]
+        while pending:
+            each = pending.pop()
+            if not isinstance(each, dict) or id(each) in parts:
+                continue
+            parts[id(each)] = each
+            for name in _LISTS:
+                if isinstance(each.get(name), list):
+                    pending += each[name]
+            if isinstance(each.get("$ref"), str):
+                pending.append(find(each["$ref"], self._root))
+        return parts
+
+
+def _is_count(value: Any) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value < 2**53
+        and value == int(value)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e300 and math.isfinite(value)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict | bool)
+
+
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_OBJECT_KEYWORDS = (
+    *("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
+    *("minProperties", "maxProperties"),
+)
+_Rule = tuple[Callable[[Any], bool], str]
+_COUNT: _Rule = (_is_count, "must be a whole number of at least 0")
+_NUMBER: _Rule = (_is_number, "must be a number")
+_TEXT: _Rule = (lambda value: isinstance(value, str), "must be a string")
+_MAP: _Rule = (lambda value: isinstance(value, dict), "must be an object")
+_SOME: _Rule = (lambda value: isinstance(value, list) and bool(value), "must be a list of schemas")
+_KEYWORDS: Mapping[str, _Rule] = {
+    "$ref": _TEXT,
+    "type": (
+        lambda value: isinstance(value, str) or _is_texts(value),
+        "must be a string or a list of strings",
+    ),
+    "const": (lambda value: True, ""),
+    "enum": (lambda value: isinstance(value, list) and bool(value), "must be a list of values"),
+    "properties": _MAP,
+    "patternProperties": _MAP,
+    "required": (_is_texts, "must be a list of names"),
+    "additionalProperties": (_is_schema, "must be a schema"),
+    "additionalItems": (_is_schema, "must be a schema"),
+    "items": (lambda value: isinstance(value, dict | bool | list), "must be a schema"),
+    **dict.fromkeys((*_LISTS, "prefixItems"), _SOME),
+    **dict.fromkeys(_COUNTS, _COUNT),
+    **dict.fromkeys(("minimum", "maximum"), _NUMBER),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _NUMBER),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "must be a number above 0"),
+    "pattern": _TEXT,
+    "format": _TEXT,
+}
+"""Keywords that llguidance follows: whether a value is one, and what it must be."""
+
+
+@lru_cache(maxsize=1024)
+def is_pattern(pattern: str) -> bool:
+    """Whether a regular expression of a schema can be followed."""
+    from llguidance import LLMatcher
+
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
