@@ -31,8 +31,8 @@ class TaggedFormat(InTemplate):
     `key` and a value up to `value_end`, of which a line end at each end is no part where
     `in_lines`; and `follows` before the next head, or `end`: regular expressions, bounded. A string
     may stand between the two texts of `quotes`. Some models leave the section's mark out: `bare` is
-    how such calls begin, which `head` begins with, too. With `types`, `key` has a group `type`: a value of
-    the type "string" is a string whatever the schema allows.
+    how such calls begin, which `head` begins with, too. With `types`, `key` has a group `type`: a
+    value of the type "string" is a string whatever the schema allows.
     """
 
     name: str

@@ -43,10 +43,6 @@ _LISTS = ("anyOf", "oneOf", "allOf")
 _logged: set[str] = set()
 
 
-class Unheld(ValueError):
-    """A keyword that texts cannot be held to."""
-
-
 def held_schema(
     schema: Any, *, whose: str, strict: bool = False, closed: bool = False, root: bool = False
 ) -> dict[str, Any]:
@@ -56,14 +52,16 @@ def held_schema(
         whose: what the schema belongs to, for errors and the log
         strict: raise for a keyword that is unknown, or used wrongly; otherwise ignore it
         closed: objects that name their properties have no others, unless they say so
-        root: the schema describes the arguments of a function, which are an object
+        root: the schema describes the arguments of a function, which are an object. A keyword that
+            is used wrongly is ignored there unless the function is strict
 
     Raises:
-        ValueError: the schema is strict and has a keyword that cannot be followed
+        ValueError: a keyword is used wrongly, or the schema is strict and has a keyword that
+            cannot be followed
     """
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")
-    made = _Holder(schema, whose, strict, closed).document(root)
+    made = _Holder(schema, whose, strict, closed, root).document()
     made[OPTIONS] = {"whitespace_pattern": WHITESPACE}
     if not strict and any(f'"{keyword}"' in json.dumps(made) for keyword in _APPROXIMATED):
         made[OPTIONS]["lenient"] = True
@@ -124,14 +122,17 @@ def _references(value: Any) -> Iterator[str]:
 
 
 class _Holder:
-    def __init__(self, root: dict[str, Any], whose: str, strict: bool, closed: bool) -> None:
+    def __init__(
+        self, root: dict[str, Any], whose: str, strict: bool, closed: bool, is_arguments: bool
+    ) -> None:
+        self._is_arguments = is_arguments
         self._root, self._whose, self._strict, self._closed = root, whose, strict, closed
         self._names: dict[str, str] = {}
         self._waiting: list[tuple[str, Any, str]] = []
         self._composed = self._composed_objects() if closed else set()
 
-    def document(self, is_arguments: bool) -> dict[str, Any]:
-        root = self._root
+    def document(self) -> dict[str, Any]:
+        root, is_arguments = self._root, self._is_arguments
         if is_arguments and not any(name in root for name in ("$ref", *_LISTS)):
             # A function that says nothing of its arguments has none.
             says = any(root.get(name) is not None for name in _OBJECT_KEYWORDS)
@@ -145,18 +146,18 @@ class _Holder:
             made = {}
         return {**made, "$defs": definitions} if definitions else made
 
-    def _refuse(self, keyword: str, path: str, reason: str, logged: str | None = None) -> None:
+    def _refuse(self, keyword: str, path: str, reason: str, is_wrong: bool = False) -> None:
         place = f" (at {path[:200]})" if path else ""
         told = f"the keyword {json.dumps(keyword)}{place} {reason}"
-        if self._strict:
-            raise Unheld(f"{self._whose}: {told}")
-        ignore(self._whose, logged or keyword, told)
+        if self._strict or (is_wrong and not self._is_arguments):
+            raise ValueError(f"{self._whose}: {told}")
+        ignore(self._whose, keyword, told)
 
     def _schema(self, schema: Any, path: str, closes: bool = False) -> Any:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            self._refuse(path.rpartition("/")[2], path, "is no schema", "what is no schema")
+            self._refuse(path.rpartition("/")[2], path, "is no schema", is_wrong=True)
             return {}
         held: dict[str, Any] = {}
         for name, value in schema.items():
@@ -174,17 +175,18 @@ class _Holder:
         """Put what is left of a keyword into `held`."""
         is_right, reason = _KEYWORDS[name]
         if not is_right(value):
-            self._refuse(name, path, reason)
+            self._refuse(name, path, reason, is_wrong=True)
         elif name == "$ref":
             if (target := self._reference(value)) is not None:
                 held[name] = target
             else:
-                self._refuse(name, path, "names nothing in this schema")
+                self._refuse(name, path, "names nothing in this schema", is_wrong=True)
         elif name == "type":
             kinds = [value] if isinstance(value, str) else value
             known = [kind for kind in kinds if kind in KINDS]
             if len(known) < len(kinds):
-                self._refuse(name, path, f"has a value other than {', '.join(sorted(KINDS))}")
+                kinds_told = ", ".join(sorted(KINDS))
+                self._refuse(name, path, f"has a value other than {kinds_told}", is_wrong=True)
             elif known:
                 held[name] = value
         elif name == "format" and value not in FORMATS:

@@ -236,7 +236,7 @@ VALUES: dict[str, object] = {
 
 @settings(max_examples=examples(25, exploring=60), deadline=None)
 @given(keys=st.lists(NAMES, min_size=1, max_size=3, unique=True), data=st.data())
-@pytest.mark.parametrize("name", EACH_PARSER + ("qwen3_coder", "gemma4"))
+@pytest.mark.parametrize("name", (*EACH_PARSER, "qwen3_coder", "gemma4"))
 def test_every_name_that_the_grammar_writes_is_read(
     name: str, keys: list[str], data: st.DataObject
 ) -> None:
