@@ -4,6 +4,7 @@ what they hold.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -15,13 +16,17 @@ RESERVE = 32
 answered 503.
 """
 _MIB = 2**20
+MAX_UNREAD = 128 * _MIB
+"""Bytes of answers that may wait for all clients together."""
 
 
 class Connection(Protocol):
     """A connection as the others see it."""
 
     @property
-    def has_unsent(self) -> bool: ...
+    def unsent(self) -> int:
+        """Bytes of answers that its client has not read."""
+        ...
 
     def give_way(self) -> None:
         """Close at once: it waits for a request, and others have one."""
@@ -44,6 +49,7 @@ class Connections:
         self._most = most
         self._open: set[Connection] = set()
         self._waiting: dict[Connection, None] = {}
+        self._unread: set[Connection] = set()
         self._bodies: dict[Connection, int] = {}
         self._body_bytes = 0
 
@@ -59,7 +65,7 @@ class Connections:
         give way.
         """
         if len(self._open) >= self._most + RESERVE:
-            oldest = next((other for other in self._waiting if not other.has_unsent), None)
+            oldest = next((other for other in self._waiting if not other.unsent), None)
             if oldest is None:
                 return False
             self.leave(oldest)
@@ -72,7 +78,24 @@ class Connections:
         """The connection is closed, or as good as closed. Leaving twice does nothing."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
+        self._unread.discard(connection)
         self.release(connection)
+
+    def set_unread(self, connection: Connection, unread: bool) -> None:
+        """Its client reads more slowly than answers come. Where all that waits for clients is too
+        much, those for whom most waits are cut off.
+        """
+        self._unread.discard(connection)
+        if not unread:
+            return
+        self._unread.add(connection)
+        total = sum(each.unsent for each in self._unread)
+        while total > MAX_UNREAD:
+            largest = max(self._unread, key=lambda each: each.unsent)
+            total -= largest.unsent
+            self._unread.discard(largest)
+            # It may be the one that is writing just now.
+            asyncio.get_running_loop().call_soon(largest.give_way)
 
     def set_waiting(self, connection: Connection, waiting: bool) -> None:
         if not waiting:

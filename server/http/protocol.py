@@ -39,9 +39,8 @@ MAX_CHUNKS = 2**16
 """Chunks of a body: each is a call, whatever its size."""
 MAX_CHUNK_OVERHEAD = 2**20
 """Bytes of a chunked body's sizes, extensions and trailers, none of which mean anything here."""
-_SLICE = 4096
+_SLICE, _BODY_SLICE = 4096, 2**15
 """Bytes that are parsed at a time: so many more than a limit may be read before it is noticed."""
-_BODY_SLICE = 2**15
 _LINGER = 2.0
 """Seconds that a client whose request was refused may go on sending, so that it gets to read why.
 """
@@ -79,8 +78,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._slow_reader = SlowReader(self._limits, self._abort)
 
     @property
-    def has_unsent(self) -> bool:
-        return self.transport.get_write_buffer_size() > 0
+    def unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
 
     def give_way(self) -> None:
         self._refused = True
@@ -148,10 +147,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._slow_reader.watch(self.transport)
+        self._peers.set_unread(self, True)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._slow_reader.stop()
+        self._peers.set_unread(self, False)
 
     # What the parser calls.
 
@@ -230,7 +231,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._behind = 0
         super().on_response_complete()
         self._unset_keepalive_if_required()
-        if self.has_unsent:
+        if self.unsent:
             self._slow_reader.watch(self.transport)
         # Without "100 Continue" the client may leave its body out: what comes next could be that or
         # another request.
