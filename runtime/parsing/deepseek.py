@@ -25,7 +25,6 @@ V3 = JsonFormat(
     found_by=lambda template: CALLS in template and "```json" in template,
     marks=(CALLS, CALLS_END, CALL, CALL_END, SEPARATOR),
     in_objects=False,
-    text_arguments=True,
 )
 FORMATS = (
     V3,

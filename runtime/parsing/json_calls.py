@@ -34,7 +34,6 @@ class JsonFormat(InTemplate):
     tool's. What is read: after `section.mark`, or at the beginning of the text, `head`,
     JSON, and `follows` before the next head, or `end`: regular expressions, bounded.
     `in_objects`: calls are JSON objects, whose members may stand in another order.
-    `text_arguments`: the chat template takes arguments as a text.
     """
 
     name: str
@@ -48,7 +47,6 @@ class JsonFormat(InTemplate):
     marks: tuple[str, ...]
     aliases: tuple[str, ...] = ()
     in_objects: bool = True
-    text_arguments: bool = False
 
     def matches(self, template: str) -> bool:
         return self.found_by(template)
@@ -79,24 +77,6 @@ class JsonFormat(InTemplate):
                 for name, arguments in calls
             ]
         )
-
-    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
-        if not self.text_arguments:
-            return list(messages)
-        return [
-            {**message, "tool_calls": [_in_text(call) for call in message["tool_calls"]]}
-            if "tool_calls" in message
-            else message
-            for message in messages
-        ]
-
-
-def _in_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    if isinstance(function["arguments"], str):
-        return call
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class _JsonParser(ScanParser):

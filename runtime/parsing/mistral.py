@@ -6,39 +6,15 @@ Magistral; mistral-common.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from .calls_grammar import Section, literal
 from .json_calls import OBJECT_END, OBJECT_HEAD, JsonFormat
-from .tool_calls import CallRules, Tool
+from .tool_calls import CallRules
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_ID_SIZE = 9
-"""What the templates take."""
 _ARGS_HEAD = r"NAME(?:\[CALL_ID\]\w{1,64})?\s{0,4}(?:\[ARGS\])?\s{0,8}(?=\{)"
 
 
-class Mistral(JsonFormat):
-    """A `ToolCallFormat`."""
-
-    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
-        return [_with_short_ids(message) for message in messages]
-
-
-def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
-    told = dict(message)
-    if "tool_call_id" in message:
-        told["tool_call_id"] = message["tool_call_id"][-_ID_SIZE:]
-    if "tool_calls" in message:
-        told["tool_calls"] = [
-            {**call, "id": call.get("id", "0" * _ID_SIZE)[-_ID_SIZE:]}
-            for call in message["tool_calls"]
-        ]
-    return told
-
-
-class MistralArgs(Mistral):
+class MistralArgs(JsonFormat):
     """A `ToolCallFormat`."""
 
     def head_of(self, name: str, rules: CallRules) -> str:
@@ -46,7 +22,7 @@ class MistralArgs(Mistral):
         return f"{literal(name, {})} ({call_id} /[a-zA-Z0-9]{{9}}/)? {args}"
 
 
-MISTRAL = Mistral(
+MISTRAL = JsonFormat(
     name="mistral",
     section=Section(CALLS, "[", ", ", "]"),
     before='{"name": "NAME", "arguments": ',

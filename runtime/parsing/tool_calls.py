@@ -88,8 +88,8 @@ class ToolCallFormat(Protocol):
 
     @property
     def in_template(self) -> bool:
-        """Whether the models' own chat templates tell of tools, calls and their results; else
-        `told` does.
+        """Whether the models' own chat templates tell of tools, calls and their results; else they
+        are told as text (`in_text.py`).
         """
         ...
 
@@ -117,9 +117,7 @@ class ToolCallFormat(Protocol):
         ...
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
-        """The messages as the chat template takes them; with all of that as text where it does not
-        know it.
-        """
+        """The messages with what the chat templates of this format alone need."""
         ...
 
 
@@ -131,21 +129,6 @@ class InTemplate:
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         return list(messages)
-
-
-def calls_in_text(form: ToolCallFormat, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with their calls in the content, as the model writes calls."""
-    return [
-        _in_content(form, message) if "tool_calls" in message else message for message in messages
-    ]
-
-
-def _in_content(form: ToolCallFormat, message: dict[str, Any]) -> dict[str, Any]:
-    functions = [call["function"] for call in message["tool_calls"]]
-    calls = form.written([Call(each["name"], each["arguments"]) for each in functions])
-    content = "\n".join(part for part in (message["content"], calls) if part)
-    kept = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**kept, "content": content}
 
 
 @cache

@@ -103,7 +103,7 @@ class ChatTemplates:
             "documents": None,
             **(template_kwargs or {}),
             "messages": _open_final_message(messages) if continue_final_message else list(messages),
-            "tools": list(tools) if tools else None,
+            "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -120,9 +120,14 @@ def _open_final_message(messages: Sequence[dict[str, Any]]) -> list[dict[str, An
     transformers does the same.
     """
     content = messages[-1].get("content") if messages else None
-    if not isinstance(content, str):
+    if isinstance(content, list) and content:
+        *before, last = content
+        opened: Any = [*before, {**last, "text": last["text"] + _END_OF_FINAL_MESSAGE}]
+    elif isinstance(content, str):
+        opened = content + _END_OF_FINAL_MESSAGE
+    else:
         raise ChatTemplateError("continue_final_message needs a final message with text")
-    return [*messages[:-1], {**messages[-1], "content": content + _END_OF_FINAL_MESSAGE}]
+    return [*messages[:-1], {**messages[-1], "content": opened}]
 
 
 def _cut_at_end_of_final_message(text: str) -> str:

@@ -142,12 +142,15 @@ class _Turn:
     about: dict[str, Any] = field(default_factory=dict)
 
     def add(self, more: _Turn) -> None:
-        self.texts += more.texts
+        # Two messages are two lines, whatever the chat template puts between parts of one.
+        self.texts[-1:] = ["\n".join([*self.texts[-1:], *more.texts[:1]])]
+        self.texts += more.texts[1:]
         self.thoughts += more.thoughts
         self.calls += more.calls
 
     def message(self) -> dict[str, Any]:
-        found = {"role": self.role, "content": "\n".join(self.texts), **self.about}
+        content = [{"type": "text", "text": text} for text in self.texts]
+        found: dict[str, Any] = {"role": self.role, "content": content, **self.about}
         if self.thoughts:
             found["reasoning_content"] = "\n".join(self.thoughts)
         if self.calls:

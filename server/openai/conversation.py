@@ -9,24 +9,21 @@ and calls: one way for chat completions and every endpoint family whose bodies b
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 from ...runtime.engine.messages import FinishReason
 from ...runtime.parsing.events import CallBegins, Event, Parser, PlainText
 from ...runtime.parsing.reasoning import ReasoningFormat, choose_reasoning
-from ...runtime.parsing.tool_calls import ToolCallFormat, calls_in_text
 from ...runtime.tokenizer.chat_template import ChatTemplateError
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..errors import InvalidRequest
-from ..http.body import check_structure
 from ..limits import check_text
 from ..state import THREAD_FROM, Serving
 from .generation import generation_requests
 from .protocol import ChatCompletionRequest, ChatOptions
+from .rendering import render_chat
 from .tools import ToolUse, chat_grammar, format_of, tool_use
 
 
@@ -178,7 +175,7 @@ async def chat_prompt(
         )
         raise InvalidRequest(message, param="messages", code="no_chat_template")
     form = reasoning_of(serving)
-    render = partial(_render, tokenizer, options, format_of(serving))
+    render = partial(render_chat, tokenizer.templates, options, format_of(serving))
     try:
         text = render() if size < THREAD_FROM else await serving.threads.run(render)
     except ChatTemplateError as error:
@@ -196,59 +193,5 @@ def _begun(options: ChatOptions) -> str:
     """The text of the message that the answer goes on with, if it goes on with one."""
     if not options.continue_final_message or not options.messages:
         return ""
-    content = options.messages[-1].for_template().get("content")
-    return content if isinstance(content, str) else ""
-
-
-def _render(tokenizer: Tokenizer, options: ChatOptions, form: ToolCallFormat) -> str:
-    """The prompt. Tool calls that the template leaves out become text. Raises `InvalidRequest` and
-    `ChatTemplateError`.
-    """
-    calls = [call for message in options.messages for call in message.tool_calls]
-    arguments = [call.function.arguments for call in calls]
-    check_structure("".join([part for part in arguments if isinstance(part, str)]).encode())
-    messages = [message.for_template() for message in options.messages]
-    if form.in_template:
-        messages = form.told(messages, options.told)
-    tools = options.told
-    apply = partial(
-        tokenizer.apply_chat_template,
-        add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
-        continue_final_message=options.continue_final_message,
-        template_kwargs=options.template_kwargs,
-    )
-    untold = bool(calls) and _leaves_calls_out(messages, apply)
-    if not form.in_template and (tools or untold):
-        return apply(form.told(messages, tools))
-    if untold:
-        try:
-            messages = calls_in_text(form, messages)
-        except (RecursionError, ValueError):
-            raise ChatTemplateError(
-                "the arguments of a tool call are nested too deeply, or hold a number that JSON "
-                "does not have"
-            ) from None
-    return apply(messages, tools=[tool.described() for tool in tools])
-
-
-def _leaves_calls_out(
-    messages: list[dict[str, Any]], apply: Callable[[list[dict[str, Any]]], str]
-) -> bool:
-    """Whether a call does not show in the prompt, by a name that occurs nowhere else: templates
-    pass over what they do not know.
-    """
-    names: list[str] = []
-
-    def marked(call: dict[str, Any]) -> dict[str, Any]:
-        names.append(uuid.uuid4().hex)
-        return {**call, "function": {**call["function"], "name": names[-1]}}
-
-    text = apply(
-        [
-            {**message, "tool_calls": [marked(call) for call in message["tool_calls"]]}
-            if "tool_calls" in message
-            else message
-            for message in messages
-        ]
-    )
-    return any(name not in text for name in names)
+    content = options.messages[-1].for_template()["content"]
+    return str(content[-1]["text"]) if content else ""

@@ -155,18 +155,15 @@ class ToolCall(WireModel):
         return call if self.id is None else {"id": self.id, **call}
 
 
-def parse_content(value: Any, info: ValidationInfo) -> str:
-    """A message's text: a string, or content parts that hold text, which are joined by line
-    ends.
+def parse_content(value: Any, info: ValidationInfo) -> str | list[str]:
+    """A message's text: a string, or the texts of content parts, which are joined as the chat
+    template joins them.
     """
     by_assistant = info.data.get("role") == "assistant"
     if isinstance(value, str):
         return value
-    if (
-        value is None
-        and by_assistant
-        and (info.data.get("tool_calls") or info.data.get("refusal") is not None)
-    ):
+    beside = ("tool_calls", "refusal", "reasoning_content", "reasoning")
+    if value is None and by_assistant and any(info.data.get(name) for name in beside):
         return ""
     if value is None:
         raise PydanticCustomError("missing", "Field required")
@@ -174,10 +171,10 @@ def parse_content(value: Any, info: ValidationInfo) -> str:
         raise PydanticCustomError(
             "content_type", "Input should be a string or a list of content parts"
         )
-    return "\n".join(
+    return [
         _part_text(part, index, ("text", "refusal") if by_assistant else ("text",))
         for index, part in enumerate(value)
-    )
+    ]
 
 
 def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
@@ -195,7 +192,7 @@ def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
 
 
 Content = Annotated[
-    str,
+    str | list[str],
     PlainValidator(parse_content),
     WithJsonSchema(
         {
@@ -243,9 +240,11 @@ class ChatMessage(WireModel):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it. A refusal is what the assistant said."""
+        texts = [self.content] if isinstance(self.content, str) else self.content
+        texts = [text for text in (*texts, self.refusal) if text]
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": "\n".join(text for text in (self.content, self.refusal) if text),
+            "content": [{"type": "text", "text": text} for text in texts],
         }
         optional = {
             "name": self.name,

@@ -14,6 +14,7 @@ from tiny_models import make_tiny_model
 
 from piecework import LLM, SamplingParams
 from piecework.runtime.parsing.events import Arguments, CallBegins, Event, Text
+from piecework.runtime.parsing.in_text import tools_in_text, turns_in_text
 from piecework.runtime.parsing.reasoning import reasoning_formats
 from piecework.runtime.parsing.tool_calls import CallRules, Tool, choose_format, formats
 from piecework.runtime.sampling import grammar
@@ -264,10 +265,12 @@ def test_models_without_tools_are_told_in_words() -> None:
         {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
         {"role": "tool", "content": "2", "tool_call_id": "x"},
     ]
-    system, user, called, result = generic.told(messages, [ADD])
-    assert system["content"].startswith("Be kind.\n\n") and '"name": "add"' in system["content"]
-    assert user == messages[1]
+    tool = ADD._replace(description="加法")
+    system, told, user, called, result = turns_in_text(
+        generic, tools_in_text(generic, messages, [tool])
+    )
+    assert (system, user) == (messages[0], messages[1])
+    assert '"name": "add", "description": "加法"' in told["content"]
     assert read(called["content"]) == [CallBegins("add"), Arguments('{"a": 1}')]
     assert "tool_calls" not in called
     assert (result["role"], "2" in result["content"]) == ("user", True)
-    assert generic.told(messages[:2], []) == messages[:2]
