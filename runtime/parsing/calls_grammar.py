@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import regex
 
 from ..sampling.json_schema import held_schema
-from .tool_calls import CallRules, Tool
+from .tool_calls import Call, CallRules, Tool
 
 _BLANK = r"[ \n]{0,12}"
 
@@ -46,6 +46,14 @@ def written_head(before: str, name: str) -> str:
     """What stands before the arguments of a call."""
     words = {**{word: text for word, (_, text) in WORDS.items()}, "NAME": name}
     return re.sub(rf"\b({'|'.join(words)})\b", lambda found: words[found[0]], before)
+
+
+def written_call(
+    call: Call, before: str, arguments: Callable[[Mapping[str, Any]], str], after: str
+) -> str:
+    """A call as a text. `arguments`: writes an object; a text that is none stays as it is."""
+    told = call.arguments if isinstance(call.arguments, str) else arguments(call.arguments)
+    return written_head(before, call.name) + told + after
 
 
 def ended_text(text: str, end: str, special: Mapping[str, int]) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import regex
 
-from .calls_grammar import Section, filled, json_of, literal, written_head
+from .calls_grammar import Section, filled, json_of, literal, written_call
 from .events import Parser, as_json, as_text, read_json
 from .scan import JsonValue, ScanParser, Steps
 from .tool_calls import Call, CallRules, InTemplate, Tool
@@ -72,10 +72,7 @@ class JsonFormat(InTemplate):
 
     def written(self, calls: Sequence[Call]) -> str:
         return self.section.written(
-            [
-                written_head(self.before, name) + as_text(arguments) + self.after
-                for name, arguments in calls
-            ]
+            [written_call(call, self.before, as_text, self.after) for call in calls]
         )
 
 

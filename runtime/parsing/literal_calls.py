@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import regex
 
 from ..sampling.json_schema import with_definitions
-from .calls_grammar import Section, bounded_text, literal, written_head
+from .calls_grammar import Section, bounded_text, literal, written_call
 from .events import Arguments, CallBegins, Parser, as_json, read_json
 from .scan import ScanParser, Steps
 from .tool_calls import Call, CallRules, InTemplate, Tool
@@ -94,17 +94,13 @@ class LiteralFormat(InTemplate):
         return self.section_of(tools).grammar(calls, lines, rules, firsts)
 
     def written(self, calls: Sequence[Call]) -> str:
-        return self.section.written([self._written(call) for call in calls])
+        return self.section.written(
+            [written_call(call, self.before, self._arguments, self.after) for call in calls]
+        )
 
-    def _written(self, call: Call) -> str:
-        arguments = call.arguments
-        if isinstance(arguments, str):
-            told = arguments
-        else:
-            told = self.comma.join(
-                [f"{key}{self.equals}{self._told(value)}" for key, value in arguments.items()]
-            )
-        return written_head(self.before, call.name) + told + self.after
+    def _arguments(self, arguments: Mapping[str, Any]) -> str:
+        told = [f"{key}{self.equals}{self._told(value)}" for key, value in arguments.items()]
+        return self.comma.join(told)
 
     def _told(self, value: Any) -> str:
         """A value as a literal."""

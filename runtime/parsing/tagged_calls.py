@@ -9,7 +9,7 @@ from typing import Any
 
 import regex
 
-from .calls_grammar import Section, bounded_text, filled, literal, written_head
+from .calls_grammar import Section, bounded_text, filled, literal, written_call
 from .events import Arguments, CallBegins, Parser, as_json, as_text
 from .scan import JsonValue, ScanParser, Steps
 from .tool_calls import Call, CallRules, InTemplate, Tool
@@ -102,15 +102,12 @@ class TaggedFormat(InTemplate):
         return filled(self.opening, words, rules.special)
 
     def written(self, calls: Sequence[Call]) -> str:
-        return self.section.written([self._written(call) for call in calls])
+        return self.section.written(
+            [written_call(call, self.before, self._arguments, self.after) for call in calls]
+        )
 
-    def _written(self, call: Call) -> str:
-        arguments = call.arguments
-        if isinstance(arguments, str):
-            told = arguments
-        else:
-            told = "".join([self._told(key, value) for key, value in arguments.items()])
-        return written_head(self.before, call.name) + told + self.after
+    def _arguments(self, arguments: Mapping[str, Any]) -> str:
+        return "".join([self._told(key, value) for key, value in arguments.items()])
 
     def _told(self, key: str, value: Any) -> str:
         kind = self.types.get(kind_of(value), "")
