@@ -39,6 +39,8 @@ async def test_a_recorded_request_is_answered(scripted: ScriptedEngine, name: st
     assert answer.status_code == 200, answer.text
     assert ("error" not in answer.text) or '"error":null' in answer.text, answer.text
     assert not called or called in answer.text
+    # A call is held to its tool's schema, whatever the schemas of the others say.
+    assert bool(scripted.requests[-1].params.grammar) == bool(called)
     prompt = scripted.tokenizer.decode(scripted.requests[-1].prompt_ids)
     assert all(text in prompt for text in spoken(body)), prompt
 

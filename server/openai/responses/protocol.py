@@ -185,6 +185,8 @@ class ResponsesRequest(WireModel):
             raise disagreement("background", "background needs store to be true")
         if self.stream_options is not None and not self.stream:
             raise disagreement("stream_options", "stream_options needs stream to be true")
+        if sum(len(getattr(tool, "tools", "1")) for tool in self.tools) > MAX_TOOLS:
+            raise disagreement("tools", "all namespaces together have too many tools; send 128")
         choice = self.tool_choice
         if choice.type == "allowed_tools" and not all(
             tool.is_hosted or tool.is_among(self.told) for tool in choice.tools

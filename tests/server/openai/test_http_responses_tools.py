@@ -293,6 +293,15 @@ async def test_items_of_other_tools_are_taken_and_told(
     assert prompt(scripted).startswith(before)
 
 
+async def test_namespaces_do_not_multiply_the_tools_of_a_request(
+    client: httpx.AsyncClient,
+) -> None:
+    # Each name would be looked for among all others.
+    spaces = [namespace("a b", *[function("f")] * 100)] * 2
+    answer = await client.post(PATH, json={"model": "toy", "input": "Hi", "tools": spaces})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
+
+
 async def test_who_asks_for_a_compaction_is_told_that_there_is_none(
     client: httpx.AsyncClient,
 ) -> None:
