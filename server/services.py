@@ -11,6 +11,7 @@ from ..runtime.parsing.reasoning import choose_reasoning
 from ..runtime.parsing.tool_calls import AUTO, choose_format
 from ..runtime.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ..runtime.tokenizer.chat_template import ChatTemplates
+from ..runtime.tokenizer.template_reads import template_reads
 from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .app import Service, create_app
 from .config import ServerConfig
@@ -64,6 +65,8 @@ def _chat_rows(config: ServerConfig, templates: ChatTemplates) -> dict[str, str]
     thoughts = choose_reasoning(config.reasoning_parser, templates)
     if templates.default is None:
         return {}
+    for tools in (False, True):
+        template_reads(templates, tools=tools)  # Learned now, not in the first request.
     rows = {"tool calls": f"{calls.name} (--tool-call-parser)"}
     if config.tool_call_parser == AUTO and (reason := detect(templates).reason):
         rows["tool calls"] = f"{calls.name} (--tool-call-parser): {reason}"

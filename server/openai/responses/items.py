@@ -50,10 +50,10 @@ _TEXTS = {
 """Types of content parts that hold a text, and under which name."""
 
 
-def parse_text(value: Any) -> str:
-    """A text, or content parts that hold text, which are joined by line ends."""
+def parse_texts(value: Any) -> list[str]:
+    """Return the texts of a text, or of content parts that hold text."""
     if isinstance(value, str):
-        return value
+        return [value]
     if not isinstance(value, list):
         raise PydanticCustomError(
             "content_type", "Input should be a string or a list of content parts"
@@ -70,14 +70,19 @@ def parse_text(value: Any) -> str:
                 {"index": index},
             )
         texts.append(text)
-    return "\n".join(texts)
+    return texts
 
 
-Text = Annotated[
-    str,
-    PlainValidator(parse_text),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
-]
+def parse_text(value: Any) -> str:
+    """Return a text, or the texts of content parts, joined by line ends."""
+    return "\n".join(parse_texts(value))
+
+
+_SCHEMA = WithJsonSchema(
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+)
+Text = Annotated[str, PlainValidator(parse_text), _SCHEMA]
+Texts = Annotated[list[str], PlainValidator(parse_texts), _SCHEMA]
 
 
 def _parse_output(value: Any) -> str:
@@ -94,11 +99,7 @@ def _seen(part: Any) -> Any:
     return {"type": "text", "text": f"({kind}: this model reads text alone)"}
 
 
-Output = Annotated[
-    str,
-    PlainValidator(_parse_output),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
-]
+Output = Annotated[str, PlainValidator(_parse_output), _SCHEMA]
 
 
 def _known(kind: str) -> str:
@@ -124,7 +125,7 @@ class InputItem(WireModel):
     type: Annotated[str | None, Field(description="message", max_length=64)] = None
     id: Annotated[str | None, Field(max_length=128)] = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Text | None = None
+    content: Texts | None = None
     call_id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
     name: Annotated[str | None, Field(min_length=1)] = None
     namespace: Annotated[str | None, Field(min_length=1)] = None
@@ -168,11 +169,13 @@ class InputItem(WireModel):
         item: Item = {"id": self.id or item_id, "type": self.kind, "status": "completed"}
         match self.kind:
             case "message" if self.role == "assistant":
-                part: Item = {"type": "output_text", "text": self.content, "annotations": []}
-                return {**item, "role": self.role, "content": [part]}
+                part: Item = {"type": "output_text", "annotations": []}
+                content = [{**part, "text": text} for text in self.content or ()]
+                return {**item, "role": self.role, "content": content}
             case "message":
-                part = {"type": "input_text", "text": self.content}
-                return {**item, "role": self.role, "content": [part]}
+                part = {"type": "input_text"}
+                content = [{**part, "text": text} for text in self.content or ()]
+                return {**item, "role": self.role, "content": content}
             case "function_call":
                 return {**item, **self._call(), "arguments": self.arguments}
             case "custom_tool_call":
@@ -181,7 +184,8 @@ class InputItem(WireModel):
             case "function_call_output" | "custom_tool_call_output":
                 return {**item, "call_id": self.call_id, "output": self.output}
             case "reasoning":
-                parts = [{"type": "reasoning_text", "text": self.content or self.summary or ""}]
+                text = "\n".join(self.content or ()) or self.summary or ""
+                parts = [{"type": "reasoning_text", "text": text}]
                 return {**item, "summary": [], "content": parts}
             case "item_reference":
                 return {"type": self.kind, "id": self.id}
@@ -223,9 +227,9 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
                 _turn(messages, thought, begins=bool(thought))["tool_calls"].append(call)
             case _ if item["role"] == "assistant":
                 begins = bool(thought) or _has_said(messages)
-                _turn(messages, thought, begins=begins)["content"] = _texts(item)
+                _turn(messages, thought, begins=begins)["content"] = _parts(item)
             case _:
-                messages.append({"role": item["role"], "content": _texts(item)})
+                messages.append({"role": item["role"], "content": _parts(item)})
         thought = ""
     return messages
 
@@ -245,6 +249,12 @@ def characters(items: Iterable[Item]) -> int:
 
 def _texts(item: Item) -> str:
     return "\n".join(part.get("text", part.get("refusal", "")) for part in item["content"])
+
+
+def _parts(item: Item) -> list[Item]:
+    """The texts of a message as content parts of a chat."""
+    texts = [part.get("text", part.get("refusal", "")) for part in item["content"]]
+    return [{"type": "text", "text": text} for text in texts if text]
 
 
 def _has_said(messages: list[dict[str, Any]]) -> bool:

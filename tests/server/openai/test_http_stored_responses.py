@@ -186,7 +186,7 @@ async def test_a_long_history_is_worked_on_beside_the_event_loop(
         in_threads.clear()
         asked = {"model": MODEL, "input": "Hi", "previous_response_id": told["id"]}
         error_of(await client.post(PATH, json=asked), 400, "input")
-    assert in_threads[0] == "_render"
+    assert in_threads[0] == "render_chat"
 
 
 async def test_ids_cannot_be_guessed_and_reach_nothing_else(client: httpx.AsyncClient) -> None:

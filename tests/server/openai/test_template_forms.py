@@ -13,8 +13,11 @@ import pytest
 
 from piecework.runtime.parsing.tool_calls import choose_format
 from piecework.runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
+from piecework.server.anthropic.protocol import CountTokensRequest
+from piecework.server.anthropic.to_chat import chat_options
 from piecework.server.openai.protocol import ChatOptions
 from piecework.server.openai.rendering import render_chat
+from piecework.server.openai.responses.items import InputItem, messages_of
 
 FOLDER = os.environ.get("PIECEWORK_CHAT_TEMPLATES")
 FILES = sorted(Path(FOLDER).rglob("*.jinja")) if FOLDER else []
@@ -213,6 +216,19 @@ def test_parts_are_joined_as_the_template_joins_them() -> None:
     assert prompt(templates(joins.replace(" / ", "")), parts("user", "a", "b")) == "<user>ab"
     # A template of strings alone says nothing of parts.
     assert prompt(templates(_each(PLAIN)), parts("user", "a", "b")) == "<user>a\nb"
+
+
+def test_parts_of_every_api_reach_the_template_as_parts() -> None:
+    texts = ["one", "two"]
+    item = InputItem.model_validate(
+        {"role": "user", "content": [{"type": "input_text", "text": text} for text in texts]}
+    )
+    blocks = [{"type": "text", "text": text} for text in texts]
+    body = CountTokensRequest.model_validate({"messages": [{"role": "user", "content": blocks}]})
+    (message,) = messages_of([item.kept("msg")], None)
+    (other,) = chat_options(body).messages
+    assert message == {"role": "user", "content": blocks}
+    assert other.for_template() == message
 
 
 def test_system_and_developer_messages_are_one_message_in_order() -> None:
