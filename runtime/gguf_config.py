@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .loader.gguf_reader import FastGGUFReader, metadata
@@ -46,15 +47,7 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
             "it has no tensor token_embd.weight; it holds no whole model, or is one of several "
             "parts: merge them"
         )
-    content = {}
-    for key, member in _GGUF_KEYS.items():
-        value = get(key, kind=list if key in model.gguf_lists else int)
-        content[member] = max(value, default=0) if isinstance(value, list) else value
-    if content["num_hidden_layers"] > len(tensors):
-        raise ValueError(
-            f"{len(tensors)} tensors are too few for {content['num_hidden_layers']} layers; fetch "
-            "the model again"
-        )
+    content = _needed(get, model.gguf_lists, most_layers=len(tensors))
     heads = content["num_attention_heads"]
     head_dim = get("attention.key_length", content["hidden_size"] // max(heads, 1))
     if head_dim < 1:
@@ -90,7 +83,7 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
         "head_dim": head_dim,
         "rms_norm_eps": get(eps, kind=float),
         "rope_theta": get("rope.freq_base", 10000.0, kind=float),
-        "rope_scaling": rope,
+        "rope_scaling": {**model.gguf_rope, **rope},
         **{name: rope[name] for name in ("original_max_position_embeddings",) if name in rope},
         "partial_rotary_factor": turned / head_dim,
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -98,3 +91,22 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
         **given,
         **model.gguf_members(get, tensors),
     }
+
+
+def _needed(get: Callable[..., Any], lists: Sequence[str], *, most_layers: int) -> dict[str, Any]:
+    """Return the members of config.json that each file must have. `lists`: keys that may hold a
+    number for each layer. Raises `ValueError`.
+    """
+    content = {}
+    for key, member in _GGUF_KEYS.items():
+        # The converter leaves the key out where all layers have experts.
+        of_experts = get("expert_feed_forward_length", 0) or None
+        default = of_experts if key == "feed_forward_length" else None
+        value = get(key, default, kind=list if key in lists else int)
+        content[member] = max(value, default=0) if isinstance(value, list) else value
+    if content["num_hidden_layers"] > most_layers:
+        raise ValueError(
+            f"{most_layers} tensors are too few for {content['num_hidden_layers']} layers; fetch "
+            "the model again"
+        )
+    return content

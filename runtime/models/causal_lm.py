@@ -90,6 +90,8 @@ class CausalLM(nn.Module):
     """
     gguf_lists: ClassVar[tuple[str, ...]] = ()
     """Keys that all files have and that here may hold a number for each layer."""
+    gguf_rope: ClassVar[dict[str, Any]] = {}
+    """Members of rope_scaling that no metadata hold, and all models of this kind have."""
     gguf_interleaves_heads: ClassVar[bool] = False
     """Whether GGUF files hold the rows of q and k in the order of pairs (2i, 2i + 1), where
     checkpoints do not.

@@ -70,6 +70,7 @@ class GptOssForCausalLM(CausalLM):
         "expert_count": "num_local_experts",
         "expert_used_count": "num_experts_per_tok",
     }
+    gguf_rope: ClassVar[dict[str, Any]] = {"truncate": False}
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

@@ -68,7 +68,8 @@ class Mamba2ForCausalLM(CausalLM):
         inner = get("ssm.inner_size")
         return {
             "mamba_expand": inner // max(get("embedding_length"), 1),
-            "mamba_d_head": inner // max(get("ssm.time_step_rank"), 1),
+            # What config.json calls it, which `config_names` brings to `mamba_d_head`.
+            "head_dim": inner // max(get("ssm.time_step_rank"), 1),
             "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in tensors,
             "mamba_proj_bias": "blk.0.ssm_in.bias" in tensors,
         }

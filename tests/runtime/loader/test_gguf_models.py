@@ -18,7 +18,9 @@ from transformers import AutoConfig
 
 from piecework.runtime.layers.linear import StoredTensor
 from piecework.runtime.loader.checkpoint import reordered
+from piecework.runtime.loader.gguf_reader import open_gguf
 from piecework.runtime.loader.loader import load_model
+from piecework.runtime.model_config import ModelConfig
 from tests.runtime.gguf_models import add_metadata, experts, finish, metadata_of
 from tests.runtime.loaded_weights import loaded_weights
 from tests.runtime.models.variants import DELTA
@@ -169,7 +171,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mamba2": (
         "mamba2",
         {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 24},
-        {**SSM, "attention.head_count": 0, "feed_forward_length": 0},
+        {
+            **SSM,
+            "attention.head_count": 0,
+            "attention__key_length": None,
+            "feed_forward_length": 0,
+        },
     ),
     "nemotron_h": (
         "nemotron_h",
@@ -199,9 +206,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "num_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
+            "intermediate_size": 32,
             "shared_expert_intermediate_size": 48,
         },
-        SSM_OF_DELTA,
+        {**SSM_OF_DELTA, "feed_forward_length": None},
     ),
     "falcon_h1": (
         "falcon-h1",
@@ -321,6 +329,21 @@ def test_a_file_is_the_same_model_as_its_folder(tmp_path: Path, name: str) -> No
     others |= {"block_multiple_of", "block_auto_adjust_ff_dim"}
     for each in said.keys() - others:
         assert said[each] == pytest.approx(wanted[each]), each
+
+
+def test_a_file_of_gpt_oss_does_not_round_the_range_that_yarn_scales(tmp_path: Path) -> None:
+    """No metadata say so: all models of this kind have `truncate: false`."""
+    folder = make_tiny_model(tmp_path / "model", "gpt_oss", head_dim=16, num_local_experts=2)
+    config = AutoConfig.from_pretrained(folder)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gpt-oss")
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    for key, value in {**metadata_of(config), **yarn}.items():
+        add_metadata(writer, f"gpt-oss.{key.replace('__', '.')}", value)
+    for name in ("token_embd.weight", "a", "b"):
+        writer.add_tensor(name, np.zeros((512, 64), np.float32))
+    finish(writer)
+    read = ModelConfig.from_gguf(open_gguf(tmp_path / "model.gguf"), eos_token_ids=[2])
+    assert read.rope_scaling["truncate"] is False
 
 
 def test_a_file_of_qwen3_next_says_what_its_folder_says(tmp_path: Path) -> None:
