@@ -143,12 +143,33 @@ async def _many_members(arena: Arena) -> None:
     )
 
 
+async def _grammars(arena: Arena) -> None:
+    comment = "// " + "x" * 509_000 + "\n"
+    await together(
+        arena.post(
+            COMPLETIONS, {"prompt": "Hi", "max_tokens": 1, "ebnf": f'{comment}start: "a{n}"'}
+        )
+        for n in range(150)
+    )
+    patterns = [f"a.{{{number}}}b" for number in range(1, 22)]
+    schema = {"allOf": [{"type": "string", "pattern": pattern} for pattern in patterns]}
+    lark = "start: T\nT: " + " & ".join(f"/(.|\\n)*{pattern}(.|\\n)*/" for pattern in patterns)
+    keyed = {f"^[a-z]*x{number}$": {"type": "string"} for number in range(500)}
+    for asked in (
+        {"json_schema": schema},
+        {"ebnf": lark},
+        {"json_schema": {"type": "object", "patternProperties": keyed}},
+    ):
+        await arena.post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 1, **asked})
+
+
 ATTACKS = (
     Attack(
         "vanishing-numbers",
         "temperature, penalties, top-p and min-p of 1e-46 and the like",
         _numbers,
     ),
+    Attack("grammars", "150 grammars of comments; patterns that must hold together", _grammars),
     Attack("stop-strings", "66 kB of stop strings for 128 samples", _stop_strings),
     Attack("wrong-items", "4 MB of wrong items in messages, prompts, ids, stops", _wrong_items),
     Attack("many-lists", "a million lists to detokenise, texts to tokenise, prompts", _many_lists),

@@ -158,9 +158,8 @@ class _Watch:
         with contextlib.suppress(psutil.NoSuchProcess):
             children = self._web.children(recursive=True)
             self._seen.memory.append((_resident(self._web), sum(map(_resident, children))))
-            self._seen.engines = sorted(
-                {*self._seen.engines, *(child.pid for child in self._web.children())}
-            )
+            engines = [child.pid for child in self._web.children() if not _checks_grammars(child)]
+            self._seen.engines = sorted({*self._seen.engines, *engines})
         if len(self._seen.memory) > _MOST_SAMPLES:
             largest = max(self._seen.memory, key=sum)
             self._seen.memory = [
@@ -177,6 +176,15 @@ class _Watch:
             if self._web is not None:
                 self._note_memory()
         return seen
+
+
+def _checks_grammars(process: Any) -> bool:
+    """Whether a process of the server is one that it may end and start again."""
+    with contextlib.suppress(psutil.Error):
+        # A process that was just forked still has the command line of its parent.
+        is_new = time.time() - process.create_time() < 1
+        return is_new or any("grammar_process" in part for part in process.cmdline())
+    return True
 
 
 def _resident(process: Any) -> float:

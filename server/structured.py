@@ -4,21 +4,23 @@ grammar.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import pydantic_core
 from pydantic import Field, ValidationError
 
-from ..runtime.sampling import grammar
+from ..runtime.sampling import grammar, grammar_process
 from .errors import InvalidRequest, from_validation
 from .schemas import WireModel
 from .state import Serving
 
-_KEPT = 256
-"""Grammars of former requests that need no check."""
+_KEPT_CHARS = 4 * 2**20
+_kept: OrderedDict[bytes, str] = OrderedDict()
+"""Grammars of former requests, which need no check, by a hash of what was asked."""
 ANY_OBJECT = {"type": "object"}
 
 SchemaText = Annotated[
@@ -118,9 +120,21 @@ async def grammar_of(serving: Serving, fields: StructuredFields) -> str | None:
 async def made_grammar(serving: Serving, param: str, kind: str, value: Any) -> str:
     """A grammar that `param` describes; `kind`: one of `_MAKERS`. Raises `InvalidRequest`."""
     try:
-        content = json.dumps(value)
-        grammar.check_length(content)
-        return await serving.threads.run(_made, kind, content)
+        key: bytes | None = None
+
+        def make() -> tuple[str, int | None]:
+            nonlocal key
+            content = json.dumps(value)
+            grammar.check_length(content)
+            key = hashlib.sha256(f"{kind} {content}".encode()).digest()
+            if (known := _kept.get(key)) is not None:
+                return known, None
+            return _made(kind, content), _last_id(kind, value)
+
+        made = await grammar_process.made(make)
+        if key is not None:
+            _keep(key, made)
+        return made
     except ValidationError as error:
         reason = from_validation(error.errors()).message.removesuffix(".")
     except (ValueError, RecursionError) as error:
@@ -209,14 +223,36 @@ _MAKERS: Mapping[str, Callable[[Any], str]] = {
     "strict_json": _from_strict_json,
     "regex": grammar.from_regex,
     "choice": grammar.from_choice,
-    "ebnf": grammar.from_ebnf,
+    "ebnf": lambda text: _from_ebnf(text),
     "calls": lambda made: grammar.from_lark(*made),
-    "grammar": grammar.from_ebnf,
+    "grammar": lambda text: _from_ebnf(text),
     "structural_tag": _from_structural_tag,
 }
 
 
-@lru_cache(maxsize=_KEPT)
 def _made(kind: str, content: str) -> str:
-    """`content`: JSON, so that it can be compared."""
-    return _MAKERS[kind](json.loads(content))
+    """A grammar that is not checked. `content`: JSON."""
+    with grammar.unchecked():
+        return _MAKERS[kind](json.loads(content))
+
+
+def _last_id(kind: str, value: Any) -> int:
+    """The highest token that a grammar names."""
+    return max(value[1], default=0) if kind == "calls" else 0
+
+
+def _without_comments(text: str) -> str:
+    """A grammar without lines that are comments of Lark."""
+    if "//" not in text:
+        return text
+    return "".join([each for each in text.splitlines(True) if not each.lstrip().startswith("//")])
+
+
+def _from_ebnf(text: str) -> str:
+    return grammar.from_ebnf(_without_comments(text))
+
+
+def _keep(key: bytes, made: str) -> None:
+    _kept[key] = made
+    while sum(map(len, _kept.values())) > _KEPT_CHARS:
+        _kept.popitem(last=False)

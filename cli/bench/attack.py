@@ -11,6 +11,7 @@ from .flags import DEFAULT_URL, add_flag, add_json, add_measurement, given, posi
 NAMES = (
     *(
         "vanishing-numbers",
+        "grammars",
         "stop-strings",
         "wrong-items",
         "many-lists",

@@ -12,20 +12,22 @@ comes in, and compiled with the model's where tokens are chosen.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from functools import cache, lru_cache
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .grammar_vocabulary import Bytes, Vocabulary
 from .json_schema import held_schema
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ _STACK_BYTES = 512 * 2**20
 chain, and ends the process where the stack does. Reserved, and taken as far as it is used.
 """
 _stack_lock = Lock()
+_unchecked = threading.local()
 _MAX_GBNF = 10_000_000
 """Characters times rules: the library reads GBNF rule by rule, in Python, as often as it has rules.
 """
@@ -146,7 +149,6 @@ def from_structural_tag(structures: Sequence[tuple[str, Any, str]], triggers: Se
     return from_lark(StructTag.to_grammar(tags, assume_special=False))
 
 
-@lru_cache(maxsize=64)
 def after(lark: str, grammar: str) -> str:
     """A grammar in Lark that goes on with another one, its `@body`."""
     body = json.loads(grammar) if grammar.startswith("{") else {}
@@ -156,11 +158,23 @@ def after(lark: str, grammar: str) -> str:
     )
 
 
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Within this, grammars are made and not checked: the caller checks them otherwise."""
+    before, _unchecked.on = getattr(_unchecked, "on", False), True
+    try:
+        yield
+    finally:
+        _unchecked.on = before
+
+
 def checked(grammar: str, last_id: int = 0) -> str:
     """The same. `last_id`: the highest token that it names. Raises `ValueError` for one that
     llguidance does not take, that no text satisfies, or whose size is out of bounds.
     """
     check_length(grammar)
+    if getattr(_unchecked, "on", False):
+        return grammar
     matcher = _compiled(_bytes(last_id and last_id.bit_length()), grammar)
     # The first mask finds out what no text satisfies, a token what is too much for one.
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
@@ -204,20 +218,8 @@ def _bytes(bits: int = 0) -> LLTokenizer:
 
     if not bits:
         return LLTokenizer("byte")
-    tokens = _Bytes(max(512, 2**bits + 1))
+    tokens = Bytes(max(512, 2**bits + 1))
     return LLTokenizer(TokenizerWrapper(tokens), len(tokens.tokens), [tokens.eos_token_id])
-
-
-class _Bytes:
-    """As llguidance's `TokenizerWrapper` wants it."""
-
-    def __init__(self, size: int) -> None:
-        self.tokens = [bytes([token]) for token in range(256)] + [b""] * (size - 256)
-        self.special_token_ids: list[int] = []
-        self.bos_token_id, self.eos_token_id = None, size - 1
-
-    def __call__(self, text: bytes) -> list[int]:
-        return list(text)
 
 
 def _reason(matcher: LLMatcher) -> str:
@@ -372,25 +374,11 @@ class Grammars:
         return f"its grammar: {_reason(compiled)}" if compiled.is_error() else compiled
 
 
-class _Vocabulary:
-    """A tokenizer as llguidance's `TokenizerWrapper` wants it."""
-
-    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
-        self._tokenizer = tokenizer
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)]
-        self.special_token_ids = sorted(each for each in tokenizer.special_token_ids if each < size)
-        self.bos_token_id = tokenizer.bos_token_id
-        self.eos_token_id = 0
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode(), add_special_tokens=False)
-
-
 def _vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     ends = sorted(each for each in eos_token_ids.union(tokenizer.end_token_ids) if each < size)
     if not ends:
         raise ValueError("a grammar needs a token that ends a text, and the model names none")
-    wrapper = TokenizerWrapper(_Vocabulary(tokenizer, size))
+    wrapper = TokenizerWrapper(Vocabulary(tokenizer, size))
     return LLTokenizer(wrapper, n_vocab=size, eos_token=ends, slices=_SLICES)

@@ -83,7 +83,12 @@ class ServerProcess:
             time.sleep(0.05)
 
     def engine(self) -> psutil.Process:
-        (engine,) = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = [
+            child
+            for child in children
+            if not any("grammar_process" in part for part in child.cmdline())
+        ]
         return engine
 
     @contextlib.contextmanager
