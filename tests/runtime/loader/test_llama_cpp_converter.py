@@ -1,0 +1,75 @@
+"""Files that llama.cpp's own converter writes: the same model as the folder they are made from.
+
+`LLAMA_CPP` names a folder with llama.cpp's `convert_hf_to_gguf.py` and what it imports. The
+converter also needs the package sentencepiece.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from piecework import LLM, SamplingParams
+from tests.runtime.models.variants import VARIANTS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("LLAMA_CPP" not in os.environ, reason="LLAMA_CPP names no llama.cpp"),
+]
+PROMPT = [(31 + 7 * j * j) % 500 for j in range(60)]
+# The converter knows tokenizers by a hash, which none of a test has.
+CONVERT = """
+import runpy, sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
+try:
+    from conversion.base import TextModel
+except ImportError:
+    TextModel = None
+script = sys.argv[1] + "/convert_hf_to_gguf.py"
+sys.argv = [script, *sys.argv[2:]]
+if TextModel is not None:
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+runpy.run_path(script, run_name="__main__")
+"""
+# The converter takes intermediate_size for the size of the state's inputs.
+CHANGES: dict[str, dict[str, Any]] = {
+    # GGUF does not hold the limit.
+    "gpt-oss": {"swiglu_limit": 7.0},
+    "mamba2": {"hidden_size": 64, "num_heads": 4, "head_dim": 32, "intermediate_size": 128},
+}
+
+
+# Others need tokens that a tiny tokenizer lacks, or have settings that GGUF does not hold.
+CONVERTED = ("llama", "qwen2", "qwen3", "gpt-oss", "mamba2")
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_converted_file_says_what_the_folder_says(name: str, tmp_path: Path) -> None:
+    kind, settings = VARIANTS[name]
+    folder = make_tiny_model(tmp_path / "folder", kind, **settings | CHANGES.get(name, {}))
+    file = tmp_path / "model.gguf"
+    command = [sys.executable, "-c", CONVERT, os.environ["LLAMA_CPP"], str(folder)]
+    done = subprocess.run(
+        [*command, "--outfile", str(file), "--outtype", "f32"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits = wanted(torch.tensor([PROMPT])).logits[0]
+    said = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
+    llm = LLM(str(file), dtype="float32", max_total_tokens=512, num_threads=1)
+    params = SamplingParams(temperature=0.0, max_new_tokens=1, prompt_logprobs=0)
+    (answer,) = llm.generate([PROMPT], params)
+    found = [one.logprob for one in answer.prompt_logprobs or [] if one]
+    assert found == pytest.approx(said.tolist(), abs=2e-3)
