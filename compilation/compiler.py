@@ -109,10 +109,15 @@ class InductorCompiler:
     fuses = True
     suffix = ".pt2"
 
+    def __init__(self, *, keeps_bits: bool = False) -> None:
+        """`keeps_bits`: fused ops round their results as they do when they run one by one."""
+        self._settings = {"emulate_precision_casts": True} if keeps_bits else {}
+
     def options(self) -> dict[str, Any]:
         # A CPU kernel is compiled for a number of threads.
-        threads = {"threads": torch.get_num_threads()}
-        return threads | {
+        return {
+            "threads": torch.get_num_threads(),
+            "settings": self._settings,
             "environment": torch_private.inductor_environment(),
             "changes": torch_private.inductor_changes(),
         }
@@ -129,16 +134,13 @@ class InductorCompiler:
         )
 
     def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
-        torch_private.compile_package(bare_module(graph), example_inputs, path, {})
+        torch_private.compile_package(bare_module(graph), example_inputs, path, self._settings)
 
     def load(self, path: Path) -> PieceFunction:
         return torch_private.load_package(path)
 
 
-_COMPILERS: dict[str, type[EagerCompiler | InductorCompiler]] = {
-    "eager": EagerCompiler,
-    "inductor": InductorCompiler,
-}
+_COMPILERS = (EagerCompiler.name, InductorCompiler.name)
 
 
 def piece_compiler(name: str | None, platform: Platform) -> PieceCompiler:
@@ -158,7 +160,9 @@ def piece_compiler(name: str | None, platform: Platform) -> PieceCompiler:
             platform.device_type,
             chosen,
         )
-    return _COMPILERS[chosen]()
+    if chosen == InductorCompiler.name:
+        return InductorCompiler(keeps_bits=platform.pieces_keep_bits)
+    return EagerCompiler()
 
 
 def traced_function(graph: fx.Graph) -> PieceFunction:

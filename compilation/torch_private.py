@@ -138,8 +138,9 @@ def compile_package(
             program = torch.export.export(
                 module, examples, dynamic_shapes=_dynamic_shapes(inputs, units)
             )
+            # Inductor writes into the options.
             torch._inductor.aoti_compile_and_package(
-                program, package_path=os.fspath(path), inductor_configs=options
+                program, package_path=os.fspath(path), inductor_configs=dict(options)
             )
     except Exception as error:
         raise CompileError(sum_up(error)) from error

@@ -111,17 +111,27 @@ TRACED = {
 PRODUCTS = ("scaled_linear", "weight_only_linear", "fused_moe")
 """Of those the ones that no compiler is to look into: kernels are all that makes them fast."""
 
-for _name, (_signature, _meta) in TRACED.items():
-    _LIBRARY.define(_name + _signature)  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(_name, _meta, "Meta")  # type: ignore[no-untyped-call]
-
 
 def _version(op: str, x: torch.Tensor) -> Any:
     """What computes an op on tensors like `x`."""
     if torch.compiler.is_dynamo_compiling():
         return getattr(torch.ops.piecework, op).default
     return getattr(_versions.get(x.device.type, reference), op, getattr(reference, op))
+
+
+def _as_untraced(name: str) -> Any:
+    """The op in a traced forward, which computes what the layer computes without tracing."""
+
+    def op(x: torch.Tensor, *others: Any) -> Any:
+        return _version(name, x)(x, *others)
+
+    return op
+
+
+for _name, (_signature, _meta) in TRACED.items():
+    _LIBRARY.define(_name + _signature)  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(_name, _as_untraced(_name), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(_name, _meta, "Meta")  # type: ignore[no-untyped-call]
 
 
 def register(device_type: str, version: Any) -> None:

@@ -133,6 +133,10 @@ class Platform:
     """Most graphs that may exist at once; None: as many as fit the memory."""
     sequence_parallel_tokens: int = 1024
     """From how many tokens on a step's rows are split over ranks, where they are."""
+    # Whether a compiled piece gives the bits of the same ops one by one: it calls the device's
+    # kernels, and what it fuses rounds as it does alone. Else a piece that comes in while the
+    # engine serves changes the last bits of what follows.
+    pieces_keep_bits: bool = False
     padding_limit: float = 2.0
     """Padding a step to a captured size pays up to this many times its tokens."""
 

@@ -125,7 +125,9 @@ def _pack_linear(target: Target) -> Pass | str:
     return PackLinear(op) if target.asked else "weights would take twice their memory"
 
 
-def _lower(target: Target) -> Pass:
+def _lower(target: Target) -> Pass | str:
+    if target.fuses and target.platform.pieces_keep_bits:
+        return "each op gives the bits that it gives without a compiler"
     device = target.platform.device_type
     return Lower(
         tuple(

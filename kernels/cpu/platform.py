@@ -58,6 +58,7 @@ class CpuPlatform(Platform):
     ranks_share_memory = True
     cuts_head_groups = True
     graphs_are_real = False
+    pieces_keep_bits = True
     # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a
     # captured size is replayed.
     padding_limit = 1.0

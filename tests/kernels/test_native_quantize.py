@@ -1,4 +1,6 @@
-"""Quantisation of activations by the C++ kernels is the reference's, on every variant of them."""
+"""Norms, activations, rotations and quantisation by the C++ kernels are the reference's, on every
+variant of them.
+"""
 
 from __future__ import annotations
 
@@ -158,6 +160,38 @@ def test_a_fused_op_is_its_parts_one_after_another(
             assert torch.allclose(one, two, rtol=2.0**-7)
 
 
+@pytest.mark.parametrize("name", FUSED)
+@CASES
+@given(tokens=st.integers(0, 40), columns=st.integers(1, 700), seed=st.integers(0, 2**32 - 1))
+def test_without_quantising_the_rows_are_the_reference_s(
+    name: str, tokens: int, columns: int, seed: int
+) -> None:
+    op = name.removesuffix("_quantize")
+    eps = () if op == "silu_and_mul" else (EPS,)
+    arguments = (*FUSED[name](seed, tokens, columns), *eps)
+    made = [getattr(module, op)(*arguments) for module in (quantize, reference)]
+    found, expected = ([each] if isinstance(each, torch.Tensor) else each for each in made)
+    for one, two in zip(found, expected, strict=True):
+        assert one.shape == two.shape and one.dtype == two.dtype
+        assert torch.allclose(one.float(), two.float(), rtol=2.0**-6, atol=1e-30)
+        assert (one != two).sum().item() <= 1 + 0.02 * one.numel()
+
+
+@CASES
+@given(
+    tokens=st.integers(0, 20),
+    heads=st.integers(1, 9),
+    half=st.integers(1, 64),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_heads_are_rotated_to_the_bit(tokens: int, heads: int, half: int, seed: int) -> None:
+    """Queries are a part of longer rows."""
+    x = random(seed, tokens, heads + 2, 2 * half)[:, :heads]
+    turns = [random(seed + i, tokens, 1, 2 * half) for i in (1, 2)]
+    found, expected = (module.rotary_embedding(x, *turns) for module in (quantize, reference))
+    assert torch.equal(found, expected)
+
+
 @CASES
 @given(
     tokens=st.integers(0, 20),
@@ -217,4 +251,5 @@ def test_the_cpu_has_them_once_its_attention_is_chosen() -> None:
 
     CpuPlatform().make_attention_backend("native")
     assert ops.has_kernel("cpu", "silu_and_mul_quantize_dynamic")
-    assert not ops.has_kernel("cpu", "silu_and_mul")
+    assert ops.has_kernel("cpu", "silu_and_mul")
+    assert not ops.has_kernel("cpu", "silu_and_mul", torch.float32)

@@ -6,13 +6,17 @@ from __future__ import annotations
 import torch
 
 from .quantize import (
+    add_rms_norm,
     add_rms_norm_quantize_dynamic,
     add_rms_norm_quantize_static,
     norm_rotary_embedding,
     quantize_dynamic,
     quantize_static,
+    rms_norm,
     rms_norm_quantize_dynamic,
     rms_norm_quantize_static,
+    rotary_embedding,
+    silu_and_mul,
     silu_and_mul_quantize_dynamic,
     silu_and_mul_quantize_static,
 )
@@ -31,6 +35,7 @@ DTYPES = (torch.bfloat16,)
 
 __all__ = [
     "DTYPES",
+    "add_rms_norm",
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
     "argmax",
@@ -44,10 +49,13 @@ __all__ = [
     "norm_rotary_embedding",
     "quantize_dynamic",
     "quantize_static",
+    "rms_norm",
     "rms_norm_quantize_dynamic",
     "rms_norm_quantize_static",
+    "rotary_embedding",
     "sample_filtered",
     "sample_plain",
+    "silu_and_mul",
     "silu_and_mul_quantize_dynamic",
     "silu_and_mul_quantize_static",
     "softmax",

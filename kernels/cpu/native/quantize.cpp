@@ -1,4 +1,5 @@
-// Rows of bfloat16 to numbers of 8 bits, alone or behind what makes the rows; and the norm and rotation of queries and keys.
+// Norms and gated activations of rows of bfloat16, as bfloat16 or quantised to 8 bits; quantisation alone; and the norm and rotation of queries and
+// keys.
 #include <vector>
 
 #include "rows.h"
@@ -9,15 +10,16 @@ namespace {
 constexpr int64_t kAlone = 1 << 13;  // numbers that take no longer than waking another thread
 
 enum Source : int32_t { kRow = 0, kNorm = 1, kAddNorm = 2, kGated = 3 };
+enum Kind : int32_t { kInts = 0, kFloat8s = 1, kBfloat16s = 2 };
 
 struct Quantize {
   const bf16 *x, *residual, *weight;  // x [tokens][columns], of kGated [2 * columns]; the others where the source has them
   bf16* total;                        // x + residual
-  void* numbers;
-  float* scales;  // [tokens][columns / group]
+  void* numbers;  // [tokens][columns] of the kind
+  float* scales;  // [tokens][columns / group], of kBfloat16s none
   int64_t x_stride, residual_stride;
   Quantization how;
-  int32_t source, is_int8, tokens, columns;
+  int32_t source, kind, tokens, columns;
   float eps;
 };
 
@@ -38,7 +40,7 @@ const bf16* source_row(const Quantize& call, int64_t t, bf16* made) {
 }
 
 struct NormRotary {
-  const bf16 *q, *k, *q_weight, *k_weight, *cos, *signed_sin;  // cos, signed_sin [tokens][size]
+  const bf16 *q, *k, *q_weight, *k_weight, *cos, *signed_sin;  // without weights there is no norm; cos, signed_sin [tokens][size]
   bf16* out;                                                   // [tokens][heads + kv_heads][size]
   int64_t q_stride, k_stride;                                  // from a token to the next
   int32_t tokens, heads, kv_heads, size;
@@ -51,15 +53,17 @@ struct NormRotary {
 extern "C" void piecework_quantize(const void* arguments, int threads) {
   using namespace piecework;
   const Quantize& call = *static_cast<const Quantize*>(arguments);
-  const int64_t groups = call.how.scale ? 0 : call.columns / call.how.group;
+  const int64_t groups = call.kind == kBfloat16s || call.how.scale ? 0 : call.columns / call.how.group;
 #pragma omp parallel num_threads(static_cast<int64_t>(call.tokens) * call.columns < kAlone ? 1 : threads)
   {
     std::vector<bf16> made(call.columns);
 #pragma omp for schedule(static)
     for (int t = 0; t < call.tokens; ++t) {
-      const bf16* row = source_row(call, t, made.data());
       const int64_t first = static_cast<int64_t>(t) * call.columns;
-      if (call.is_int8)
+      const bool is_kept = call.kind == kBfloat16s;
+      const bf16* row = source_row(call, t, is_kept ? static_cast<bf16*>(call.numbers) + first : made.data());
+      if (is_kept) continue;
+      if (call.kind == kInts)
         quantize(row, call.columns, call.how, static_cast<int8_t*>(call.numbers) + first, call.scales + t * groups);
       else
         quantize(row, call.columns, call.how, static_cast<fp8*>(call.numbers) + first, call.scales + t * groups);
@@ -80,8 +84,11 @@ extern "C" void piecework_norm_rotary(const void* arguments, int threads) {
       for (int h = 0; h < heads; ++h) {
         const bool is_query = h < call.heads;
         const bf16* head = is_query ? call.q + t * call.q_stride + h * size : call.k + t * call.k_stride + (h - call.heads) * size;
-        rms_norm(head, is_query ? call.q_weight : call.k_weight, size, call.eps, made.data());
-        rotate(made.data(), call.cos + place, call.signed_sin + place, size, call.out + place * heads + h * size);
+        if (call.q_weight) {
+          rms_norm(head, is_query ? call.q_weight : call.k_weight, size, call.eps, made.data());
+          head = made.data();
+        }
+        rotate(head, call.cos + place, call.signed_sin + place, size, call.out + place * heads + h * size);
       }
     }
   }

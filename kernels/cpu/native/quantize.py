@@ -1,5 +1,5 @@
-"""Quantisation of activations by the C++ kernels, alone and behind what makes them; norm and
-rotation of heads.
+"""Norms, gated activations and rotations by the C++ kernels, and quantisation to 8 bits of what
+they give.
 
 Each op is `kernels.reference`'s of the same name: its numbers but for the order in which a norm
 sums, which may move one to its neighbour. What the kernels do not know goes to the reference.
@@ -19,12 +19,16 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64,
 
 
 class _Source(IntEnum):
-    """Of quantize.cpp: what makes the rows that are quantised."""
+    """What makes the rows of a call, as quantize.cpp numbers it."""
 
     ROW = 0
     NORM = 1
     ADD_NORM = 2
     GATED = 3
+
+
+_KINDS = {torch.int8: 0, torch.float8_e4m3fn: 1, torch.bfloat16: 2}
+"""Dtypes of a call's result, as quantize.cpp numbers them."""
 
 
 class Quantization(ctypes.Structure):
@@ -38,7 +42,7 @@ class _Quantize(ctypes.Structure):
         *((name, _POINTER) for name in ("x", "residual", "weight", "total", "numbers", "scales")),
         *((name, _LONG) for name in ("x_stride", "residual_stride")),
         ("how", Quantization),
-        *((name, _INT) for name in ("source", "is_int8", "tokens", "columns")),
+        *((name, _INT) for name in ("source", "kind", "tokens", "columns")),
         ("eps", _FLOAT),
     ]
 
@@ -52,7 +56,7 @@ class _NormRotary(ctypes.Structure):
     ]
 
 
-def _quantize(
+def _rows(
     source: _Source,
     x: torch.Tensor,
     dtype: torch.dtype,
@@ -63,18 +67,18 @@ def _quantize(
     residual: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Numbers [T, K], scales [T, K / group] where no `scale` is given, and x + residual where there
-    is one; None for what the kernels do not know.
+    """Return rows [T, K] of `dtype`, scales [T, K / group] if they are of 8 bits and no `scale` is
+    given, and x + residual if there is one; None for what the kernels do not know.
     """
     library = load_kernels()
     columns = x.shape[-1] // (2 if source is _Source.GATED else 1)
     if (
         library is None
-        or dtype not in (torch.int8, torch.float8_e4m3fn)
+        or dtype not in _KINDS
         or not _are_rows(x, *(() if residual is None else (residual,)))
         or (weight is not None and not is_row(weight, columns))
         or (scale is not None and (scale.shape != (1,) or scale.dtype != torch.float32))
-        or (scale is None and (group <= 0 or columns % group))
+        or (dtype != torch.bfloat16 and scale is None and (group <= 0 or columns % group))
     ):
         return None
     tokens = len(x)
@@ -85,7 +89,7 @@ def _quantize(
         *pointers(x, residual, weight, total, numbers, scales),
         *(x.stride(0), 0 if residual is None else residual.stride(0)),
         Quantization(*pointers(scale), group),
-        *(source, dtype == torch.int8, tokens, columns, eps),
+        *(source, _KINDS[dtype], tokens, columns, eps),
     )
     library.piecework_quantize(ctypes.byref(call), torch.get_num_threads())
     return numbers, scales, total
@@ -110,29 +114,48 @@ def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows, or heads that lie in a row."""
+    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1]) if x.is_contiguous() else None
+    made = None if rows is None else _rows(_Source.NORM, rows, x.dtype, weight=weight, eps=eps)
+    return made[0].view(x.shape) if made else reference.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    made = _rows(_Source.ADD_NORM, x, x.dtype, weight=weight, residual=residual, eps=eps)
+    return (made[0], made[2]) if made else reference.add_rms_norm(x, residual, weight, eps)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    made = _rows(_Source.GATED, x, x.dtype)
+    return made[0] if made else reference.silu_and_mul(x)
+
+
 def quantize_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    made = _quantize(_Source.ROW, x, dtype, scale=scale)
+    made = _rows(_Source.ROW, x, dtype, scale=scale)
     return made[0] if made else reference.quantize_static(x, scale, dtype)
 
 
 def quantize_dynamic(
     x: torch.Tensor, group: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    made = _quantize(_Source.ROW, x, dtype, group=group)
+    made = _rows(_Source.ROW, x, dtype, group=group)
     return made[:2] if made else reference.quantize_dynamic(x, group, dtype)
 
 
 def rms_norm_quantize_static(
     x: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    made = _quantize(_Source.NORM, x, dtype, scale=scale, weight=weight, eps=eps)
+    made = _rows(_Source.NORM, x, dtype, scale=scale, weight=weight, eps=eps)
     return made[0] if made else reference.rms_norm_quantize_static(x, weight, eps, scale, dtype)
 
 
 def rms_norm_quantize_dynamic(
     x: torch.Tensor, weight: torch.Tensor, eps: float, group: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    made = _quantize(_Source.NORM, x, dtype, group=group, weight=weight, eps=eps)
+    made = _rows(_Source.NORM, x, dtype, group=group, weight=weight, eps=eps)
     return made[:2] if made else reference.rms_norm_quantize_dynamic(x, weight, eps, group, dtype)
 
 
@@ -144,7 +167,7 @@ def add_rms_norm_quantize_static(
     scale: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if made := _quantize(
+    if made := _rows(
         _Source.ADD_NORM, x, dtype, scale=scale, weight=weight, residual=residual, eps=eps
     ):
         return made[0], made[2]
@@ -159,24 +182,27 @@ def add_rms_norm_quantize_dynamic(
     group: int,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    made = _quantize(
-        _Source.ADD_NORM, x, dtype, group=group, weight=weight, residual=residual, eps=eps
-    )
+    made = _rows(_Source.ADD_NORM, x, dtype, group=group, weight=weight, residual=residual, eps=eps)
     return made or reference.add_rms_norm_quantize_dynamic(x, residual, weight, eps, group, dtype)
 
 
 def silu_and_mul_quantize_static(
     x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    made = _quantize(_Source.GATED, x, dtype, scale=scale)
+    made = _rows(_Source.GATED, x, dtype, scale=scale)
     return made[0] if made else reference.silu_and_mul_quantize_static(x, scale, dtype)
 
 
 def silu_and_mul_quantize_dynamic(
     x: torch.Tensor, group: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    made = _quantize(_Source.GATED, x, dtype, group=group)
+    made = _rows(_Source.GATED, x, dtype, group=group)
     return made[:2] if made else reference.silu_and_mul_quantize_dynamic(x, group, dtype)
+
+
+def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    turned = _rotated(x, None, None, None, 0.0, cos, signed_sin)
+    return reference.rotary_embedding(x, cos, signed_sin) if turned is None else turned
 
 
 def norm_rotary_embedding(
@@ -188,21 +214,41 @@ def norm_rotary_embedding(
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
 ) -> torch.Tensor:
+    turned = _rotated(q, k, q_weight, k_weight, eps, cos, signed_sin)
+    if turned is None:
+        return reference.norm_rotary_embedding(q, k, q_weight, k_weight, eps, cos, signed_sin)
+    return turned
+
+
+def _rotated(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+) -> torch.Tensor | None:
+    """Heads of q, then those of k, normalised if there are weights, and rotated; None for what the
+    kernels do not know.
+    """
     library = load_kernels()
+    if library is None or q.dim() != 3:
+        return None
     tokens, heads, size = q.shape
+    kv_heads = 0 if k is None else k.shape[1]
     turns = [each.contiguous() for each in (cos, signed_sin)]
     if (
-        library is None
-        or size % 2
-        or not all(_are_heads(each, tokens, size) for each in (q, k))
-        or not all(is_row(each, size) for each in (q_weight, k_weight))
+        size % 2
+        or not all(each is None or _are_heads(each, tokens, size) for each in (q, k))
+        or not all(each is None or is_row(each, size) for each in (q_weight, k_weight))
         or any(each.shape != (tokens, 1, size) or each.dtype != q.dtype for each in turns)
     ):
-        return reference.norm_rotary_embedding(q, k, q_weight, k_weight, eps, cos, signed_sin)
-    out = q.new_empty(tokens, heads + k.shape[1], size)
+        return None
+    out = q.new_empty(tokens, heads + kv_heads, size)
     call = _NormRotary(
         *pointers(q, k, q_weight, k_weight, *turns, out),
-        *(q.stride(0), k.stride(0), tokens, heads, k.shape[1], size, eps),
+        *(q.stride(0), 0 if k is None else k.stride(0), tokens, heads, kv_heads, size, eps),
     )
     library.piecework_norm_rotary(ctypes.byref(call), torch.get_num_threads())
     return out
@@ -217,18 +263,3 @@ def _are_heads(x: torch.Tensor, tokens: int, size: int) -> bool:
         and x.stride(2) == 1
         and (x.stride(1) == size or x.shape[1] == 1)
     )
-
-
-_LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
-for _op in (
-    quantize_static,
-    quantize_dynamic,
-    rms_norm_quantize_static,
-    rms_norm_quantize_dynamic,
-    add_rms_norm_quantize_static,
-    add_rms_norm_quantize_dynamic,
-    silu_and_mul_quantize_static,
-    silu_and_mul_quantize_dynamic,
-    norm_rotary_embedding,
-):
-    _LIBRARY.impl(_op.__name__, _op, "CPU")  # type: ignore[no-untyped-call]

@@ -20,6 +20,12 @@ NORM_ROTARY = Fusion("norm_rotary", norm_rotary.PATTERNS)
 SILU_QUANT = Fusion("silu_quant", silu_quant.PATTERNS)
 
 
+class Fusing(CpuPlatform):
+    """A device whose compiler may fuse what ops mean."""
+
+    pieces_keep_bits = False
+
+
 @pytest.fixture
 def own_kernels() -> type:
     """Kernels registered for the CPU, of which a test says which there are."""
@@ -98,7 +104,7 @@ def test_a_norm_that_others_read_too_stays() -> None:
 def test_what_is_lowered_after_a_fusion_computes_the_same() -> None:
     found = traced_model("qwen3", "per token int8")
     expected = run(found, 7)
-    manager = PassManager(PassConfig.parse("+norm_quant,+silu_quant"), CpuPlatform(), fuses=True)
+    manager = PassManager(PassConfig.parse("+norm_quant,+silu_quant"), Fusing(), fuses=True)
     matches = manager.run(found.graph, CONTEXT)
     found.shapes.check_guards()
     assert (matches["norm_quant"], matches["silu_quant"]) == (2 * LAYERS, LAYERS)
@@ -108,7 +114,7 @@ def test_what_is_lowered_after_a_fusion_computes_the_same() -> None:
 
 def test_by_itself_a_platform_fuses_what_it_has_kernels_for(own_kernels: type) -> None:
     def keys(text: str) -> list[str]:
-        return PassManager(PassConfig.parse(text), CpuPlatform(), fuses=True).key
+        return PassManager(PassConfig.parse(text), Fusing(), fuses=True).key
 
     none, forced = keys("auto"), keys("+norm_quant")
     assert not any(key.startswith("norm_quant") for key in none)
@@ -129,12 +135,12 @@ def test_what_a_kernel_does_not_take_is_not_fused(own_kernels: type, dtype: torc
     own_kernels.silu_and_mul_quantize_static = staticmethod(lambda *given: given)  # type: ignore[attr-defined]
     graph = traced_model("llama", "static int8").graph
     taken = LAYERS if dtype == torch.bfloat16 else 0
-    manager = PassManager(PassConfig(), CpuPlatform(), fuses=True)
+    manager = PassManager(PassConfig(), Fusing(), fuses=True)
     assert manager.run(graph, CONTEXT)["silu_quant"] == taken
     assert ours(graph)["silu_and_mul_quantize_static"] == taken
     # Asked for, it is fused, and what no kernel takes becomes plain torch again.
     graph = traced_model("llama", "static int8").graph
-    manager = PassManager(PassConfig(silu_quant=True), CpuPlatform(), fuses=True)
+    manager = PassManager(PassConfig(silu_quant=True), Fusing(), fuses=True)
     assert manager.run(graph, CONTEXT)["silu_quant"] == LAYERS
     assert ours(graph)["silu_and_mul_quantize_static"] == taken
 
@@ -144,7 +150,7 @@ def _op(pattern: object) -> str:
 
 
 def test_why_a_pass_is_off_is_told() -> None:
-    manager = PassManager(PassConfig.parse("-noop"), CpuPlatform(), fuses=True)
+    manager = PassManager(PassConfig.parse("-noop"), Fusing(), fuses=True)
     assert manager.off["noop"] == "by --passes"
     assert "memory" in manager.off["pack_linear"] or "kernel" in manager.off["pack_linear"]
 

@@ -49,6 +49,12 @@ class Block(nn.Module):
         return normed + total
 
 
+class Fusing(CpuPlatform):
+    """A device whose compiler may fuse what ops mean."""
+
+    pieces_keep_bits = False
+
+
 def inputs(tokens: int) -> list[torch.Tensor]:
     return [torch.arange(tokens) % 32, torch.arange(tokens) * 3 % 32]
 
@@ -75,7 +81,7 @@ def test_a_forward_is_traced_with_its_ops_whole() -> None:
 
 def test_a_compiler_that_fuses_sees_plain_torch_and_the_same_results() -> None:
     found = traced()
-    matches = PassManager(PassConfig(), CpuPlatform(), fuses=True).run(found.graph, NOTHING_KNOWN)
+    matches = PassManager(PassConfig(), Fusing(), fuses=True).run(found.graph, NOTHING_KNOWN)
     found.shapes.check_guards()
     assert matches["lower"] == len(DEFINITIONS) and ours(found.graph) == []
     assert all(
@@ -118,7 +124,7 @@ def test_a_device_s_own_kernels_stay_for_a_compiler_that_fuses_nothing() -> None
     class Own:
         rms_norm = staticmethod(lambda x, weight, eps: reference.rms_norm(x, weight, eps))
 
-    config, platform = PassConfig(), CpuPlatform()
+    config, platform = PassConfig(), Fusing()
     all_lowered = PassManager(config, platform, fuses=True)
     before = PassManager(config, platform, fuses=False)
     ops.register("cpu", Own())
@@ -131,6 +137,13 @@ def test_a_device_s_own_kernels_stay_for_a_compiler_that_fuses_nothing() -> None
     graph = traced().graph
     own.run(graph, NOTHING_KNOWN)
     assert ours(graph) == ["rms_norm"]
+
+
+def test_no_op_is_lowered_where_pieces_keep_the_bits_of_single_ops() -> None:
+    graph = traced().graph
+    before = ours(graph)
+    PassManager(PassConfig(), CpuPlatform(), fuses=True).run(graph, NOTHING_KNOWN)
+    assert ours(graph) == before
 
 
 def test_a_definition_of_another_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
