@@ -69,7 +69,7 @@ class EngineConfig:
         None, "folder or file of the tokenizer; default: the model's", group=MODEL, metavar="PATH"
     )
     gguf_pre_tokenizer: str | None = option(
-        None, "pre-tokenizer of a .gguf file, instead of its own", group=MODEL, metavar="NAME"
+        None, "pre-tokenizer of a .gguf file; default: the file's", group=MODEL, metavar="NAME"
     )
     model_impl: str = option(
         "auto",

@@ -4,8 +4,8 @@ A hint is ignored whatever its value, because the answer is right without it. Wh
 answer is refused unless its value is neutral. Wire models name these tables in `others`; the
 parameters that are used are the models' own members.
 
-Sources: OpenAI's and Anthropic's API references, vLLM's and SGLang's `protocol.py`, llama.cpp's
-`tools/server/README.md`.
+The names are those of OpenAI's and Anthropic's API references, and of the servers vLLM, SGLang and
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ MESSAGES: Others = {
     **_refused("send max_tokens", "max_tokens_to_sample"),
     **_refused("send stop_sequences", "stop"),
 }  # fmt: skip
-VECTORS: Others = _hints("user", "priority", "request_id")
 
 
 def check_others(others: Others, data: Mapping[str, Any]) -> None:
