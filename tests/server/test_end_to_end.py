@@ -200,7 +200,7 @@ async def test_bad_input_in_a_crowd_disturbs_nobody(
     client: openai.AsyncOpenAI, server: ServerProcess, expected: list[str]
 ) -> None:
     bad: list[tuple[dict[str, Any], int]] = [
-        ({"prompt": [1, 2], "max_tokens": 10**9}, 400),
+        ({"prompt": [1, 2], "max_tokens": -1}, 400),
         ({"prompt": [1] * 5000}, 400),
         ({"prompt": [10**6]}, 400),
         ({"prompt": [1], "logit_bias": {"99999": 1}}, 400),

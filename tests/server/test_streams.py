@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -154,7 +155,9 @@ async def test_an_error_behind_a_keep_alive_is_the_last_event(
 ) -> None:
     scripted.script.fail_after, scripted.script.delay = 0, 0.15
     said = [{"role": "user", "content": "Hi"}]
-    body = {"input": said} if path == "responses" else {"messages": said, "max_tokens": 4}
+    body: dict[str, Any] = {"model": "toy", "messages": said, "max_tokens": 4}
+    if path == "responses":
+        body = {"model": "toy", "input": said}
     body |= {"prompt": "Hi", "stream": True} if path == "completions" else {"stream": True}
     async with client_of(make_app(scripted)) as client:
         answer = await client.post(f"/v1/{path}", json=body)

@@ -251,14 +251,14 @@ def test_an_alias_is_found_without_importing_its_package(
     (package / "x.gguf").write_bytes(b"")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(
-        ALIASES, "packed", Packaged("packed_model", "x.gguf", "pip install packed-model")
+        ALIASES, "packed", Packaged("packed_model", "x.gguf", "pip install packed-model", {})
     )
     assert resolve_model_path("packed") == str(package / "x.gguf")
 
 
 def test_an_alias_without_its_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        ALIASES, "absent", Packaged("no_such_package", "x.gguf", "pip install no-such-package")
+        ALIASES, "absent", Packaged("no_such_package", "x.gguf", "pip install no-such-package", {})
     )
     with pytest.raises(ValueError, match="run: pip install no-such-package"):
         resolve_model_path("absent")

@@ -17,6 +17,7 @@ from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.engine.request import Request
 from piecework.runtime.sampling import grammar
 from piecework.runtime.sampling.grammar import Matcher
+from piecework.runtime.sampling.grammar_vocabulary import Bytes
 from piecework.runtime.sampling.logits_processors import ban_by_grammar
 from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.sampling.sampler import NO_TOKEN, sample
@@ -65,7 +66,7 @@ def test_what_the_mask_allows_and_a_look_refuses_comes_as_often_as_of_masked_log
     """
     end, draws = ord("#"), 2000
     vocabulary = LLTokenizer(
-        TokenizerWrapper(grammar._Bytes(VOCAB)),
+        TokenizerWrapper(Bytes(VOCAB)),
         VOCAB,
         eos_token=[VOCAB - 1, end],
         slices=grammar._SLICES,
