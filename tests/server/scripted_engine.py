@@ -223,3 +223,22 @@ def _prompt_logprobs(request: RequestState) -> list[TokenLogprob | None] | None:
         for at, token in enumerate(request.prompt_ids)
     ]
     return entries[start:]
+
+
+def say_once(engine: ScriptedEngine, *texts: str) -> None:
+    """Answer with these texts, one after another, the last one from then on."""
+    replies = iter(texts)
+    known: dict[str, list[int]] = {}
+    last = texts[-1]
+
+    def reply(request: RequestState) -> list[int]:
+        if request.rid not in known:
+            text = next(replies, last)
+            known[request.rid] = [*engine.tokenizer.encode(text, add_special_tokens=False), 2]
+        return known[request.rid]
+
+    engine.script.reply = reply
+
+
+def prompt_of(engine: ScriptedEngine, number: int = -1) -> str:
+    return engine.tokenizer.decode(engine.requests[number].prompt_ids, skip_special_tokens=False)

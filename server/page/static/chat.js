@@ -1,6 +1,8 @@
 // The view of chats: a conversation's messages, and where the next one is written.
 
 import { answer } from './answer.js';
+import { Attachments } from './attach.js';
+import { ContextMeter } from './context.js';
 import { announce, h, icon, iconButton, newId } from './dom.js';
 import { MessageView } from './message.js';
 import { askSettings, lastSettings, requestMembers } from './settings.js';
@@ -14,8 +16,8 @@ const NEAR = 80;
 const TALLEST = 240;
 
 /**
- * `models()`: those that chat, `{id, state}` each. Answers that run go on while others are looked
- * at.
+ * `models()`: those that chat, `{id, state, context}` each. Answers that run go on while others
+ * are looked at.
  */
 export class Chat {
   constructor(models) {
@@ -49,7 +51,7 @@ export class Chat {
 
   #build() {
     this.log = h('div', { class: 'log', role: 'region', 'aria-label': 'Messages', tabindex: '0' });
-    this.empty = h('div', { class: 'empty' }, h('h1', {}, 'What shall it be?'),
+    this.empty = h('div', { class: 'empty' }, h('h2', {}, 'What shall it be?'),
       h('p', {}, 'The conversation stays in this browser.'));
     this.input = h('textarea', { rows: '1', placeholder: 'Write a message', 'aria-label': 'Message',
       oninput: () => this.#fit(), onkeydown: (event) => this.#key(event) });
@@ -59,18 +61,25 @@ export class Chat {
       this.tree.info.model = this.picker.value;
     } });
     this.problem = h('p', { class: 'problem', role: 'alert' });
+    this.attachments = new Attachments((text) => {
+      this.problem.textContent = text;
+    });
+    this.context = new ContextMeter();
     this.latest = iconButton('down', 'To the latest', () => this.#toEnd(),
       { class: 'icon-button latest', hidden: true });
     this.log.addEventListener('scroll', () => this.#scrolled(), { passive: true });
     this.log.addEventListener('drawn', () => this.#follow());
     new ResizeObserver(() => this.#follow()).observe(this.log);
-    this.element = h('div', { class: 'chat' }, this.sidebar.element,
-      h('section', { class: 'talk', 'aria-label': 'Conversation' }, this.log,
+    this.element = h('div', { class: 'chat' }, h('h1', { class: 'unseen' }, 'Chat'),
+      this.sidebar.element,
+      h('section', { class: 'talk', 'aria-label': 'Conversation' },
+        h('h2', { class: 'unseen' }, 'Messages'), this.log,
         h('div', { class: 'composer' }, this.latest, this.problem,
-          h('div', { class: 'box' }, this.input,
+          h('div', { class: 'box' }, this.attachments.element, this.input,
             h('div', { class: 'row' }, this.picker,
-              iconButton('sliders', 'Settings', () => this.#settings()),
-              h('span', { class: 'spring' }), this.button)))));
+              iconButton('sliders', 'Settings', () => this.#settings()), this.attachments.button,
+              h('span', { class: 'spring' }), this.context.element, this.button)))));
+    this.attachments.takeDrops(this.element);
     this.sticks = true;
   }
 
@@ -82,6 +91,7 @@ export class Chat {
       'option', { value: id }, state && state !== 'ready' ? `${id} (${state})` : id)));
     if (models.some(({ id }) => id === chosen)) this.picker.value = chosen;
     this.picker.disabled = models.length < 2;
+    this.#drawContext();
   }
 
   // Conversations
@@ -162,6 +172,12 @@ export class Chat {
     });
     if (!path.length) this.log.append(this.empty);
     this.#drawButton();
+    this.#drawContext();
+  }
+
+  #drawContext() {
+    const model = this.models().find(({ id }) => id === this.picker.value);
+    this.context.draw(this.tree.path(), model?.context);
   }
 
   #view(node) {
@@ -197,29 +213,42 @@ export class Chat {
     };
   }
 
-  /** Send a text, as a child of `parent`; by default what was written, at the end. */
-  async send(text = this.input.value, parent = this.tree.path().at(-1)?.id ?? null) {
-    if (!text.trim() || this.#running() || !this.#members()) return;
-    if (text === this.input.value) {
-      this.input.value = '';
-      this.#fit();
-    }
-    const node = this.#node('user', text, parent);
+  /** Send what was written, at the end. */
+  async send() {
+    const { files } = this.attachments;
+    const text = this.input.value;
+    if ((!text.trim() && !files.length) || this.#running() || !this.#members()) return;
+    this.input.value = '';
+    this.#fit();
+    await this.#ask(text, this.attachments.take(), this.tree.path().at(-1)?.id ?? null);
+  }
+
+  async #ask(text, files, parent) {
+    const node = { ...this.#node('user', text, parent), files };
     this.created = node.created;
     const { tree } = this;
-    if (!tree.info.title) tree.info.title = titleOf(text);
+    if (!tree.info.title) tree.info.title = titleOf(text || files[0].name);
     tree.add(node);
     await Promise.all([this.#keep(node), this.#answer(this.#node('assistant', '', node.id))]);
   }
 
-  /** Send an edited message; returns false while another answer runs. */
+  /** Send an edited message, or keep an edited answer; returns false while another answer runs. */
   #edit(node, text) {
     if (this.#running()) {
       this.problem.textContent = 'An answer is under way: stop it, or wait for its end.';
       return false;
     }
+    if (node.role === 'assistant') {
+      const next = { ...this.#node('assistant', text, node.parent), calls: node.calls,
+        state: node.calls.length ? 'done' : 'stopped', model: node.model };
+      this.created = next.created;
+      this.tree.add(next);
+      this.#keep(next);
+      this.#layOut();
+      return true;
+    }
     if (!this.#members()) return false;
-    this.send(text, node.parent);
+    this.#ask(text, node.files ?? [], node.parent);
     return true;
   }
 

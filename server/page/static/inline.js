@@ -54,6 +54,8 @@ function put(out, node) {
 function special(text, at, runs, ends, links) {
   switch (text[at]) {
     case '\\':
+      // `\(` and `\[` begin a formula.
+      if ('()[]'.includes(text[at + 1] || ' ')) return [text.slice(at, at + 2), at + 2];
       return /[!-/:-@[-`{-~]/.test(text[at + 1] ?? '') ? [text[at + 1], at + 2] : null;
     case '`': return codeAt(text, at, runs);
     case '&': {

@@ -16,6 +16,7 @@ const ENDS = {
 /**
  * The view of a node. `actions`: `edit(node, text)`, which returns whether it was sent,
  * `again(node)`, `goOn(node)`, `choose(node, step)`, `answerCalls(node, results)`.
+ * Of an edited answer `edit` sends nothing.
  * `siblings(node)`: of the tree; `isLast(node)`: nothing follows it.
  */
 export class MessageView {
@@ -34,7 +35,13 @@ export class MessageView {
     this.drawn = null;
     this.length = 0;
     this.due = 0;
-    if (node.role !== 'assistant') this.body.append(node.text);
+    if (node.role !== 'assistant') {
+      this.body.append(node.text);
+      this.extras.append(...(node.files ?? []).map(({ name, text }) => h('details', {
+        class: 'call',
+      }, h('summary', {}, name), h('pre', { tabindex: '0' }, text))));
+      this.body.hidden = !node.text;
+    }
     this.refresh();
   }
 
@@ -167,7 +174,7 @@ export class MessageView {
           { disabled: index === ids.length - 1 })));
     }
     parts.push(copyButton(() => node.text, 'Copy message'));
-    if (node.role === 'user') parts.push(iconButton('edit', 'Edit', () => this.edit()));
+    if (node.role !== 'tool') parts.push(iconButton('edit', 'Edit', () => this.edit()));
     if (node.role === 'assistant') {
       parts.push(iconButton('again', 'Answer again', () => this.actions.again(node)));
       if (CUT.has(node.state) || ENDS[node.reason]) {
@@ -180,11 +187,13 @@ export class MessageView {
 
   /** The message becomes a field; what is sent is a branch beside it. */
   edit() {
+    const asks = this.node.role === 'user';
     const area = h('textarea', { class: 'edit', 'aria-label': 'Edit the message',
-      value: this.node.text, rows: Math.min(12, this.node.text.split('\n').length + 1) });
+      value: this.node.text,
+      rows: Math.min(asks ? 12 : 24, this.node.text.split('\n').length + 1) });
     const close = () => {
       form.remove();
-      this.body.hidden = false;
+      this.body.hidden = asks && !this.node.text;
       this.foot.hidden = false;
     };
     const send = () => {
@@ -195,14 +204,16 @@ export class MessageView {
       if (event.key === 'Escape') {
         event.stopPropagation();
         close();
-      } else if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
+      } else if (event.key === 'Enter' && !event.isComposing
+        && (asks ? !event.shiftKey : event.ctrlKey || event.metaKey)) {
         event.preventDefault();
         send();
       }
     });
     const form = h('div', { class: 'editing' }, area, h('div', { class: 'row end' },
       h('button', { type: 'button', onclick: close }, 'Cancel'),
-      h('button', { type: 'button', class: 'primary', onclick: send }, icon('send'), 'Send')));
+      h('button', { type: 'button', class: 'primary', onclick: send },
+        icon(asks ? 'send' : 'check'), asks ? 'Send' : 'Save')));
     this.body.hidden = true;
     this.foot.hidden = true;
     this.element.append(form);

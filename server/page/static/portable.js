@@ -4,6 +4,7 @@
 import { newId } from './dom.js';
 import { cleanSettings } from './settings.js';
 import { get, messagesOfConversation, put } from './store.js';
+import { Tree, contentOf, fenced } from './tree.js';
 
 const FORMAT = 'piecework-conversations';
 const ROLES = new Set(['user', 'assistant', 'tool']);
@@ -11,6 +12,8 @@ const MOST_BYTES = 64 * 1024 * 1024;
 const MOST_CONVERSATIONS = 10_000;
 const MOST_MESSAGES = 100_000;
 const MOST_CALLS = 128;
+const MOST_FILES = 16;
+const NAMES = { user: 'You', assistant: 'Answer', tool: 'Tool result' };
 
 /** A file with these conversations. */
 export async function exported(ids) {
@@ -26,6 +29,21 @@ export async function exported(ids) {
   }
   const text = JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1);
   return new Blob([text], { type: 'application/json' });
+}
+
+/** A file with the shown branch of a conversation in Markdown, without thoughts. */
+export async function markdownOf(id) {
+  const info = await get('conversations', id);
+  const { system } = info.settings ?? {};
+  const parts = [`# ${info.title}`, ...(system ? ['## System prompt', system] : [])];
+  for (const node of new Tree(info, await messagesOfConversation(id)).path()) {
+    parts.push(`## ${NAMES[node.role]}`, contentOf(node));
+    for (const call of node.calls ?? []) {
+      parts.push(`Calls \`${call.name}\``, fenced(call.arguments, 'json'));
+    }
+  }
+  const text = parts.filter((part) => part !== '').join('\n\n');
+  return new Blob([text, '\n'], { type: 'text/markdown' });
 }
 
 /** Keep a file's conversations; returns how many. Raises `Error` with what is wrong. */
@@ -85,9 +103,12 @@ function messageOf(told, conversation, ids) {
   const calls = (Array.isArray(told.calls) ? told.calls.slice(0, MOST_CALLS) : []).map((call) => ({
     id: text(call?.id), name: text(call?.name), arguments: text(call?.arguments),
   }));
+  const files = (Array.isArray(told.files) ? told.files.slice(0, MOST_FILES) : []).map((file) => ({
+    name: text(file?.name).slice(0, 200), text: text(file?.text),
+  }));
   return {
     id: newId(), conversation, parent: top ? null : ids.get(told.parent), role: told.role,
-    text: text(told.text), thought: text(told.thought), calls, call: text(told.call) || null,
+    text: text(told.text), files, thought: text(told.thought), calls, call: text(told.call) || null,
     model: text(told.model) || null, created: time(told.created),
     state: told.state === 'stopped' ? 'stopped' : 'done', error: null,
     reason: text(told.reason) || null, usage: null, timing: null,

@@ -4,13 +4,20 @@ import { h } from './dom.js';
 
 const KEPT = 'piecework-settings';
 const EFFORTS = ['none', 'minimal', 'low', 'medium', 'high', 'xhigh'];
+const OWN = 'the model’s own';
+/** Members of the API's request by their names. */
 const NUMBERS = [
-  ['temperature', 'Temperature', { min: '0', max: '2', step: '0.01' }, 'the model’s own'],
-  ['top_p', 'Top p', { min: '0', max: '1', step: '0.01' }, 'the model’s own'],
-  ['max_tokens', 'Longest answer', { min: '1', step: '1' }, 'what fits'],
-  ['seed', 'Seed', { min: '0', step: '1' }, 'drawn'],
+  ['temperature', { min: '0', max: '2', step: '0.01' }, OWN],
+  ['top_p', { min: '0', max: '1', step: '0.01' }, OWN],
+  ['top_k', { min: '-1', step: '1' }, OWN],
+  ['min_p', { min: '0', max: '1', step: '0.01' }, OWN],
+  ['max_tokens', { min: '1', step: '1' }, 'what fits'],
+  ['seed', { min: '0', step: '1' }, 'drawn'],
+  ['frequency_penalty', { min: '-2', max: '2', step: '0.01' }, OWN],
+  ['presence_penalty', { min: '-2', max: '2', step: '0.01' }, OWN],
+  ['repetition_penalty', { min: '0.01', max: '2', step: '0.01' }, OWN],
 ];
-const TEXTS = ['system', 'effort', 'schema', 'tools'];
+const TEXTS = ['system', 'effort', 'stop', 'schema', 'tools'];
 const MOST_TEXT = 200_000;
 
 /** Settings of these members alone, each of its kind; the rest is left out. */
@@ -41,6 +48,8 @@ export function requestMembers(settings) {
   for (const [name] of NUMBERS) {
     if (settings[name] !== undefined) members[name] = settings[name];
   }
+  const stop = stopStrings(settings.stop);
+  if (stop.length) members.stop = stop;
   if (settings.effort) members.reasoning_effort = settings.effort;
   if (settings.schema?.trim()) {
     const schema = parsed(settings.schema, 'JSON schema');
@@ -52,6 +61,12 @@ export function requestMembers(settings) {
       tool?.type ? tool : { type: 'function', function: tool }));
   }
   return members;
+}
+
+/** One a line; `\n` and `\t` in it stand for a line's end and a tab. */
+function stopStrings(text = '') {
+  return text.split('\n').filter((line) => line !== '').map((line) => line.replace(
+    /\\([nt\\])/g, (_, sign) => ({ n: '\n', t: '\t', '\\': '\\' })[sign]));
 }
 
 function parsed(text, name) {
@@ -103,11 +118,12 @@ export function askSettings(settings) {
     dialog.append(h('form', { onsubmit: submit },
       h('h2', { id: 'settings-title' }, 'Settings'),
       field('system', 'System prompt', area('system', 4)),
-      h('div', { class: 'fields' }, ...NUMBERS.map(([name, label, limits, placeholder]) => field(
-        name, label, h('input', {
+      h('div', { class: 'fields' }, ...NUMBERS.map(([name, limits, placeholder]) => field(
+        name, name, h('input', {
           type: 'number', inputmode: 'decimal', placeholder, value: settings[name] ?? '', ...limits,
         }))),
-      field('effort', 'Reasoning effort', effort)),
+      field('effort', 'reasoning_effort', effort)),
+      field('stop', 'stop', area('stop', 2), 'Strings that end the answer, one a line.'),
       h('details', { open: Boolean(settings.schema) }, h('summary', {}, 'JSON schema of answers'),
         field('schema', 'JSON schema', area('schema', 6))),
       h('details', { open: Boolean(settings.tools) }, h('summary', {}, 'Tools'),

@@ -1,10 +1,11 @@
 // The list of conversations: open, find, rename, delete, save and load.
 
 import { announce, h, iconButton, icon, saveFile } from './dom.js';
-import { exported, importFile } from './portable.js';
-import { get, isKept, last, put, removeConversation } from './store.js';
+import { exported, importFile, markdownOf } from './portable.js';
+import { conversationsWith, get, isKept, last, put, removeConversation } from './store.js';
 
 const A_PAGE = 60;
+const TYPED_MS = 150;
 const MOST_EXPORTED = 10_000;
 
 /** `actions`: `open(id)`, `create()`, `changed({removed})` or `changed({renamed, title})`. */
@@ -16,7 +17,10 @@ export class Sidebar {
     this.list = h('ul', { class: 'conversations' });
     this.search = h('input', {
       type: 'search', placeholder: 'Find', 'aria-label': 'Find a conversation',
-      oninput: () => this.refresh(),
+      oninput: () => {
+        clearTimeout(this.typed);
+        this.typed = setTimeout(() => this.refresh(), TYPED_MS);
+      },
     });
     this.more = h('button', { type: 'button', class: 'quiet', hidden: true, onclick: () => {
       this.count += A_PAGE;
@@ -41,8 +45,10 @@ export class Sidebar {
   async refresh() {
     const sought = this.search.value.trim().toLowerCase();
     const turn = this.turn = Symbol('turn');
+    const ids = sought ? await conversationsWith(sought) : new Set();
+    if (this.turn !== turn) return;
     const found = await last('conversations', this.count + 1,
-      (info) => !sought || info.title.toLowerCase().includes(sought));
+      (info) => ids.has(info.id) || info.title.toLowerCase().includes(sought));
     if (this.turn !== turn) return;
     this.more.hidden = found.length <= this.count;
     const rows = found.slice(0, this.count).map((info) => this.#row(info));
@@ -72,6 +78,7 @@ export class Sidebar {
         onclick: () => this.actions.open(info.id) }, h('bdi', {}, info.title)),
       iconButton('edit', `Rename ${info.title}`, () => this.#rename(row, info)),
       iconButton('save', `Export ${info.title}`, () => this.#save([info.id], info.title)),
+      iconButton('text', `Export ${info.title} as Markdown`, () => this.#saveText(info)),
       iconButton('trash', `Delete ${info.title}`, () => this.#remove(row, info)));
     this.#mark(row);
     return row;
@@ -119,8 +126,11 @@ export class Sidebar {
   }
 
   async #save(ids, title) {
-    const name = title.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 60) || 'conversation';
-    saveFile(`${name}.json`, await exported(ids));
+    saveFile(`${fileName(title)}.json`, await exported(ids));
+  }
+
+  async #saveText({ id, title }) {
+    saveFile(`${fileName(title)}.md`, await markdownOf(id));
   }
 
   async #saveAll() {
@@ -141,4 +151,8 @@ export class Sidebar {
     announce(this.note.textContent);
     this.refresh();
   }
+}
+
+function fileName(title) {
+  return title.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 60) || 'conversation';
 }

@@ -151,6 +151,19 @@ export const all = async (name, value) => (await database()).all(name, value);
 export const last = async (name, count, passes = () => true) => (
   (await database()).last(name, count, passes));
 
+/** Ids of conversations where a message or a file of one holds `sought`, in small letters. */
+export async function conversationsWith(sought) {
+  const ids = new Set();
+  const holds = (text) => text?.toLowerCase().includes(sought);
+  await last('messages', 1, (message) => {
+    if (holds(message.text) || message.files?.some((file) => holds(file.text))) {
+      ids.add(message.conversation);
+    }
+    return false;
+  });
+  return ids;
+}
+
 /** A conversation's messages. */
 export const messagesOfConversation = (id) => all('messages', id);
 

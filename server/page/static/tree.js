@@ -60,6 +60,19 @@ export class Tree {
   }
 }
 
+/** Text in a fence that is longer than any in it. */
+export function fenced(text, language = '') {
+  const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), ([run]) => run.length));
+  const fence = '`'.repeat(longest + 1);
+  return `${fence}${language}\n${text.replace(/\n$/, '')}\n${fence}`;
+}
+
+/** A message's text, behind its files. */
+export function contentOf(node) {
+  const files = (node.files ?? []).map(({ name, text }) => `File: ${name}\n${fenced(text)}`);
+  return [...files, node.text].filter((part) => part !== '').join('\n\n');
+}
+
 /** What the API is sent for these nodes. */
 export function messagesOf(nodes, system) {
   const messages = system ? [{ role: 'system', content: system }] : [];
@@ -73,7 +86,7 @@ export function messagesOf(nodes, system) {
     } else if (node.role === 'tool') {
       messages.push({ role: 'tool', tool_call_id: node.call, content: node.text });
     } else {
-      messages.push({ role: node.role, content: node.text });
+      messages.push({ role: node.role, content: contentOf(node) });
     }
   }
   return messages;

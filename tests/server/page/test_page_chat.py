@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from http_fixtures import make_app, serve, wait_for
-from scripted_engine import INFO, REPLY, ScriptedEngine
+from scripted_engine import INFO, REPLY, ScriptedEngine, prompt_of, say_once
 from server_process import free_port
 from toy_tokenizer import CHAT_TEMPLATE, toy_tokenizer
 
@@ -26,25 +26,6 @@ HOSTILE = (
     "![seen](https://spy.example/p.png) data:text/html,x [three](/v1/models)\n\n"
     "```html\n<script>window.stolen = 1</script>\n```"
 )
-
-
-def say_once(engine: ScriptedEngine, *texts: str) -> None:
-    """Answer with these texts, one after another, the last one from then on."""
-    replies = iter(texts)
-    known: dict[str, list[int]] = {}
-    last = texts[-1]
-
-    def reply(request: Any) -> list[int]:
-        if request.rid not in known:
-            text = next(replies, last)
-            known[request.rid] = [*engine.tokenizer.encode(text, add_special_tokens=False), 2]
-        return known[request.rid]
-
-    engine.script.reply = reply
-
-
-def prompt_of(engine: ScriptedEngine, number: int = -1) -> str:
-    return engine.tokenizer.decode(engine.requests[number].prompt_ids, skip_special_tokens=False)
 
 
 def test_an_answer_is_shown_as_markdown_and_none_of_it_is_run(
@@ -252,7 +233,7 @@ def test_conversations_are_renamed_deleted_saved_and_loaded(
     row.get_by_role("button", name="Delete").click()
     row.get_by_role("button", name="Delete").click()
     page.wait_for_selector(".conversations li", state="detached")
-    page.locator("input[type=file]").set_input_files(path)
+    page.get_by_label("File with conversations").set_input_files(path)
     page.locator(".conversations .open").click()
     page.wait_for_selector('.prose p:text-is("One.")')
     assert page.locator(".message .body").all_inner_texts() == ["Hello", "One."]

@@ -81,6 +81,7 @@ CASES = {
     "**open": "<p>**open</p>",
     "`a *b*` ``c ` d``": "<p><code>a *b*</code> <code>c ` d</code></p>",
     "\\*a\\* &lt;b&gt; a<br>b": "<p>*a* &lt;b&gt; a<br>b</p>",
+    "\\(x\\) \\[y\\]": "<p>\\(x\\) \\[y\\]</p>",
     "<b onclick=x>": "<p>&lt;b onclick=x&gt;</p>",
     "# A #\n## B\n####### c": "<h3>A</h3><h4>B</h4><p>####### c</p>",
     "a\n---\nb": "<p>a</p><hr><p>b</p>",

@@ -271,7 +271,7 @@ def test_a_hostile_file_is_text_or_refused(url: str, open_window: Any, tmp_path:
     for name, (content, says) in cases.items():
         path = tmp_path / name
         path.write_bytes(content)
-        page.locator("input[type=file]").set_input_files(path)
+        page.get_by_label("File with conversations").set_input_files(path)
         page.wait_for_selector(f".sidebar .note:has-text('{says}')")
     page.locator(".conversations .open:has-text('onerror')").click()
     page.wait_for_selector(".message.user")
@@ -291,7 +291,7 @@ def test_settings_of_a_file_that_cannot_be_sent_take_no_message(
         "conversations": [{"title": "x", "messages": [message], "settings": {"schema": "{oh"}}],
     }
     (tmp_path / "file.json").write_text(json.dumps(told))
-    page.locator("input[type=file]").set_input_files(tmp_path / "file.json")
+    page.get_by_label("File with conversations").set_input_files(tmp_path / "file.json")
     page.locator(".conversations .open").click()
     page.wait_for_selector(".message.user")
     window.say("Two")
