@@ -1,5 +1,6 @@
 """`GET /`: the page of chats, images and figures, as static files that need no build step and
-nothing from elsewhere.
+nothing from elsewhere. `vendor` holds KaTeX and highlight.js as they were published, with their
+licences; of KaTeX's style sheet, the fonts lie beside it.
 
 The files hold no data and are the same on every server, so they need no key: the page asks for one
 and sends it with each call of the API. A page behind the key could not ask for it, for a browser
@@ -22,16 +23,19 @@ from ..errors import NotFound
 from ..open_paths import PAGE_FOLDER
 
 router = APIRouter(include_in_schema=False)
-_FOLDER = Path(__file__).parent / "static"
+_FOLDERS = [Path(__file__).parent / name for name in ("static", "vendor")]
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".woff2": "font/woff2",
 }
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _HEADERS = {
@@ -60,9 +64,10 @@ class PageFile(NamedTuple):
 def page_files() -> dict[str, PageFile]:
     """Every file of the page by its name, read and compressed once."""
     files = {}
-    for path in sorted(_FOLDER.iterdir()):
+    for path in sorted(path for folder in _FOLDERS for path in folder.iterdir()):
         content = path.read_bytes()
-        zipped = gzip.compress(content, mtime=0) if len(content) >= _LEAST_ZIPPED else None
+        zips = len(content) >= _LEAST_ZIPPED and path.suffix != ".woff2"
+        zipped = gzip.compress(content, mtime=0) if zips else None
         etag = hashlib.sha256(content).hexdigest()[:20]
         files[path.name] = PageFile(_TYPES[path.suffix], content, zipped, etag)
     return files

@@ -9,6 +9,7 @@ const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*)|)$/;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: {1,4}(.*)|)$/;
+const FORMULA = /^ {0,3}(\\\[|\$\$)/;
 const CELL = /^:?-+:?$/;
 
 /**
@@ -55,6 +56,7 @@ function blockAt(lines, at, depth) {
     if (QUOTE.test(line)) return quoteAt(lines, at, depth);
     if (ITEM.test(line)) return listAt(lines, at, depth);
   }
+  if (FORMULA.test(line)) return formulaAt(lines, at);
   return tableAt(lines, at) ?? paragraphAt(lines, at, depth);
 }
 
@@ -136,6 +138,20 @@ function tableAt(lines, at) {
   return [{ kind: 'table', align, head, rows }, end];
 }
 
+/** A paragraph with a formula, up to its end or an empty line: no line of it begins a list. */
+function formulaAt(lines, at) {
+  const [open, sign] = FORMULA.exec(lines[at]);
+  const close = sign === '$$' ? '$$' : '\\]';
+  let end = at;
+  for (let from = open.length; end < lines.length && !isBlank(lines[end]); from = 0, end += 1) {
+    if (lines[end].includes(close, from)) {
+      end += 1;
+      break;
+    }
+  }
+  return [{ kind: 'paragraph', text: lines.slice(at, end).join('\n').trim() }, end];
+}
+
 function paragraphAt(lines, at, depth) {
   let end = at + 1;
   while (end < lines.length && !isBlank(lines[end])
@@ -148,7 +164,8 @@ function paragraphAt(lines, at, depth) {
 function beginsBlock(line) {
   const item = ITEM.exec(line);
   const lists = item && item[3] && (!/\d/.test(item[2]) || Number.parseInt(item[2], 10) === 1);
-  return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || lists;
+  return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line)
+    || FORMULA.test(line) || lists;
 }
 
 function cellsOf(line) {

@@ -2,13 +2,17 @@
 // mailto alone, and pictures become links, for a picture would tell its host who reads.
 
 import { h } from './dom.js';
+import { formula } from './formulas.js';
 
 const MOST_URL = 2048;
 const MOST_NESTED = 12;
+const MOST_FORMULA = 2000;
+/** `$` begins one where a price would not: no blank inside, and no digit behind it. */
+const DOLLARS = /^\$\$([^$]+)\$\$|^\$(?![\s$])([^$\n]*[^\s$\\])\$(?!\d)/;
 /** Characters from which a text is shown as it is: it is no prose. */
 const MOST_TEXT = 50_000;
 const SCHEMES = new Set(['http:', 'https:', 'mailto:']);
-const SIGNS = /[\\`*_~[!<&]|https?:\/\//g;
+const SIGNS = /[\\`*_~[!<&$]|https?:\/\//g;
 const ENTITIES = { amp: '&', lt: '<', gt: '>', quot: '"', apos: "'", nbsp: '\u00a0', '#39': "'" };
 const TAGS = { '*': 'em', _: 'em', '**': 'strong', __: 'strong', '~~': 'del' };
 
@@ -54,9 +58,9 @@ function put(out, node) {
 function special(text, at, runs, ends, links) {
   switch (text[at]) {
     case '\\':
-      // `\(` and `\[` begin a formula.
-      if ('()[]'.includes(text[at + 1] || ' ')) return [text.slice(at, at + 2), at + 2];
+      if ('()[]'.includes(text[at + 1] || ' ')) return bracketed(text, at);
       return /[!-/:-@[-`{-~]/.test(text[at + 1] ?? '') ? [text[at + 1], at + 2] : null;
+    case '$': return dollars(text, at);
     case '`': return codeAt(text, at, runs);
     case '&': {
       const found = /^&([a-z]{2,4}|#39);/.exec(text.slice(at, at + 7));
@@ -75,6 +79,24 @@ function special(text, at, runs, ends, links) {
     case 'h': return links ? bareUrl(text, at) : null;
     default: return null;
   }
+}
+
+/** `\(a\)` and `\[a\]`; the sign as it is where no formula begins. */
+function bracketed(text, at) {
+  const sign = text.slice(at, at + 2);
+  const close = { '\\(': '\\)', '\\[': '\\]' }[sign];
+  const rest = text.slice(at + 2, at + 2 + MOST_FORMULA);
+  const end = close ? rest.indexOf(close) : -1;
+  if (end < 0 || !rest.slice(0, end).trim()) return [sign, at + 2];
+  const source = text.slice(at, at + end + 4);
+  return [formula(rest.slice(0, end), source, close === '\\]'), at + source.length];
+}
+
+function dollars(text, at) {
+  const found = DOLLARS.exec(text.slice(at, at + MOST_FORMULA));
+  if (!found) return null;
+  const [source, display, within] = found;
+  return [formula(display ?? within, source, display !== undefined), at + source.length];
 }
 
 function codeAt(text, at, runs) {

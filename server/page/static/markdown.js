@@ -2,6 +2,7 @@
 // last blocks are drawn again; open code grows by what is new.
 
 import { isClosing, parseBlocks } from './blocks.js';
+import { colour } from './colours.js';
 import { copyButton, h } from './dom.js';
 import { inlineNodes } from './inline.js';
 
@@ -128,6 +129,7 @@ function codeNode(block) {
   const lines = block.text.split('\n');
   if (!block.closed) view.tail(lines.pop());
   view.add(lines);
+  if (block.closed) view.colour();
   return view.element;
 }
 
@@ -167,6 +169,7 @@ class CodeView {
     this.last = document.createTextNode('');
     this.code = h('code', {}, this.last);
     this.chunk = null;
+    this.language = language;
     const name = language.slice(0, 40);
     this.element = h('div', { class: 'code' },
       h('div', { class: 'code-head' }, h('span', {}, name || 'text'),
@@ -194,6 +197,13 @@ class CodeView {
 
   end() {
     this.tail('');
+    this.colour();
+  }
+
+  /** The code is whole: give it colours. */
+  colour() {
+    colour(this.lines.map((line) => `${line}\n`).join(''), this.language, LINES_A_CHUNK,
+      (chunks) => this.code.replaceChildren(...chunks, this.last));
   }
 
   #text() {

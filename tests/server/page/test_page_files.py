@@ -21,9 +21,12 @@ from piecework.server.page.files import page_files
 ROOT = Path(__file__).parents[3]
 STATIC = ROOT / "server/page/static"
 KEY = "secret"
+VENDOR = ROOT / "server/page/vendor"
 MODULES = sorted(STATIC.glob("*.js"))
 MAX_LINES = 400
-NAMED = re.compile(r"""(?:src|href)="(page/[^"]+)"|from '\./([^']+)'""")
+NAMED = re.compile(
+    r"""(?:src=|href=|href: )["'](page/[^"']+)["']|(?:from |import\()'\./([^']+)'|url\(([^)"]+)\)"""
+)
 
 
 async def test_the_page_needs_no_key_and_what_it_asks_for_does(scripted: ScriptedEngine) -> None:
@@ -86,13 +89,18 @@ async def test_no_page_leaves_nothing_at_the_root(scripted: ScriptedEngine) -> N
 
 def test_every_file_is_packaged_and_every_name_in_a_file_is_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["tool"]["setuptools"]["package-data"]["piecework.server.page"] == ["static/*"]
+    assert project["tool"]["setuptools"]["package-data"]["piecework.server.page"] == [
+        "static/*",
+        "vendor/*",
+    ]
     named = {
-        found[0].removeprefix("page/") or found[1]
-        for path in STATIC.iterdir()
+        found[0].removeprefix("page/") or found[1] or found[2]
+        for path in [*STATIC.iterdir(), VENDOR / "katex.min.css"]
         for found in NAMED.findall(path.read_text())
     }
-    assert named | {"index.html"} == set(page_files())
+    licences = {"katex-license.txt", "highlight-license.txt"}
+    assert named | {"index.html"} | licences == set(page_files())
+    assert sum(path.stat().st_size for path in VENDOR.iterdir()) < 1_000_000
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)

@@ -52,7 +52,7 @@ PIECES = [
     "a", "b ", "\n", "\n\n", "# ", "#", "- ", "  - ", "1. ", "2) ", "```", "```py\n", "~~~", "> ",
     "| a | b |\n", "|---|:-:|\n", "|", "**", "*", "_", "`", "[x](https://e.example)", "[", "](",
     ")", "---", "***\n", "\\", "&amp;", "<br>", "<b>", "    ", "\t", "https://e.example/a?b", "~~",
-    "é🦊",
+    "é🦊", "$", "$$", "\\(", "\\)", "\\[", "\\]",
 ]  # fmt: skip
 
 
@@ -63,6 +63,10 @@ def page(browser: Any) -> Iterator[Any]:
         page = context.new_page()
         page.goto(url)
         page.wait_for_selector("html[data-ready]", state="attached")
+        page.evaluate("""async () => {
+          await (await import('/page/formulas.js')).loadFormulas();
+          await (await import('/page/colours.js')).loadColours();
+        }""")
         yield page
         context.close()
 
@@ -81,7 +85,8 @@ CASES = {
     "**open": "<p>**open</p>",
     "`a *b*` ``c ` d``": "<p><code>a *b*</code> <code>c ` d</code></p>",
     "\\*a\\* &lt;b&gt; a<br>b": "<p>*a* &lt;b&gt; a<br>b</p>",
-    "\\(x\\) \\[y\\]": "<p>\\(x\\) \\[y\\]</p>",
+    "x\\) \\[y\\) $5 or $6 \\(": "<p>x\\) \\[y\\) $5 or $6 \\(</p>",
+    "\\(\\frac\\)": '<p><span class="formula">\\(\\frac\\)</span></p>',
     "<b onclick=x>": "<p>&lt;b onclick=x&gt;</p>",
     "# A #\n## B\n####### c": "<h3>A</h3><h4>B</h4><p>####### c</p>",
     "a\n---\nb": "<p>a</p><hr><p>b</p>",
@@ -139,7 +144,7 @@ def test_a_text_that_grows_ends_like_one_that_came_whole(page: Any, seed: int) -
         "|" * 50_000 + "\n" + "|-" * 25_000, "| a\n" * 10_000, "- a\n" * 10_000, "a\n" * 30_000,
         "```" + " " * 60_000 + "`", "- - " * 15_000, "\\" * 60_000, "&" * 60_000,
         "1. a\n\n" * 5_000, "&amp;" * 12_000, "~~a" * 20_000, "***a" * 15_000, "x" * 200_000,
-        "<" * 60_000,
+        "<" * 60_000, "\\(" * 25_000, "$a " * 20_000, "$$a" * 20_000, "\\[\n" * 15_000,
     ],
     ids=lambda text: repr(text[:8]),
 )  # fmt: skip
@@ -161,3 +166,33 @@ def test_a_very_long_answer_stays_smooth(page: Any, part: str, times: int) -> No
 
 def test_open_code_of_ten_thousand_lines_grows_by_what_is_new(page: Any) -> None:
     assert page.evaluate(MILLISECONDS, ["```\n" + "a line of code\n" * 10_000, 2000]) < 2000 * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "display", "plain"),
+    [
+        ("\\(x^2\\)", 0, ""),
+        ("It is $x^2$, for $5-$10.", 0, "$5-$10"),
+        ("\\[\na\n+ b\n- c\n\\]\nend", 1, "end"),
+        ("- so\n\n  $$\n  a\n  $$", 1, "so"),
+        ("`$x$` then \\[\\boxed{\\text{a}}\\]", 1, "$x$"),
+    ],
+)
+def test_formulas_are_drawn(page: Any, text: str, display: int, plain: str) -> None:
+    drawn = page.evaluate(WHOLE, text)
+    assert drawn.count('class="katex"') == 1 and drawn.count("katex-display") == display
+    assert plain in drawn and drawn.count("<ul>") == text.startswith("- ")
+
+
+def test_no_formula_loads_or_links_anything(page: Any) -> None:
+    text = "\\(\\href{https://e.example}{a}\\) $\\includegraphics{https://e.example/p.png}$"
+    drawn = page.evaluate(WHOLE, f"{text} $\\htmlClass{{a}}{{b}}$ $\\def\\a{{\\a\\a}}\\a$")
+    assert "<a " not in drawn and "<img" not in drawn and 'class="a"' not in drawn
+
+
+def test_code_of_a_known_language_has_colours_and_its_text(page: Any) -> None:
+    text = 'x = """' + "\n<b>&amp;\n" * 120 + '"""\nif x: pass\n'
+    drawn = page.evaluate(WHOLE, f"```py\n{text}```\n\n```nothing\nif\n```")
+    assert drawn.count('class="chunk"') == 4 and '<span class="hljs-keyword">if</span>' in drawn
+    assert drawn.count("hljs-string") == 3 and "<b>" not in drawn
+    assert text.count("&amp;") == drawn.count("&amp;amp;")

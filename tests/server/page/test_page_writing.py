@@ -124,3 +124,25 @@ def test_each_view_has_one_first_heading(url: str, open_window: Any) -> None:
         page.goto(f"{url}/#{view}")
         page.wait_for_selector(f"body[data-view={view}]", state="attached")
         assert page.locator("h1").count() == 1
+
+
+def test_formulas_and_colours_are_loaded_when_they_are_needed(
+    engine: ScriptedEngine, url: str, open_window: Any
+) -> None:
+    code = "```python\ndef f():\n    return 1\n```"
+    formulas = r"\[\int_0^1 \boxed{x} + \mathbb{R} \sqrt{2} \color{red} y\]"
+    say_once(engine, "Plain.", f"{formulas}\n\n{code}\n\nEnd \\(x \\]")
+    window = open_window(url)
+    page = window.page
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    window.say("Hello")
+    window.until_answered()
+    assert not [one for one in asked if "katex" in one or "highlight" in one]
+    window.say("Again")
+    page.wait_for_selector(".katex-display .sqrt svg")
+    page.wait_for_selector(".hljs-keyword:text-is('def')")
+    wait_for(lambda: any(one.endswith("KaTeX_AMS-Regular.woff2") for one in asked))
+    family = "getComputedStyle(document.querySelector('.katex')).fontFamily"
+    assert "KaTeX_Main" in page.evaluate(family)
+    assert window.text().endswith("End \\(x \\]")
