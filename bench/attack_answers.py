@@ -76,10 +76,25 @@ async def _longest_token(arena: Arena) -> int:
 
 
 async def _many_alternatives(arena: Arena) -> None:
-    """Bodies of a hundred bytes, which ask for megabytes of log-probabilities that nobody reads."""
-    asked = {"prompt": "Hi", "max_tokens": 64, "n": _SAMPLES, "ignore_eos": True}
-    body = json.dumps({**asked, "logprobs": _ALTERNATIVES}).encode()
-    await _unread(arena, [request(arena, "/v1/completions", body, "X-A: b")] * 4)
+    """Bodies of a hundred bytes, which ask for megabytes of log-probabilities that nobody reads:
+    more than an answer may hold, and as many as that.
+    """
+    bodies = [
+        {"prompt": "Hi", "max_tokens": tokens, "n": _SAMPLES, "ignore_eos": True}
+        for tokens in (64, 40, 40, 40, 40)
+    ]
+    await _unread(
+        arena,
+        [
+            request(
+                arena,
+                "/v1/completions",
+                json.dumps({**body, "logprobs": _ALTERNATIVES}).encode(),
+                "X-A: b",
+            )
+            for body in bodies
+        ],
+    )
 
 
 async def _counted_again(arena: Arena) -> None:
@@ -125,7 +140,7 @@ ATTACKS: Any = (
     ),
     Attack(
         "many-alternatives",
-        f"{_SAMPLES} samples with {_ALTERNATIVES} alternatives a token, four times, not read",
+        f"{_SAMPLES} samples with {_ALTERNATIVES} alternatives a token, five times, not read",
         _many_alternatives,
     ),
     Attack("counted-again", "64 streamed samples that tell their usage each time", _counted_again),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +17,7 @@ from ..runtime.engine.messages import FinishReason
 from ..runtime.tokenizer.output_processor import RequestOutput, RequestState, merge
 from .errors import ApiError, ClientGone, InternalError, InvalidRequest
 from .http.body_stages import became_prompt
+from .kept_logprobs import logprobs_in
 from .request_record import RequestRecord, current_record
 from .sequence_clock import SequenceClock
 from .state import Serving
@@ -23,6 +25,9 @@ from .state import Serving
 T = TypeVar("T")
 Update = tuple[int, RequestOutput]
 """Which sequence, and what is new about it."""
+_WRITTEN_AT_ONCE = 4096
+"""Log-probabilities that are written on the event loop; more of them in a thread."""
+_writer = ThreadPoolExecutor(1, thread_name_prefix="write-logprobs")
 
 
 class Collector:
@@ -36,9 +41,14 @@ class Collector:
 
     take: Callable[[int, RequestOutput], bool] | None = None
 
-    def __init__(self, serving: Serving, requests: Sequence[RequestState]) -> None:
+    def __init__(
+        self, serving: Serving, requests: Sequence[RequestState], *, keeps_all: bool = False
+    ) -> None:
+        """`keeps_all`: the reader holds the log-probabilities that it was given."""
         self._engine = serving.engine
         self._live_rids = serving.live_rids
+        self._kept = serving.kept_logprobs
+        self._keeps_all = keeps_all
         self._requests = requests
         self._names = {name for one in requests for name in (one.name, *one.belongs_to)}
         self._clocks = [SequenceClock(serving.metrics, request) for request in requests]
@@ -95,6 +105,7 @@ class Collector:
             # full garbage collection, which megabytes of token ids do not bring about.
             request.deliver = _ignore
         self._live_rids.difference_update(self._names)
+        self._kept.drop(self)
         for clock in self._clocks:
             clock.end()
         if self._record is not None:
@@ -104,19 +115,38 @@ class Collector:
     def _put(self, index: int, output: RequestOutput) -> None:
         """What the engine calls."""
         self._clocks[index].output(output)
-        reader = self._reader
         if output.finish_reason is not None:
             self._running -= 1
-        elif reader is not None and self.take is not None and self.take(index, output):
+        if self._error is not None:
+            return
+        if self._keeps_all:
+            self._keep(output)
+        take = None if self._reader is None or output.finish_reason is not None else self.take
+        if take is not None and take(index, output):
             return
         if output.finish_reason is FinishReason.ERROR:
-            self._error = self._error or error_of(output)
+            self._error = error_of(output)
         else:
             self._pending.setdefault(index, []).append(output)
-        if reader is not None:
-            self._reader = None
-            if not reader.done():  # cancelled
-                reader.set_result(None)
+            if not self._keeps_all:
+                self._keep(output)
+        self._wake()
+
+    def _keep(self, output: RequestOutput) -> None:
+        if count := logprobs_in(output):
+            self._kept.add(self, count)
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # cancelled
+            reader.set_result(None)
+
+    def fail(self, error: ApiError) -> None:
+        """End the sequences with `error`, which `next` raises."""
+        self._error = error
+        self._pending.clear()
+        self._engine.drop(self._requests)
+        self._wake()
 
     async def next(self) -> list[Update]:
         """What is new, at least one update; empty once all sequences have ended. Raises what ended
@@ -128,6 +158,8 @@ class Collector:
         if self._error is not None:
             raise self._error
         pending, self._pending = self._pending, {}
+        if not self._keeps_all:
+            self._kept.drop(self)
         return [
             (index, outputs[0] if len(outputs) == 1 else merge(outputs))
             for index, outputs in pending.items()
@@ -141,11 +173,20 @@ class Collector:
             outputs[index].append(output)
             return True
 
-        self.take = keep
+        self.take, self._keeps_all = keep, True
         while updates := await self.next():
             for update in updates:
                 keep(*update)
         return [merge(own) for own in outputs]
+
+    async def written(self, write: Callable[[list[RequestOutput]], T]) -> T:
+        """What `write` makes of the sequences, in a thread where that takes long, one after the
+        other. Raises what ended a sequence.
+        """
+        outputs = await self.all()
+        if self._kept.held(self) <= _WRITTEN_AT_ONCE:
+            return write(outputs)
+        return await asyncio.get_running_loop().run_in_executor(_writer, write, outputs)
 
 
 def error_of(output: RequestOutput) -> ApiError:

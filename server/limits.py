@@ -28,6 +28,12 @@ MAX_TOKENIZED_CHARS = 2**20
 """Characters that one request has tokenised where no context length bounds them: each takes up to
 200 bytes meanwhile.
 """
+MAX_LOGPROBS = 2**19
+"""Log-probabilities of generated tokens that one answer may hold, alternatives and samples counted:
+each takes about 110 bytes, and up to 90 once it is written.
+"""
+MAX_KEPT_LOGPROBS = 2**20
+"""All answers together."""
 MAX_PROMPT_LOGPROBS = 2**18
 """Log-probabilities of prompts that one request is given, alternatives and samples counted: each
 takes up to 200 bytes.

@@ -24,6 +24,7 @@ from .accounts import check_access
 from .engine.interface import Engine, TextEngine
 from .engine.state import EngineUnavailable
 from .errors import InvalidRequest, NotFound
+from .kept_logprobs import KeptLogprobs
 from .limits import MAX_SEQUENCES, Limits
 from .metrics import MetricRegistry, Metrics
 
@@ -123,6 +124,7 @@ class Serving(AnyServing):
     metrics: Metrics
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     live_rids: set[str] = field(default_factory=set)
+    kept_logprobs: KeptLogprobs = field(default_factory=KeptLogprobs)
     threads: TextThreads = field(default_factory=TextThreads)
 
     @property

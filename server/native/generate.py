@@ -17,6 +17,7 @@ from ..answers import BODY_ERRORS, answers
 from ..collector import Collector, Update, generate_all
 from ..errors import ApiError
 from ..http.body import JsonRoute
+from ..kept_logprobs import check_logprobs
 from ..openai.logprobs import finite, token_text
 from ..request_builder import WireNames, build_requests, check_prompt_logprobs
 from ..sse import DONE, EventStream, event
@@ -44,7 +45,9 @@ async def generate(body: GenerateBody, serving: ServingDep) -> Response:
     single = len(requests) == 1 and not body.batch
     if body.stream:
         events = _AnswerEvents(answers, single=single)
-        return EventStream(Collector(serving, requests), events, serving.metrics)
+        # Each piece has all that came before.
+        collector = Collector(serving, requests, keeps_all=True)
+        return EventStream(collector, events, serving.metrics)
     outputs = await generate_all(serving, requests)
     whole = [answer.add(output) for answer, output in zip(answers, outputs, strict=True)]
     return json_response(whole[0] if single else whole)
@@ -65,10 +68,11 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
     prompts = await serving.prompt_ids(body.prompts, prompt)
     arrival = time.monotonic()
     requests: list[RequestState] = []
+    bounded: list[RequestState] = []
     for index, (ids, sampling) in enumerate(zip(prompts, each, strict=True)):
         rid = _rid(body, index)
         n, length = sampling.n, sampling.max_new_tokens
-        requests += build_requests(
+        samples = build_requests(
             serving,
             sampling,
             ids,
@@ -84,7 +88,10 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
             grammar=await grammar_of(serving, sampling),
             **_logprobs(body, index, len(ids)),
         )
+        requests += samples
+        bounded += samples if length is not None else []
     check_prompt_logprobs(requests, "top_logprobs_num")
+    check_logprobs(bounded, "top_logprobs_num")
     return requests
 
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -13,7 +14,7 @@ from ...runtime.parsing.events import Arguments, CallBegins, Event, Text, Though
 from ...runtime.tokenizer.output_processor import RequestOutput
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
-from ..collector import Collector, generate_all
+from ..collector import Collector
 from ..http.body import JsonRequest, JsonRoute
 from ..sse import EventStream
 from ..state import Serving, ServingDep, json_response
@@ -42,7 +43,20 @@ async def create_chat_completion(
         start = head(serving, request_id, "chat.completion.chunk")
         chunks = _ChatChunks(serving, start, conversation, body)
         return EventStream(Collector(serving, requests), chunks, serving.metrics)
-    outputs = await generate_all(serving, requests)
+    with Collector(serving, requests) as collector:
+        return await collector.written(
+            lambda outputs: _completion(serving, body, conversation, request_id, outputs)
+        )
+
+
+def _completion(
+    serving: Serving,
+    body: ChatCompletionRequest,
+    conversation: Conversation,
+    request_id: str,
+    outputs: list[RequestOutput],
+) -> Response:
+    """The answer that is not streamed."""
     tokenizer = serving.engine.tokenizer
     choices = [
         _choice(body, index, output, reader, TokenTrail(tokenizer, conversation.requests[0]))
@@ -195,7 +209,7 @@ class _ChatChunks(ChunkWriter):
 
 
 def _delta(
-    index: int, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()
+    index: int, delta: dict[str, Any], logprobs: Sequence[msgspec.Raw] = ()
 ) -> dict[str, Any]:
     told = chat_logprobs(logprobs) if logprobs else None
     return {"index": index, "delta": delta, "logprobs": told, "finish_reason": None}

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..answers import BODY_ERRORS, answers
-from ..collector import Collector, generate_all
+from ..collector import Collector
 from ..http.body import JsonRoute
 from ..sse import EventStream
 from ..state import Serving, ServingDep, json_response
@@ -46,11 +46,15 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
     if body.stream:
         chunks = _CompletionChunks(serving, start, requests, body, choices)
         return EventStream(Collector(serving, requests), chunks, serving.metrics)
-    outputs = await generate_all(serving, requests)
-    chosen = best(outputs, body.samples, body.n)
-    written = [choice.write(output) for choice, output in zip(choices, chosen, strict=True)]
-    usage = usage_of(requests, body.samples, sum([one.completion_tokens for one in outputs]))
-    return json_response({**start, "choices": written, "usage": usage})
+
+    def write(outputs: list[RequestOutput]) -> Response:
+        chosen = best(outputs, body.samples, body.n)
+        written = [choice.write(output) for choice, output in zip(choices, chosen, strict=True)]
+        usage = usage_of(requests, body.samples, sum([one.completion_tokens for one in outputs]))
+        return json_response({**start, "choices": written, "usage": usage})
+
+    with Collector(serving, requests) as collector:
+        return await collector.written(write)
 
 
 class _Choice:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..errors import InvalidRequest
+from ..kept_logprobs import check_logprobs
 from ..request_builder import WireNames, build_requests, check_prompt_logprobs
 from ..state import Serving
 from .protocol import ChatCompletionRequest, CompletionRequest
@@ -76,6 +77,8 @@ def generation_requests(
             prompt_logprobs=max(asked_of_prompt, default=None),
         )
     check_prompt_logprobs(requests, told)
+    if max_tokens is not None and not body.stream:
+        check_logprobs(requests, top)
     return requests
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import msgspec
+
 from ...runtime.engine.messages import TokenLogprob
 from ...runtime.parsing.events import Event, Text
 from ...runtime.tokenizer.detokenizer import Detokenizer
@@ -27,14 +29,20 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def chat_logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[msgspec.Raw]) -> dict[str, Any]:
     """`logprobs` of a chat choice, from what `TokenTrail` returns."""
     return {"content": entries, "refusal": None}
 
 
-def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, Any]:
+def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> msgspec.Raw:
+    """One token as JSON, which takes a fifth of its objects' memory."""
     top = [_chat_token(tokenizer, token_id, logprob) for token_id, logprob in entry.top]
-    return {**_chat_token(tokenizer, entry.token_id, entry.logprob), "top_logprobs": top}
+    token = _chat_token(tokenizer, entry.token_id, entry.logprob)
+    return _as_json({**token, "top_logprobs": top})
+
+
+def _as_json(content: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(content))
 
 
 def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
@@ -87,7 +95,7 @@ class TokenTrail:
                 self._pieces.append((piece, self._incomplete))
                 self._incomplete = []
 
-    def read(self, event: Event) -> list[dict[str, Any]]:
+    def read(self, event: Event) -> list[msgspec.Raw]:
         """Return the log-probabilities of the tokens that begin in the text of `event`; none where
         the text is not visible.
         """
@@ -95,7 +103,7 @@ class TokenTrail:
         taken = self._take(event[0])
         return [_chat_entry(self._tokenizer, entry) for entry in taken] if self._in_text else []
 
-    def rest(self) -> list[dict[str, Any]]:
+    def rest(self) -> list[msgspec.Raw]:
         """Return those of the tokens of a character that the end of the text left incomplete."""
         cut = self._incomplete if self._in_text else []
         return [_chat_entry(self._tokenizer, entry) for entry in cut]
@@ -217,7 +225,7 @@ class CompletionLogprobs:
                 None if entry is None else finite(entry.logprob) for entry in entries
             ],
             "top_logprobs": [
-                None if entry is None else self._alternatives(entry) for entry in entries
+                None if entry is None else _as_json(self._alternatives(entry)) for entry in entries
             ],
             "text_offset": offsets,
         }

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import pydantic_core
 
 from ....runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
@@ -32,7 +33,7 @@ class OutputItems:
         self._tokens = tokens
         self._is_open = False
         self._pieces: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[msgspec.Raw] = []
 
     def push(self, event: Event) -> Iterator[dict[str, Any]]:
         """Events of the stream, in their order, without a sequence number."""
