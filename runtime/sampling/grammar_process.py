@@ -65,7 +65,7 @@ class _Job:
         with self._lock:
             if self._is_ended:
                 return None
-            process = self._process = _idle.pop() if _idle else _start()
+            process = self._process = _idle_one() or _start()
         assert process.stdin is not None and process.stdout is not None
         answer = b""
         with contextlib.suppress(OSError):
@@ -91,6 +91,15 @@ class _Job:
             self._is_ended = True
             if self._process is not None:
                 self._process.kill()
+
+
+def _idle_one() -> subprocess.Popen[bytes] | None:
+    """One that lives: the system may have ended others meanwhile."""
+    while _idle:
+        process = _idle.pop()
+        if process.poll() is None:
+            return process
+    return None
 
 
 def _start() -> subprocess.Popen[bytes]:

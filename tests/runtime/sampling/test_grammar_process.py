@@ -39,3 +39,13 @@ async def test_what_nobody_waits_for_is_ended(monkeypatch: pytest.MonkeyPatch) -
     process.wait(20)
     assert time.monotonic() - began < 20
     await check('start: "c"')
+
+
+async def test_a_process_that_was_ended_while_idle_is_replaced() -> None:
+    await check('start: "a"')
+    for process in grammar_process._idle:
+        process.kill()
+        process.wait(20)
+    await check('start: "b"')
+    with pytest.raises(ValueError, match="unknown name"):
+        await check("start: nothing")
