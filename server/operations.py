@@ -37,7 +37,7 @@ async def live(serving: AnyServingDep) -> Response:
 @router.get("/ready", responses=answers(Health, errors=(503,)))
 @router.get("/v1/health", responses=answers(Health, errors=(503,)))
 @router.get("/ping", responses=answers(Health, errors=(503,)))
-@router.post("/ping", include_in_schema=False)
+@router.post("/ping", responses=answers(Health, errors=(503,)))
 async def health(request: Request, serving: AnyServingDep) -> Response:
     """200 while the engine serves; 503 before it is ready, while it starts again, and when it is
     gone. Of several replicas one is enough: `degraded` then, with the states of all.

@@ -12,11 +12,13 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    GetJsonSchemaHandler,
     PlainValidator,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from .limits import (
     MAX_LOGIT_BIASES,
@@ -36,6 +38,16 @@ _PROMPT_TYPES = (
 )
 
 
+_KEYWORDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+}
+"""pydantic's names of bounds -> JSON Schema's; pydantic leaves its own at a `BeforeValidator`."""
+_NULL = {"type": "null"}
+
+
 class WireModel(BaseModel):
     """A JSON object as clients send it: types are exact, null means the default.
 
@@ -50,6 +62,20 @@ class WireModel(BaseModel):
     others: ClassVar[Others] = {}
     """Members that are known and not used."""
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Declare what is taken: null for each member that may be left out, and every bound."""
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        required = schema.get("required", ())
+        schema["properties"] = {
+            name: _declared(member, takes_null=name not in required)
+            for name, member in schema.get("properties", {}).items()
+        }
+        return reference
+
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
@@ -61,6 +87,27 @@ class WireModel(BaseModel):
             for name, value in data.items()
             if value is not None or name in cls.keeps_null
         }
+
+
+def _declared(schema: JsonSchemaValue, *, takes_null: bool = False) -> JsonSchemaValue:
+    """Return a member's schema in JSON Schema's own words."""
+    named = {_KEYWORDS.get(name, name): value for name, value in schema.items()}
+    if "items" in named:
+        named["items"] = _declared(named["items"])
+    if "anyOf" in named:
+        named["anyOf"] = [_declared(choice) for choice in named["anyOf"]]
+    if not takes_null:
+        return named
+    about: JsonSchemaValue = {
+        name: named.pop(name) for name in ("title", "description", "default") if name in named
+    }
+    choices = named["anyOf"] if [*named] == ["anyOf"] else [named]
+    return {"anyOf": [*(each for each in choices if each != _NULL), _NULL], **about}
+
+
+def type_of(value: Any) -> Any:
+    """Return the `type` of what a union of wire models is given: JSON of any kind, or a model."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 def parse_prompts(value: Any) -> list[Prompt]:
@@ -227,11 +274,27 @@ def only(*values: Any, remedy: str = "leave it out") -> Refuses:
 
 _IDS = {"type": "array", "items": {"type": "integer"}}
 _TEXTS = {"type": "array", "items": {"type": "string"}}
+_TEXT = {"type": "string", "minLength": 1}
+_STOP = {**_TEXT, "maxLength": MAX_STOP_LENGTH}
+
+
+def _some(items: JsonSchemaValue, most: int) -> JsonSchemaValue:
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": most}
+
 
 Prompts = Annotated[
     list[Prompt],
     PlainValidator(parse_prompts),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TEXT,
+                _some(_TEXT, MAX_SEQUENCES),
+                {**_IDS, "minItems": 1},
+                _some({**_IDS, "minItems": 1}, MAX_SEQUENCES),
+            ]
+        }
+    ),
 ]
 Texts = Annotated[
     str | list[str],
@@ -244,12 +307,23 @@ IdLists = Annotated[
     WithJsonSchema({"anyOf": [_IDS, {"type": "array", "items": _IDS}]}),
 ]
 Stops = Annotated[
-    list[str], PlainValidator(parse_stops), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS]})
+    list[str],
+    PlainValidator(parse_stops),
+    WithJsonSchema(
+        {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}]}
+    ),
 ]
 LogitBias = Annotated[
     dict[int, float],
     PlainValidator(parse_logit_bias),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,19}$"},
+            "maxProperties": MAX_LOGIT_BIASES,
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
 ]
 Integer = Annotated[int, BeforeValidator(parse_integer)]
 TokenIds = Annotated[list[Integer], FailFast(), Field(max_length=MAX_STOP_TOKEN_IDS)]

@@ -15,7 +15,7 @@ from ..errors import UNION_TAG
 from ..limits import MAX_MESSAGES
 from ..openai.tools import MAX_TOOLS
 from ..parameters import MESSAGES, Others
-from ..schemas import Integer, Unsupported, WireModel, disagreement
+from ..schemas import Integer, Unsupported, WireModel, disagreement, type_of
 
 _BY_ROLE = {
     "system": ("text",),
@@ -118,7 +118,7 @@ class ServerBlock(WireModel):
 
 
 def _block_type(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = type_of(value)
     is_server = isinstance(kind, str) and re.match(_SERVER_BLOCK, kind)
     return UNION_TAG + ("server" if is_server else str(kind))
 
@@ -171,7 +171,7 @@ class ServerTool(WireModel):
 
 
 def _tool_type(value: Any) -> str:
-    kind = value.get("type") or "custom" if isinstance(value, dict) else value.type
+    kind = type_of(value)
     is_server = isinstance(kind, str) and re.match(_SERVER_TOOL, kind)
     return UNION_TAG + ("server" if is_server else "custom")
 

@@ -69,7 +69,7 @@ async def server_info(serving: ServingDep) -> Response:
 
 
 @router.post("/flush_cache", responses=answers(CacheFlush, errors=(503,)))
-@router.get("/flush_cache", include_in_schema=False)
+@router.get("/flush_cache", responses=answers(CacheFlush, errors=(503,)))
 async def flush_cache(serving: ServingDep) -> Response:
     """Drop cached prefixes that no request uses."""
     return json_response({"success": True, "freed_tokens": await serving.engine.flush_cache()})

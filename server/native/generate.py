@@ -28,13 +28,11 @@ from .protocol import GenerateBody
 
 router = APIRouter(route_class=JsonRoute)
 T = TypeVar("T")
+_ANSWERS = answers(Generated | list[Generated], stream=GeneratedSoFar, errors=BODY_ERRORS)
 
 
-@router.post(
-    "/generate",
-    responses=answers(Generated | list[Generated], stream=GeneratedSoFar, errors=BODY_ERRORS),
-)
-@router.put("/generate", include_in_schema=False)
+@router.post("/generate", responses=_ANSWERS)
+@router.put("/generate", responses=_ANSWERS)
 async def generate(body: GenerateBody, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
     requests = await _requests(serving, body)

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from declared import check_answer, check_request, default_document, validate
 from http_fixtures import MODEL, client_of, make_app
+from jsonschema.validators import SPECIFICATIONS
 from scripted_engine import ScriptedEngine
 
 from piecework.server.engine.supervisor import EngineState
@@ -125,7 +126,9 @@ GOOD: list[tuple[str, str, Any]] = [
     ("POST", "/v1/detokenize", {"tokens": [5, 6]}),
     ("POST", "/v1/detokenize", {"tokens": [[5], [6]]}),
     ("POST", "/abort_request", {"rid": "none"}),
+    ("PUT", GENERATE, {"text": "Hello", "sampling_params": {"stop": None}}),
     ("POST", "/flush_cache", None),
+    ("POST", "/ping", None),
     *(
         ("GET", path, None)
         for path in (
@@ -141,6 +144,7 @@ GOOD: list[tuple[str, str, Any]] = [
             "/v1/status",
             "/v1/health",
             "/ping",
+            "/flush_cache",
             "/tokenizer_info",
             "/version",
             "/model_info",
@@ -306,6 +310,79 @@ async def test_nothing_is_declared_that_is_never_answered_or_is_not_there(
         for status in operation["responses"]
     }
     assert statuses == {"200", "400", "404", "413", "415", "500", "503", "529", "default"}
+
+
+async def test_allow_has_the_methods_that_are_declared(client: httpx.AsyncClient) -> None:
+    declared = default_document()["paths"]
+    for path, operations in declared.items():
+        methods = {method.upper() for method in operations}
+        if path == f"{RESPONSES}/input_tokens":  # which may be a response's id too
+            methods |= {method.upper() for method in declared[RESPONSES + "/{response_id}"]}
+        answer = await client.request("TRACE", path)
+        assert answer.status_code == 405
+        assert {*answer.headers["allow"].split(", ")} - {"HEAD"} == methods, path
+
+
+def bodies() -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """Return (method, path, a body that is taken, the members that are declared of it)."""
+    document = default_document()
+    found = []
+    for method, path, body in GOOD:
+        if isinstance(body, dict):
+            content = document["paths"][path][method.lower()]["requestBody"]["content"]
+            name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            found.append((method, path, body, document["components"]["schemas"][name]))
+    return found
+
+
+async def test_null_is_declared_and_taken_of_members_that_may_be_left_out(
+    client: httpx.AsyncClient,
+) -> None:
+    for method, path, body, schema in bodies():
+        left_out = {*schema["properties"]} - {*schema.get("required", ()), *body}
+        asked = {**dict.fromkeys(left_out), **body}
+        check_request(default_document(), method, path, asked)
+        answer = await client.request(method, path, json=asked)
+        assert answer.status_code == 200, (path, answer.text)
+
+
+def test_schemas_have_the_words_of_json_schema_alone() -> None:
+    parts = [SPECIFICATIONS[uri].contents for uri in SPECIFICATIONS if "2020-12" in uri]
+    words = {word for part in parts for word in part["properties"]} | {"discriminator"}
+
+    def check(schema: Any) -> None:
+        assert not isinstance(schema, dict) or schema.keys() <= words, schema
+        if not isinstance(schema, dict):
+            return
+        for name, value in schema.items():
+            if name in ("properties", "$defs"):
+                each = [*value.values()]
+            else:
+                each = value if name in ("anyOf", "oneOf", "allOf") else [value]
+            if name in ("properties", "$defs", "anyOf", "oneOf", "allOf", "items"):
+                for part in each:
+                    check(part)
+
+    for schema in default_document()["components"]["schemas"].values():
+        check(schema)
+
+
+WRONG_ITEMS: list[Any] = [None, 5, "x", [], [None], {}, {"type": None}, {"type": []}]
+
+
+async def test_an_item_of_a_list_may_be_any_json(client: httpx.AsyncClient) -> None:
+    """Whatever stands in a list of objects is refused, and nothing ends in an error of ours."""
+    for method, path, body, schema in bodies():
+        for name, member in schema["properties"].items():
+            if "array" in json.dumps(member):
+                for item in WRONG_ITEMS:
+                    asked = {**body, name: [item]}
+                    answer = await client.request(method, path, json=asked)
+                    assert answer.status_code < 500, (path, name, item, answer.text)
+    inner = {"type": "namespace", "name": "n"}
+    for item in WRONG_ITEMS:
+        asked = {"model": MODEL, "input": "x", "tools": [{**inner, "tools": [item]}]}
+        assert (await client.post(RESPONSES, json=asked)).status_code < 500, item
 
 
 async def test_a_key_is_declared_where_one_is_needed(scripted: ScriptedEngine) -> None:

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...errors import UNION_TAG
-from ...schemas import WireModel, disagreement
+from ...schemas import WireModel, disagreement, type_of
 from ..tools import FUNCTION_NAME, MAX_TOOLS, FunctionDefinition
 
 _HOSTED = (
@@ -87,7 +87,7 @@ class HostedTool(WireModel):
 
 
 def _type_of(value: Any) -> str:
-    kind = value.get("type") or "function" if isinstance(value, dict) else value.type
+    kind = type_of(value) or "function"
     return UNION_TAG + (kind if kind in ("function", "custom", "namespace") else "hosted")
 
 
