@@ -12,7 +12,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from .loader.files import config_eos_token_ids, no_model, read_json
-from .models.registry import FALLBACK, ModelCode, UnsupportedError, model_class, model_type_of
+from .models.registry import (
+    FALLBACK,
+    ModelCode,
+    UnsupportedError,
+    find_models,
+    model_class,
+    model_type_of,
+)
 from .quantization.registry import quantization_of
 from .rope_config import check_rope, number, rope_fields
 
@@ -45,6 +52,17 @@ _POSITIVE = (
     "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "rope_theta", "norm_eps",
 )  # fmt: skip
+_LLAMA = "LlamaForCausalLM"
+_OF_LLAMA = frozenset(
+    {
+        *_WHOLE[:-2], "architectures", "attention_bias", "attention_dropout", "auto_map",
+        "bos_token_id", "dtype", "eos_token_id", "hidden_act", "initializer_range", "mlp_bias",
+        "model_type", "pad_token_id", "pretraining_tp", "quantization_config", "rms_norm_eps",
+        "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings", "torch_dtype",
+        "transformers_version", "use_cache", "_name_or_path",
+    }
+)  # fmt: skip
+"""Members of config.json that Llama has, or that say nothing of what is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +219,12 @@ def read_config(
                 raise ValueError(
                     'it names no model, having no "architectures"; fetch the model again'
                 )
+        if code is not None and code.impl == "auto" and _is_foreign(architecture, content):
+            if _is_like_llama(content):
+                content["model_type"] = "llama"
+            else:
+                architecture = FALLBACK
+                content["architectures"] = [FALLBACK]
         wanted = model_type_of(architecture, content)
         if (found := content.get("model_type")) != wanted:
             rule = f'{architecture} goes with "model_type": "{wanted}"'
@@ -209,6 +233,25 @@ def read_config(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return dict(content)
+
+
+def _is_foreign(architecture: str, content: dict[str, Any]) -> bool:
+    """Whether it calls itself a Llama, of a `model_type` that no model of ours has."""
+    ours = {kind for names in find_models() for kind in (names.model_type, names.also)}
+    said = content.get("model_type")
+    return architecture == _LLAMA and isinstance(said, str) and said not in ours
+
+
+def _is_like_llama(content: dict[str, Any]) -> bool:
+    """Whether it has no members but Llama's, beside empty ones and biases that it has not, and a
+    `model_type` by which transformers knows no other model.
+    """
+    from transformers import CONFIG_MAPPING
+
+    return content.get("model_type") not in CONFIG_MAPPING and all(
+        name in _OF_LLAMA or value is None or (value is False and name.endswith("bias"))
+        for name, value in content.items()
+    )
 
 
 def _configured(

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from ..model_config import read_config
+from ..models.registry import ModelCode
 from .files import Header, read_header, weight_files
 
 _SHOWN = 12
@@ -26,7 +27,8 @@ def fingerprint(path: str, *, weights: bool) -> str:
         with Path(path).open("rb") as file:
             digest.update(file.read(offset))
     else:
-        digest.update(json.dumps(read_config(Path(path)), sort_keys=True).encode())
+        config = read_config(Path(path), code=ModelCode("auto"))
+        digest.update(json.dumps(config, sort_keys=True).encode())
         headers: dict[str, Header] = {}
         for part in weight_files(Path(path)) if weights else ():
             headers |= read_header(part, quantized=True)

@@ -120,6 +120,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "smollm3": ("smollm3", {"rope_parameters": {"rope_theta": 5e6}}, {"rope.freq_base": 5e6}),
+    "seed_oss": ("seed_oss", {"head_dim": 16}, {}),
+    "exaone4": (
+        "exaone4",
+        {"sliding_window": 24, "layer_types": WINDOWS},
+        {
+            "attention.sliding_window": 24,
+            "attention.sliding_window_pattern": [True, False, True],
+        },
+    ),
     "glm4": ("glm4", {"head_dim": 32}, {"rope.dimension_count": 16}),
     "cohere": (
         "command-r",

@@ -227,6 +227,27 @@ def test_what_our_own_code_of_a_model_refuses_goes_to_transformers(tmp_path: Pat
     assert done.token_ids == said[len(PROMPT) - 1 : -1].tolist()
 
 
+def test_a_llama_of_another_type_is_one_where_its_members_are_llamas(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path, "llama")
+    plain = ModelConfig.from_pretrained(path)
+    content = json.loads((path / "config.json").read_text())
+
+    def config(**changes: object) -> ModelConfig:
+        (path / "config.json").write_text(json.dumps(content | changes))
+        check_model(str(path), context_length=None, weights=True, ranks=1, code=AUTO)
+        return ModelConfig.from_pretrained(path, code=AUTO)
+
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    assert config(**own, qkv_bias=False, clip_qkv=None) == plain
+    with pytest.raises(ValueError, match="code of its own; add --trust-remote-code"):
+        config(**own, clip_qkv=2.0)
+    assert config(model_type="helium").architecture == FALLBACK
+    with pytest.raises(ValueError, match='goes with "model_type": "llama", got \'qwen3\''):
+        config(model_type="qwen3")
+    with pytest.raises(ValueError, match="got \\['own'\\]"):
+        config(model_type=["own"])
+
+
 def test_a_conversion_keeps_the_numbers_of_the_files_whatever_config_json_says(
     tmp_path: Path,
 ) -> None:

@@ -187,6 +187,11 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.1,
         },
     ),
+    "seed-oss": ("seed_oss", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
+    "exaone4": (
+        "exaone4",
+        {"sliding_window": 24, "layer_types": [*["sliding_attention"] * 2, "full_attention"]},
+    ),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "glm4": ("glm4", {"head_dim": 32}),
     "cohere": ("cohere", {"use_qk_norm": True, "logit_scale": 0.3}),
@@ -413,12 +418,7 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {"head_dim": 16}),
     "olmo": ("olmo", {"clip_qkv": 2.0}),
     "ernie4.5": ("ernie4_5", {"head_dim": 16}),
-    "exaone4": (
-        "exaone4",
-        {"sliding_window": 24, "layer_types": [*["sliding_attention"] * 2, "full_attention"]},
-    ),
     "phi": ("phi", {"qk_layernorm": True}),
-    "seed-oss": ("seed_oss", {"head_dim": 16}),
 }
 """Models that transformers' code computes."""
 VARIANTS = {**LLAMAS, **OTHERS, **FALLBACKS}
