@@ -129,6 +129,34 @@ def test_a_server_that_is_killed_leaves_no_process(
         assert not psutil.wait_procs(family, timeout=20)[1]
 
 
+def test_a_checker_of_grammars_is_replaced_and_ends_with_the_server(
+    model: str, tmp_path: Path
+) -> None:
+    with server_with("", model, tmp_path, NO_PIECES) as (server, port):
+        first = checker_after_a_grammar(server, port, "start: /a+/")
+        first.kill()
+        second = checker_after_a_grammar(server, port, "start: /b+/")
+        assert second != first
+        server.kill()
+        assert not psutil.wait_procs([second], timeout=20)[1]
+
+
+def checker_after_a_grammar(
+    server: subprocess.Popen[str], port: int, grammar: str
+) -> psutil.Process:
+    """The process that checked `grammar`, which the server answered."""
+    body = {"prompt": "Hi", "max_tokens": 1, "guided_grammar": grammar}
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    (checker,) = [
+        child
+        for child in psutil.Process(server.pid).children()
+        if child.status() != psutil.STATUS_ZOMBIE
+        and any("grammar_process" in part for part in child.cmdline())
+    ]
+    return checker
+
+
 @pytest.mark.slow
 def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(
     model: str, tmp_path: Path
