@@ -134,8 +134,8 @@ def metadata_of(config: Any) -> dict[str, Any]:
 def _epsilon_of(config: Any) -> dict[str, float]:
     if hasattr(config, "layer_norm_eps"):
         return {"attention__layer_norm_epsilon": config.layer_norm_eps}
-    # As LFM2 and Mamba 2 call it.
-    names = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+    # As LFM2, StarCoder2 and Mamba 2 call it.
+    names = ("norm_eps", "norm_epsilon", "layer_norm_epsilon", "rms_norm_eps")
     epsilon = next(getattr(config, name) for name in names if getattr(config, name, None))
     return {"attention__layer_norm_rms_epsilon": epsilon}
 

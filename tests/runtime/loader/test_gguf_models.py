@@ -129,6 +129,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "attention.sliding_window_pattern": [True, False, True],
         },
     ),
+    "starcoder2": ("starcoder2", {}, {}),
     "glm4": ("glm4", {"head_dim": 32}, {"rope.dimension_count": 16}),
     "cohere": (
         "command-r",
