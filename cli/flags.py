@@ -66,6 +66,10 @@ class ArgumentParser(argparse.ArgumentParser):
             "PIECEWORK_PORT, go before it; default: none",
         )
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """No flag is taken for the beginning of another one: `-t 2` would set `-tp`."""
+        return []
+
     def settle(self, arguments: argparse.Namespace, unknown: Sequence[str]) -> None:
         """MODEL, wherever it stands, becomes `arguments.model_path`; ends with exit code 2 for what
         is `unknown` otherwise.

@@ -1,20 +1,23 @@
-"""Flags of vLLM and SGLang on our command line: those that mean the same are understood, the others
-say what to do instead.
+"""Flags of vLLM, SGLang and llama.cpp on our command line: those that mean the same are understood,
+the others say what to do instead.
 
 Names and meanings: `vllm serve --help` (vllm/engine/arg_utils.py and vllm/config/), SGLang's
-docs/advanced_features/server_arguments.md.
+docs/advanced_features/server_arguments.md, llama.cpp's tools/server/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-_ONE_DEVICE = "this version runs on one device"
+_NO_PIPELINE = "pipeline parallelism is not supported; --tp-size splits a model over devices"
+_COLLECTIVES = "collectives are chosen for the machine; --tp-size and --ep-size split a model"
 _ONE_VALUE = {
-    ("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"): (("1",), _ONE_DEVICE),
+    ("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"): (("1",), _NO_PIPELINE),
     ("--tokenizer-mode",): (("auto",), "there is one kind of tokenizer"),
     ("--schedule-policy", "--scheduling-policy"): (
         ("fcfs",),
@@ -27,11 +30,15 @@ NOTHING_TO_DO = (
     "--async-scheduling",
     "--disable-log-requests",
     "--disable-uvicorn-access-log",
+    "--enable-auto-tool-choice",
     "--enable-cache-report",
     "--enable-chunked-prefill",
     "--enable-metrics",
     "--enable-priority-scheduling",
     "--enable-prompt-tokens-details",
+    "--enable-reasoning",
+    "--jinja",
+    "--metrics",
     "--no-enable-log-requests",
     "--no-enforce-eager",
     "--no-trust-remote-code",
@@ -39,7 +46,6 @@ NOTHING_TO_DO = (
 """What these ask for, or allow, is so anyway."""
 
 _TOOLS = "--tool-call-parser says how calls are written, and nothing else needs a flag"
-_REASONING = "reasoning is not taken out of answers in this version"
 _LORA = "LoRA adapters are not supported; merge the adapter into its model, and serve that"
 _SPECULATION = "speculative decoding is not supported"
 _POOLING = "the folder's modules.json and architecture say how states become vectors or scores"
@@ -62,8 +68,7 @@ _NOT_HERE = {
     "--help",
     "--cuda-?graph-(capture-)?sizes|--max-cudagraph-capture-size|--max-seq-len-to-capture|"
     "--max-context-len-to-capture": _SIZES,
-    "--enable-auto-tool-choice|--tool-parser-plugin|--tool-server": _TOOLS,
-    "--reasoning-parser|--enable-reasoning": _REASONING,
+    "--tool-parser-plugin|--tool-server": _TOOLS,
     "--(enable-)?lora(-.*)?|--max-loras.*|--max-lora-rank|--max-cpu-loras|"
     "--fully-sharded-loras": _LORA,
     "--speculative-.*|--num-speculative-tokens": _SPECULATION,
@@ -90,12 +95,40 @@ _NOT_HERE = {
     "--master-addr|--master-port|--nccl-port|--nccl-init-addr": "--dist-init-addr HOST:PORT says "
     "where the nodes meet",
     "--nccl-.*|--distributed-executor-backend|"
-    "--disable-custom-all-reduce|--enable-.*expert.*": _ONE_DEVICE,
+    "--disable-custom-all-reduce|--enable-.*expert.*": _COLLECTIVES,
     "--skip-tokenizer-init": "the tokenizer is always read; prompts of token ids do not go through "
     "it",
     "--skip-server-warmup": "no request of its own runs before the server is ready; leave it out",
+    "--temp|--temperature|--top-k|--top-p|--min-p|--repeat-penalty|--presence-penalty|"
+    "--frequency-penalty": "a request sets it; --sampling-defaults FOLDER takes defaults from a "
+    "generation_config.json",
+    "--mmproj|-mm|--mmproj-url|-mmu": "images in requests are not supported",
+    "--no-jinja": "chat templates are always rendered by Jinja",
+    "-hff|--hf-file": "download the file (piecework pull), and name it with --model-path",
+    "-n|--predict|--n-predict": "--default-max-tokens bounds answers whose requests set no limit",
+    "-ctk|--cache-type-k|-ctv|--cache-type-v": "--kv-cache-dtype sets the format of the cache",
+    "--embedding|--embeddings|--reranking|--rerank|--pooling": "--runner pooling serves an encoder",
+    "-md|--model-draft|--draft.*": _SPECULATION,
+    "--slot-.*|--slots|--no-slots": "prefixes are shared between all requests, without slots",
+    "-sm|--split-mode|-ts|--tensor-split|-mg|--main-gpu": "--tp-size splits a model over devices",
 }
 """A pattern of flags that mean nothing here to what to do instead."""
+_OF_LLAMA_CPP: dict[tuple[str, ...], tuple[str, Callable[[str], Any]]] = {
+    ("-m",): ("model_path", str),
+    ("-hf", "-hfr", "--hf-repo"): ("model_path", lambda text: _repository(text)),
+    ("-a", "--alias"): ("served_model_name", str),
+    ("-c", "--ctx-size"): ("context_length", lambda text: int(text) or None),
+    ("-t", "--threads"): ("num_threads", int),
+    ("-np", "--parallel"): ("max_running_requests", int),
+}
+"""Flags of llama.cpp to our setting, and what reads their value."""
+_WITHOUT_EFFECT = {
+    ("-ngl", "--gpu-layers", "--n-gpu-layers"): "all layers run on --device",
+    ("-tb", "--threads-batch"): "--num-threads sets the threads of prompts too",
+    ("-b", "--batch-size", "-ub", "--ubatch-size"): "--chunked-prefill-size bounds a step",
+}
+"""Harmless flags of llama.cpp that are ignored, and what is done instead."""
+_FLASH = "--attention-backend sets the kernel of attention"
 
 
 def add_foreign_flags(parser: Any) -> None:
@@ -108,6 +141,21 @@ def add_foreign_flags(parser: Any) -> None:
         )
     for flag in NOTHING_TO_DO:
         parser.add_argument(flag, action=_Ignored, nargs=0, help=argparse.SUPPRESS)
+    for names, reason in _WITHOUT_EFFECT.items():
+        parser.add_argument(*names, action=partial(_Noted, reason), help=argparse.SUPPRESS)
+    # Its value may be left out; a model's name behind it is an error, not the value.
+    parser.add_argument(
+        *("-fa", "--flash-attn"),
+        action=partial(_Noted, _FLASH),
+        nargs="?",
+        const="auto",
+        choices=("on", "off", "auto"),
+        help=argparse.SUPPRESS,
+    )
+    for names, (setting, read) in _OF_LLAMA_CPP.items():
+        parser.add_argument(
+            *names, dest=setting, type=read, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
     for short in ("tp", "dp"):
         parser.add_argument(
             f"-{short}",
@@ -156,6 +204,33 @@ class _Ignored(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         pass
+
+
+class _Noted(_Ignored):
+    """A flag that changes nothing, and says the reason on standard error."""
+
+    def __init__(self, reason: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._reason = reason
+
+    def __call__(
+        self,
+        parser: Any,
+        namespace: Any,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        print(f"{parser.prog}: {option_string} is ignored: {self._reason}", file=sys.stderr)
+
+
+def _repository(text: str) -> str:
+    repository, _, kind = text.partition(":")
+    if kind:
+        raise argparse.ArgumentTypeError(
+            f"download one .gguf file of {repository} (piecework pull), and name it with "
+            f"--model-path; {kind} alone does not say which"
+        )
+    return repository
 
 
 def _runner(task: str) -> str:

@@ -13,6 +13,12 @@ from .flags import EXIT_USER_ERROR, ArgumentParser, report
 from .settings import parse, with_sources
 
 EXIT_INTERRUPTED = 130
+_ELSEWHERE = {
+    "run": "`piecework chat MODEL` talks with a model, `piecework serve MODEL` serves it",
+    "list": "`piecework models` lists the models on this machine",
+    "ps": "GET /v1/models of a server lists the models that it serves",
+}
+"""Commands of other programs, and ours for the same purpose."""
 _COMMANDS = (
     serve, config, chat, pull, models, key, generate, explain, cache, bench, completion,
 )  # fmt: skip
@@ -22,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0, or 2 where the user can mend it, 1 where something
     broke.
     """
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in _ELSEWHERE:
+        return report("piecework", ValueError(f"no command {words[0]}: {_ELSEWHERE[words[0]]}"))
     parser = build_parser()
     arguments = parse(parser, argv, os.environ)
     chosen = getattr(arguments, "parser", parser)

@@ -31,6 +31,11 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8": "fp8_e4m3"},
     "sampling_defaults": {"auto": "model", "vllm": "openai"},
+    "load_format": dict.fromkeys(("safetensors", "gguf", "hf"), "auto"),
+    # These only repeat what the checkpoint says of itself.
+    "quantization": dict.fromkeys(
+        ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf"), "auto"
+    ),
 }
 
 

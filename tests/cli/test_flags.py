@@ -285,6 +285,16 @@ def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
         ),
         (["--schedule-policy", "fcfs"], []),
         ([*NOTHING_TO_DO], []),
+        (
+            ["-m", "x", "-c", "4096", "-t", "3"],
+            ["x", "--context-length", "4096", "--num-threads", "3"],
+        ),
+        (["-c", "0"], []),
+        (["-hf", "a/b", "--alias", "c"], ["a/b", "--served-model-name", "c"]),
+        (["-np", "4"], ["--max-running-requests", "4"]),
+        (["-ngl", "99", "-tb", "2", "-fa", "on"], []),
+        (["-fa", "-ub", "512"], []),
+        (["--load-format", "safetensors", "--quantization", "awq"], []),
     ],
 )
 def test_foreign_values_are_read_as_their_servers_read_them(
@@ -296,7 +306,7 @@ def test_foreign_values_are_read_as_their_servers_read_them(
 @pytest.mark.parametrize(
     ("argv", "answer"),
     [
-        (["--pp", "2"], "this version runs on one device; leave it out, or give 1, not 2"),
+        (["--pp", "2"], "--tp-size splits a model over devices; leave it out, or give 1, not 2"),
         (["--schedule-policy", "lpm"], "requests run by `priority`, higher first, then by arrival"),
         (
             ["--gpu-memory-utilization", "0.9"],
@@ -309,12 +319,24 @@ def test_foreign_values_are_read_as_their_servers_read_them(
         (["-O3"], "--piecewise-cuda-graph compiles"),
         (["--uvicorn-log-level", "debug"], "--log-level sets"),
         (["--tool-parser-plugin", "x.py"], "--tool-call-parser"),
+        (["--temp", "0.2"], "--temp is no flag here: a request sets it"),
+        (["-hf", "a/b:Q4_K_M"], "download one .gguf file of a/b"),
+        (["--mmproj", "x"], "images in requests are not supported"),
+        (["-fa", "model"], "invalid choice: 'model'"),
+        (["-d", "2"], "unknown flag -d"),
     ],
 )
 def test_what_means_nothing_here_is_told_by_its_name(
     argv: list[str], answer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert answer in error_of(*argv, capsys=capsys)
+
+
+def test_a_flag_that_is_ignored_says_what_is_done_instead(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parse("-ngl", "99")
+    assert "-ngl is ignored: all layers run on --device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["4.5", "1.0001k", "nan", "infk", "k", "", "1e3", "4096 tokens"])

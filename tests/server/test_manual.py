@@ -55,7 +55,7 @@ def test_flags() -> None:
 
 
 def test_foreign_names_and_what_is_taken_without_effect() -> None:
-    told = section("Coming from vLLM or SGLang")
+    told = section("Coming from vLLM, SGLang or llama.cpp")
     rows = dict(re.findall(r"^\| `(--[a-z-]+)[^|]*\| `(--[a-z-]+)", told, re.M))
     same = {
         f"--{name.replace('_', '-')}": f"--{own.replace('_', '-')}" for name, own in SAME.items()
