@@ -193,8 +193,11 @@ def test_a_measurement_that_is_ended_ends_its_server(interrupts: signal.Handlers
         preexec_fn=lambda: signal.signal(signal.SIGINT, interrupts),
     )
     try:
-        while not (servers := measurement.children()):
+        while not any("sleep" in each.cmdline()[-1] for each in measurement.children()):
             time.sleep(0.05)
+        servers = measurement.children()
+        # The measurement has to hear of its server's start before it can end it.
+        time.sleep(0.5)
         measurement.terminate()
         said = measurement.communicate(timeout=60)[1]
         assert (measurement.returncode, said) == (130, b"")

@@ -28,7 +28,7 @@ FOREIGN = (
 # Each stands for a way in which transformers' code cannot be made or followed.
 SOME = (
     "falcon", "gpt_neo", "dbrx", "blt", "mpt", "jetmoe", "deepseek_v32", "longcat_flash", "gemma3n",
-    "vipllava", "nemotron", "reformer", "git", "internlm3", "bart", "roformer",
+    "vipllava", "nemotron", "reformer", "git", "bart", "roformer",
 )  # fmt: skip
 ALL: dict[str, Any] = {**DECODERS, **OF_IMAGES}
 
