@@ -95,7 +95,9 @@ class ArgumentParser(argparse.ArgumentParser):
         if (instead := self.instead_of(flags[0])) is not None:
             self.error(f"{flags[0]} is no flag here: {instead}")
         known = [name for action in self._actions for name in action.option_strings]
-        close = difflib.get_close_matches(flags[0], known, n=1)
+        # Short names are all alike, and a wrong guess is worse than none.
+        is_long = flags[0].startswith("--")
+        close = difflib.get_close_matches(flags[0], known, n=1, cutoff=0.82) if is_long else []
         self.error(
             f"unknown flag {flags[0]}; "
             + (f"did you mean {close[0]}?" if close else f"`{self.prog} --help` lists them")

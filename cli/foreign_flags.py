@@ -142,11 +142,11 @@ def add_foreign_flags(parser: Any) -> None:
     for flag in NOTHING_TO_DO:
         parser.add_argument(flag, action=_Ignored, nargs=0, help=argparse.SUPPRESS)
     for names, reason in _WITHOUT_EFFECT.items():
-        parser.add_argument(*names, action=partial(_Noted, reason), help=argparse.SUPPRESS)
+        parser.add_argument(*names, action=partial(_Ignored, reason), help=argparse.SUPPRESS)
     # Its value may be left out; a model's name behind it is an error, not the value.
     parser.add_argument(
         *("-fa", "--flash-attn"),
-        action=partial(_Noted, _FLASH),
+        action=partial(_Ignored, _FLASH),
         nargs="?",
         const="auto",
         choices=("on", "off", "auto"),
@@ -191,26 +191,10 @@ def instead_of(flag: str) -> str | None:
 
 
 class _Ignored(argparse.Action):
-    """A flag that changes nothing."""
+    """A flag that changes nothing; `reason`, where there is one, goes to standard error."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, reason: str | None = None, **settings: Any) -> None:
         super().__init__(**{**settings, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS})
-
-    def __call__(
-        self,
-        parser: Any,
-        namespace: Any,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        pass
-
-
-class _Noted(_Ignored):
-    """A flag that changes nothing, and says the reason on standard error."""
-
-    def __init__(self, reason: str, **settings: Any) -> None:
-        super().__init__(**settings)
         self._reason = reason
 
     def __call__(
@@ -220,7 +204,8 @@ class _Noted(_Ignored):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        print(f"{parser.prog}: {option_string} is ignored: {self._reason}", file=sys.stderr)
+        if self._reason is not None:
+            print(f"{parser.prog}: {option_string} is ignored: {self._reason}", file=sys.stderr)
 
 
 def _repository(text: str) -> str:

@@ -332,6 +332,13 @@ def test_what_means_nothing_here_is_told_by_its_name(
     assert answer in error_of(*argv, capsys=capsys)
 
 
+@pytest.mark.parametrize("flag", ["-temp", "-cb", "--top-n", "--keep", "--props", "--no-webui"])
+def test_a_flag_that_is_like_none_of_ours_gets_no_guess(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "did you mean" not in error_of(flag, "1", capsys=capsys)
+
+
 def test_a_flag_that_is_ignored_says_what_is_done_instead(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
