@@ -109,6 +109,17 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "block_count": 4,
         },
     ),
+    "minimax-m2": (
+        "minimax_m2",
+        "minimax-m2",
+        {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 3},
+        {
+            "expert_count": 6,
+            "expert_feed_forward_length": 96,
+            "expert_gating_func": 2,
+            "rope.dimension_count": 8,
+        },
+    ),
     "ministral3": (
         "ministral3",
         "mistral3",

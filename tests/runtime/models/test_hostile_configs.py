@@ -125,6 +125,8 @@ ORIGINAL = "original_max_position_embeddings"
     ("name", "members"),
     [
         ("lfm2", {"block_ff_dim": 1e29}),
+        ("minimax-m2", {"rotary_dim": "8"}),
+        ("minimax-m2", {"rotary_dim": 18}),
         ("llama4", {"layer_types": ["chunked_attention", "sliding_attention", "full_attention"]}),
         ("lfm2", {"block_ffn_dim_multiplier": 1e25}),
         ("falcon-h1", {"mlp_multipliers": [10**400, 1.0]}),

@@ -240,6 +240,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "minimax-m2": (
+        "minimax_m2",
+        {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
     "deepseek-v2": (
         "deepseek_v2",
         {
