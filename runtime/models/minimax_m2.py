@@ -1,5 +1,5 @@
-"""MiniMax-M2: a norm over all heads of queries, and of keys, a part of each head that is turned, and
-mixtures of experts that are scored by sigmoids and chosen by corrected scores.
+"""MiniMax-M2: a norm over all heads of queries, and of keys, a part of each head that is turned,
+and mixtures of experts that are scored by sigmoids and chosen by corrected scores.
 """
 
 from __future__ import annotations
