@@ -5,6 +5,7 @@ of `tiny_models` as embedders.
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,9 @@ def make_tiny_encoder(
         "num_labels": 1,
         "dtype": "float32",
     }
+    if model_type == "gemma3_text":
+        settings |= {"num_key_value_heads": 1, "head_dim": 8, "query_pre_attn_scalar": 8}
+        settings |= {"sliding_window": 8, "sliding_window_pattern": 2}
     if model_type == "modernbert":
         settings |= {"local_attention": 6, "num_hidden_layers": 4}
     config: PretrainedConfig = AutoConfig.for_model(model_type, **{**settings, **overrides})
@@ -97,25 +101,22 @@ def write_modules(
     mode: str,
     *,
     normalize: bool = True,
-    dense: tuple[int, int] | None = None,
+    dense: tuple[int, ...] = (),
+    activation: str = "Tanh",
     max_length: int | None = None,
+    prompts: dict[str, str] | None = None,
+    default_prompt: str | None = None,
 ) -> None:
-    """What sentence-transformers writes beside a transformer. `dense`: sizes of a projection."""
+    """What sentence-transformers writes beside a transformer. `dense`: sizes of a chain of
+    projections, which have biases where `activation` is Tanh.
+    """
     kinds = ["Transformer", "Pooling"]
     _write(path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, mode: True})
-    if dense is not None:
-        from safetensors.torch import save_file
-
+    generator = torch.Generator().manual_seed(1)
+    for sizes in pairwise(dense):
+        folder = path / f"{len(kinds)}_Dense"
         kinds.append("Dense")
-        config = {"in_features": dense[0], "out_features": dense[1], "bias": True}
-        activation = "torch.nn.modules.activation.Tanh"
-        _write(path / "2_Dense" / "config.json", {**config, "activation_function": activation})
-        generator = torch.Generator().manual_seed(1)
-        weights = {
-            "linear.weight": torch.randn(dense[1], dense[0], generator=generator),
-            "linear.bias": torch.randn(dense[1], generator=generator),
-        }
-        save_file(weights, path / "2_Dense" / "model.safetensors")
+        _write_dense(folder, *sizes, activation, generator)
     if normalize:
         kinds.append("Normalize")
     modules = [
@@ -125,6 +126,24 @@ def write_modules(
     _write(path / "modules.json", modules)
     if max_length is not None:
         _write(path / "sentence_bert_config.json", {"max_seq_length": max_length})
+    if prompts is not None:
+        content = {"prompts": prompts, "default_prompt_name": default_prompt}
+        _write(path / "config_sentence_transformers.json", content)
+
+
+def _write_dense(
+    folder: Path, size: int, to: int, activation: str, generator: torch.Generator
+) -> None:
+    from safetensors.torch import save_file
+
+    bias = activation == "Tanh"
+    kind = "torch.nn.modules.activation.Tanh" if bias else f"torch.nn.modules.linear.{activation}"
+    config = {"in_features": size, "out_features": to, "bias": bias, "activation_function": kind}
+    _write(folder / "config.json", config)
+    weights = {"linear.weight": torch.randn(to, size, generator=generator)}
+    if bias:
+        weights["linear.bias"] = torch.randn(to, generator=generator)
+    save_file(weights, folder / "model.safetensors")
 
 
 def write_pair_tokenizer(path: Path) -> None:

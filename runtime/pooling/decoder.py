@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,18 +16,23 @@ from ..models.registry import model_class
 
 
 class PooledDecoder(nn.Module):
-    """Any of our decoders without its output head, with the interface of `models.bert.Bert`."""
+    """Any of our decoders without its output head, with the interface of `models.bert.Bert`.
+
+    `content` is config.json. Its `is_causal` false and its `use_bidirectional_attention` say that a
+    token sees those behind it too. The latter halves windows: half lies on each side of a token.
+    """
 
     unused: ClassVar = ("lm_head.",)
     classifier_pooling: ClassVar = "lasttoken"
 
-    def __init__(self, config: ModelConfig, num_labels: int, *, causal: bool) -> None:
+    def __init__(self, config: ModelConfig, num_labels: int, content: Mapping[str, Any]) -> None:
         super().__init__()
         self.config, self.tied_weights = config, dict[str, str]()
         self.decoder: Any = model_class(config.architecture)(config)
         del self.decoder.lm_head
         self.decoder.tied_weights = {}
-        self.causal = causal
+        self.halves_windows = bool(content.get("use_bidirectional_attention"))
+        self.causal = bool(content.get("is_causal", True)) and not self.halves_windows
         if num_labels:
             self.score = Linear(config.hidden_size, num_labels)
 
@@ -55,4 +60,10 @@ class PooledDecoder(nn.Module):
         return logits
 
     def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
-        return [replace(each, causal=self.causal) for each in self.decoder.kv_layouts(dtype)]
+        layouts = [replace(each, causal=self.causal) for each in self.decoder.kv_layouts(dtype)]
+        if not self.halves_windows:
+            return layouts
+        return [
+            each if each.window is None else replace(each, window=each.window // 2 + 1)
+            for each in layouts
+        ]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ..encoder_config import label_count
 from ..loader.files import no_model, read_json
 from ..models.registry import ModelNames, find_encoders, find_models
+from .prompts import NO_PROMPTS, Prompts, read_prompts
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """How the states of a text's tokens become one vector; of several, their vectors follow one
@@ -32,6 +33,7 @@ CLASSIFIER = "ForSequenceClassification"
 _DECODER = "ForCausalLM"
 _KINDS = ("Model", CLASSIFIER, "ForMaskedLM", _DECODER)
 _MODULES = "modules.json"
+_VECTOR = "sentence_embedding"
 _TRANSFORMER_FILES = ("sentence_bert_config.json", "sentence_roberta_config.json")
 
 
@@ -53,7 +55,8 @@ class PoolingFolder:
     `denses`, `normalizes`: of an embedder, what follows the transformer. `activation`: of a
     classifier, what its number goes through. `max_length`: the longest text that it was made for,
     where it says so. `lower_case`: texts are to be made lower case first. `tells_pairs`: the model
-    is told which tokens are a pair's second text, where it has a table for that.
+    is told which tokens are a pair's second text, where it has a table for that. `prompts`: what
+    texts may begin with.
     """
 
     path: Path
@@ -67,6 +70,7 @@ class PoolingFolder:
     max_length: int | None = None
     lower_case: bool = False
     tells_pairs: bool = True
+    prompts: Prompts = NO_PROMPTS
 
     @property
     def architecture(self) -> str:
@@ -112,12 +116,14 @@ def read_folder(path: str) -> PoolingFolder:
             raise ValueError(f"{modules} begins with no Transformer; such models are not supported")
         root = named[0][1]
     try:
-        return _read(root, named[1:], sentence=bool(named))
+        return _read(folder, root, named[1:], sentence=bool(named))
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{root}: its files are broken ({error}); fetch the model again") from None
 
 
-def _read(root: Path, modules: list[tuple[str, Path]], *, sentence: bool) -> PoolingFolder:
+def _read(
+    folder: Path, root: Path, modules: list[tuple[str, Path]], *, sentence: bool
+) -> PoolingFolder:
     file = root / "config.json"
     if not file.is_file():
         raise no_model(root, "config.json")
@@ -167,7 +173,8 @@ def _read(root: Path, modules: list[tuple[str, Path]], *, sentence: bool) -> Poo
         # What sentence-transformers does with a bare encoder, and vLLM with a bare decoder.
         chosen = {"modes": ("mean",)} if encoder else {"modes": ("lasttoken",), "normalizes": True}
         return PoolingFolder(**common, **chosen)
-    return PoolingFolder(**common, **_modules(modules))
+    prompts = read_prompts(folder, [path for kind, path in modules if kind == "Pooling"])
+    return PoolingFolder(**common, **_modules(modules), prompts=prompts)
 
 
 def _modules(modules: list[tuple[str, Path]]) -> dict[str, Any]:
@@ -207,6 +214,11 @@ def _dense(folder: Path) -> Dense:
     config = read_json(folder / "config.json")
     activation = _last(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     sizes = config["in_features"], config["out_features"]
+    if (given := config.get("module_input_name", _VECTOR)) != _VECTOR:
+        raise ValueError(
+            f"{folder / 'config.json'}: module_input_name is {given!r:.60}, but only "
+            f"projections of a text's vector ({_VECTOR}) are supported; choose another model"
+        )
     if activation not in ACTIVATIONS or not all(type(n) is int and 0 < n < 2**20 for n in sizes):
         raise ValueError(
             f"{folder / 'config.json'}: sizes {sizes!r:.60} or the activation {activation!r:.60} "
@@ -239,7 +251,9 @@ def _classifier_activation(root: Path, content: Mapping[str, Any]) -> str:
 
 
 def _find(architecture: str) -> tuple[ModelNames | None, str] | None:
-    """An encoder of ours, or the decoder that an architecture is the trunk of."""
+    """An encoder of ours, or the decoder that an architecture is the trunk of. The trunk of a model
+    that also takes images has `Text` in its name: `Gemma3TextModel`.
+    """
     for kind in _KINDS:
         name = architecture.removesuffix(kind)
         if name == architecture:
@@ -247,8 +261,10 @@ def _find(architecture: str) -> tuple[ModelNames | None, str] | None:
         for names in find_encoders():
             if names.architecture == name and kind != _DECODER:
                 return names, ""
-        if any(names.architecture == name + _DECODER for names in find_models()):
-            return None, name + _DECODER
+        decoders = {name + _DECODER, name.removesuffix("Text") + _DECODER}
+        for decoder in find_models():
+            if decoder.architecture in decoders:
+                return None, decoder.architecture
     return None
 
 

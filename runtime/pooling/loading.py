@@ -49,8 +49,7 @@ def load_transformer(
             assert folder.encoder is not None
             made: nn.Module = encoder_class(folder.encoder)(config)
             return made
-        causal = bool(folder.content.get("is_causal", True))
-        return PooledDecoder(config, int(folder.is_classifier), causal=causal)
+        return PooledDecoder(config, int(folder.is_classifier), folder.content)
 
     # Old checkpoints have whole numbers among their tensors, which nothing reads.
     tensors = safetensors.list_tensors(folder.path, quantized=True)

@@ -12,6 +12,7 @@ import numpy as np
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ...runtime.pooling.prompts import Prompts
 from ..answers import BODY_ERRORS, answers
 from ..errors import InvalidRequest
 from ..http.body import JsonRoute
@@ -42,8 +43,9 @@ async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep)
             code="invalid_value",
         )
     serving.check_room(len(body.input), "input")
+    prompt = _prompt(serving.folder.prompts, body)
     characters = sum(len(each) for each in body.input)
-    inputs = await serving.encode(characters, partial(_encode, serving.inputs, body))
+    inputs = await serving.encode(characters, partial(_encode, serving.inputs, body, prompt))
     vectors = await serving.pool(f"embd-{uuid.uuid4().hex}", inputs)
     tokens = sum(len(each.token_ids) for each in inputs)
     # In a thread: two million numbers take a second to write.
@@ -57,12 +59,33 @@ async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep)
     return Response(content, media_type="application/json")
 
 
-def _encode(encoder: InputEncoder, body: EmbeddingsRequest) -> list[Input]:
+def _prompt(prompts: Prompts, body: EmbeddingsRequest) -> str:
+    """What texts of the request begin with. Raises `InvalidRequest`."""
+    name = body.prompt_name
+    if name is None or name in prompts.texts:
+        if name is not None and not all(isinstance(each, str) for each in body.input):
+            raise InvalidRequest(
+                "prompt_name goes with texts, but input has token ids, which are taken as they "
+                "are; send texts, or leave prompt_name out.",
+                param="prompt_name",
+                code="invalid_value",
+            )
+        return prompts.text(name)
+    known = ", ".join(map(repr, prompts.texts)) or "none"
+    raise InvalidRequest(
+        f"prompt_name: this model has no prompt of the name {name!r:.60}; its prompts: {known}.",
+        param="prompt_name",
+        code="invalid_value",
+    )
+
+
+def _encode(encoder: InputEncoder, body: EmbeddingsRequest, prompt: str) -> list[Input]:
     cut, found = body.truncate_prompt_tokens, list[Input]()
     for number, each in enumerate(body.input):
         name = f"input[{number}]" if len(body.input) > 1 else "input"
         if isinstance(each, str):
-            found += encoder.texts([each], [name], cut=cut, special=body.add_special_tokens)
+            special = body.add_special_tokens
+            found += encoder.texts([prompt + each], [name], cut=cut, special=special)
         else:
             found.append(encoder.token_ids(each, name, cut=cut))
     return found

@@ -99,6 +99,10 @@ class EmbeddingsRequest(WireModel):
     encoding_format: Literal["float", "base64"] = "float"
     truncate_prompt_tokens: Cut = None
     add_special_tokens: bool = True
+    prompt_name: Annotated[
+        str | None,
+        Field(description="the model's prompt that texts begin with; default: the model's own"),
+    ] = None
     user: str | None = None
 
 

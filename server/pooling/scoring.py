@@ -33,7 +33,9 @@ async def rerank(body: RerankRequest, serving: PoolingServingDep) -> Response:
     serving.check_model(body.model)
     rid = f"rerank-{uuid.uuid4().hex}"
     sides, names = ([body.query], body.documents), ("query", "documents")
-    scores, tokens = await _scores(serving, rid, sides, names, body.truncate_prompt_tokens)
+    prompts = serving.folder.prompts
+    starts = prompts.of_query, prompts.of_document
+    scores, tokens = await _scores(serving, rid, sides, names, starts, body.truncate_prompt_tokens)
     # Of equals the one that came first.
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
     results = [
@@ -56,8 +58,9 @@ async def score(body: ScoreRequest, serving: PoolingServingDep) -> Response:
     """A number for each pair of texts."""
     serving.check_model(body.model)
     rid = f"score-{uuid.uuid4().hex}"
+    starts = (serving.folder.prompts.text(None),) * 2
     scores, tokens = await _scores(
-        serving, rid, body.sides, body.names, body.truncate_prompt_tokens
+        serving, rid, body.sides, body.names, starts, body.truncate_prompt_tokens
     )
     return json_response(
         {
@@ -79,10 +82,11 @@ async def _scores(
     rid: str,
     sides: tuple[Sequence[str], Sequence[str]],
     names: tuple[str, str],
+    starts: tuple[str, str],
     cut: int | None,
 ) -> tuple[list[float], int]:
     """Of each text of the second side with the one, or its own, of the first; and how many tokens
-    these have.
+    these have. `starts`: prompts that an embedder's texts of each side begin with.
     """
     first, second = sides
     one, other = names
@@ -92,7 +96,8 @@ async def _scores(
     encoder = serving.inputs
     if serving.info.task == "embed":
         serving.check_room(len(first) + len(second), other)
-        texts, text_names = [*first, *second], [*first_names, *second_names]
+        texts = [starts[0] + text for text in first] + [starts[1] + text for text in second]
+        text_names = [*first_names, *second_names]
         work = partial(encoder.texts, texts, text_names, cut=cut)
     else:
         serving.check_room(len(second), other)

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from ...runtime.loader.resolve import find_model
 from ...runtime.pooling.folder import PoolingFolder, read_folder
 from ...runtime.pooling.messages import INPUTS_PER_REQUEST, PoolingInfo
+from ...runtime.pooling.prompts import Prompts
 from ...runtime.tokenizer.tokenizer import load_tokenizer
 from ..app import BATCH_ROUTERS, COMMON_ROUTERS, Service, add_batches, build_app
 from ..engine.supervisor import settings_of
@@ -43,7 +44,7 @@ def pooling_service(
 
         def summary(port: int, seconds: float) -> str:
             assert engine.info is not None
-            return pooling_summary(config, engine.info, port, seconds)
+            return pooling_summary(config, engine.info, folder.prompts, port, seconds)
 
         return Service(engine, create_pooling_app(engine, config, folder), summary)
 
@@ -65,7 +66,7 @@ def create_pooling_app(
 
 
 def pooling_summary(
-    config: PoolingServerConfig, info: PoolingInfo, port: int, seconds: float
+    config: PoolingServerConfig, info: PoolingInfo, prompts: Prompts, port: int, seconds: float
 ) -> str:
     """What is served, with which limits, and a command to try it."""
     url = base_url(config.host, port)
@@ -80,6 +81,9 @@ def pooling_summary(
         "running limit": f"{info.max_running_requests:,} requests of {INPUTS_PER_REQUEST} texts, "
         f"{config.max_queued_requests:,} more may wait",
     }
+    if prompts.texts:
+        default = "none" if prompts.default is None else prompts.default
+        rows["prompts"] = f"{', '.join(prompts.texts)} (prompt_name); default: {default}"
     if info.task == "embed":
         path, asked = "embeddings", {"input": ["A text.", "Another one."]}
     else:

@@ -26,6 +26,7 @@ def write(folder: Path, architecture: str, **members: Any) -> str:
         ("XLMRobertaForSequenceClassification", True),
         ("Qwen3ForSequenceClassification", True),
         ("Qwen3Model", True),
+        ("Gemma3TextModel", True),
         ("Qwen3ForCausalLM", False),
         ("LlamaForCausalLM", False),
         ("T5ForConditionalGeneration", False),
@@ -44,6 +45,46 @@ def test_modules_make_an_embedder_of_a_decoder(tmp_path: Path) -> None:
     assert makes_vectors(path) and folder.decoder == "Qwen3ForCausalLM"
     assert folder.modes == ("lasttoken",) and folder.normalizes
     assert [(dense.in_features, dense.activation) for dense in folder.denses] == [(4, "Tanh")]
+
+
+def test_prompts_are_those_of_sentence_transformers_file(tmp_path: Path) -> None:
+    texts = {"query": "task: search | query: ", "passage": "text: ", "other": "x "}
+    path = write(tmp_path, "BertModel")
+    write_modules(tmp_path, "pooling_mode_mean_tokens", prompts=texts, default_prompt="other")
+    prompts = read_folder(path).prompts
+    assert (prompts.of_query, prompts.of_document) == (texts["query"], texts["passage"])
+    assert prompts.text(None) == "x " and prompts.text("passage") == "text: "
+
+
+@pytest.mark.parametrize(
+    ("content", "pooling", "reason"),
+    [
+        ({"prompts": {"query": 3}}, {}, "prompts must be texts"),
+        ({"prompts": ["query: "]}, {}, "prompts must be texts"),
+        ({"prompts": {"query": "a"}, "default_prompt_name": "b"}, {}, "none of the prompts"),
+        ({"prompts": {"query": "a"}}, {"include_prompt": False}, "include_prompt"),
+    ],
+)
+def test_prompts_that_cannot_be_followed_are_refused(
+    tmp_path: Path, content: dict[str, Any], pooling: dict[str, Any], reason: str
+) -> None:
+    path = write(tmp_path, "BertModel")
+    write_modules(tmp_path, "pooling_mode_mean_tokens")
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(content))
+    config = {"pooling_mode_mean_tokens": True, **pooling}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=reason):
+        read_folder(path)
+
+
+def test_a_projection_of_the_tokens_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "BertModel")
+    write_modules(tmp_path, "pooling_mode_mean_tokens", dense=(4, 2))
+    file = tmp_path / "2_Dense" / "config.json"
+    content = json.loads(file.read_text()) | {"module_input_name": "token_embeddings"}
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="module_input_name"):
+        read_folder(path)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from tiny_encoders import ENCODERS, make_tiny_embedder, make_tiny_encoder, write_modules
 from transformers import AutoModel, AutoModelForSequenceClassification
 
@@ -78,6 +79,17 @@ def test_a_decoders_vectors_are_its_last_states_normalised(
     given = inputs(512)
     expected = torch.stack([F.normalize(state[-1], dim=0) for state in states(folder, given)])
     np.testing.assert_allclose(run(folder, given), expected, atol=1e-5)
+
+
+def test_embedding_gemma_sees_both_ways_and_projects_its_mean_twice(tmp_path: Path) -> None:
+    folder = make_tiny_encoder(tmp_path, "gemma3_text", use_bidirectional_attention=True)
+    write_modules(folder, "pooling_mode_mean_tokens", dense=(32, 48, 32), activation="Identity")
+    given = inputs()
+    weights = [load_file(folder / f"{n}_Dense" / "model.safetensors") for n in (2, 3)]
+    expected = torch.stack([state.mean(0) for state in states(folder, given)])
+    for each in weights:
+        expected = expected @ each["linear.weight"].T
+    np.testing.assert_allclose(run(folder, given), F.normalize(expected), atol=1e-5)
 
 
 def test_a_decoders_classifier_looks_at_the_last_token(tmp_path: Path) -> None:
