@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import (
     CHATML,
@@ -23,6 +24,8 @@ from tiny_tokenizers import (
     write_byte_level_gguf,
     write_gguf,
 )
+from tokenizers.trainers import WordPieceTrainer
+from transformers import BertTokenizer, XLMRobertaTokenizer
 
 from piecework.runtime.loader.gguf_reader import metadata, open_gguf
 from piecework.runtime.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS
@@ -248,20 +251,30 @@ def test_what_goes_around_a_text(
     assert tokenizer.encode("a b") == before + plain + after
 
 
-def test_end_tokens_are_those_the_file_names_and_those_known_by_name(tmp_path: Path) -> None:
-    vocabulary = [
-        ("a", 0.0, TokenType.NORMAL),
-        ("b", 0.0, TokenType.NORMAL),
-        ("<|end|>", 0.0, TokenType.NORMAL),
-    ]
-    vocabulary += [
-        (name, 0.0, TokenType.CONTROL)
-        for name in ("<eos>", "<|eom_id|>", "<|im_end|>", "<|python|>", "<turn>")
-    ]
-    file = write_gguf(
-        tmp_path / "t.gguf", vocabulary, kind="gpt2", eos_token_id=3, eot_token_id=7, eom_token_id=4
-    )
-    assert load_tokenizer(str(file)).eos_token_ids == [3, 7, 4, 5]
+@pytest.mark.parametrize(
+    ("control", "ends"),
+    [
+        # Those that the file names, and those known by name: llama.cpp's list.
+        ("<x> <|eom_id|> <|im_end|> <|python|> <turn>", "<x> <turn> <|eom_id|> <|im_end|>"),
+        ("<x> [EOS] [EOT] <|eot_id|> [e~[", "<x> [e~[ [EOS] [EOT] <|eot_id|>"),
+        # gpt-oss ends each message of an answer by <|end|>, and Solar Open too.
+        ("<|return|> <|end|> <|call|>", "<|return|> <|call|>"),
+        ("<|flush|> <|end|> <|calls|>", "<|flush|> <|calls|>"),
+        ("<|end|> <|call|> <s>", "<|end|> <s> <|call|>"),
+        # In Gemma 4 </s> is HTML.
+        ("<eos> </s> <turn|> <|tool_response>", "<eos> <|tool_response> <turn|>"),
+        ("<eos> </s> <turn|>", "<eos> <turn|> </s>"),
+    ],
+)
+def test_end_tokens_are_those_the_file_names_and_those_known_by_name(
+    tmp_path: Path, control: str, ends: str
+) -> None:
+    plain = [(name, 0.0, TokenType.NORMAL) for name in ("a", "b", "<|im_sep|>", "<|endoftext|>")]
+    vocabulary = plain + [(name, 0.0, TokenType.CONTROL) for name in control.split()]
+    named = {"eos_token_id": 4, "eot_token_id": 3 + len(control.split())}
+    file = write_gguf(tmp_path / "t.gguf", vocabulary, kind="gpt2", **named)
+    found = load_tokenizer(str(file)).eos_token_ids
+    assert found[:1] == [4] and {vocabulary[one][0] for one in found} == {*ends.split()}
 
 
 def test_templates_of_a_file(tmp_path: Path) -> None:
@@ -351,12 +364,150 @@ def test_a_file_that_adds_no_blank_before_a_text(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["bert", ""])
+WORDS = [
+    "Hello",
+    "wörld's",
+    "naïve",
+    " ",
+    "  ",
+    "\n",
+    "東京",
+    "don't",
+    "xyzzy",
+    "\u200b",
+    "É",
+    "ﬁne",
+    "!?",
+]
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@cache
+def bert_like(cased: bool) -> tuple[BertTokenizer, list[tuple[str, float, TokenType]]]:
+    """transformers' tokenizer, and the vocabulary that llama.cpp's converter makes of its."""
+    texts = [TEXT, "hello world wörld naïve don't fine É É É"] * 3
+    trained = BertTokenizer(do_lower_case=not cased)._tokenizer
+    trained.model = tokenizers.models.WordPiece(unk_token="[UNK]")
+    trained.train_from_iterator(
+        texts if cased else [text.lower() for text in texts],
+        WordPieceTrainer(vocab_size=300, special_tokens=SPECIALS, show_progress=False),
+    )
+    tokens = sorted(trained.get_vocab().items(), key=lambda entry: entry[1])
+    reference = BertTokenizer(vocab=dict(tokens), do_lower_case=not cased)
+    spelled = [
+        (token, 0.0, TokenType.CONTROL)
+        if token in SPECIALS
+        else (token[2:] if token.startswith("##") else "▁" + token, 0.0, TokenType.NORMAL)
+        for token, _ in tokens
+    ]
+    return reference, spelled
+
+
+@pytest.mark.parametrize("cased", [False, True])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(st.sampled_from(WORDS)))
+def test_word_pieces_are_those_of_transformers(
+    tmp_path: Path, cased: bool, words: list[str]
+) -> None:
+    reference, vocabulary = bert_like(cased)
+    file = tmp_path / "t.gguf"
+    if not file.exists():
+        write_gguf(file, vocabulary, kind="bert", bos_token_id=2, seperator_token_id=3)
+    backend = load_tokenizer(str(file)).backend
+    first, second = "".join(words), "the lazy dog"
+    assert backend.encode(first).ids == reference(first)["input_ids"]
+    pair, wanted = backend.encode(first, second), reference(first, second)
+    assert (pair.ids, pair.type_ids) == (wanted["input_ids"], wanted["token_type_ids"])
+
+
+def test_a_file_of_bert_may_leave_its_special_tokens_unnamed_and_say_its_case(
+    tmp_path: Path,
+) -> None:
+    _, vocabulary = bert_like(False)
+    said = {"normalizer.lowercase": False}
+    file = write_gguf(tmp_path / "t.gguf", vocabulary, kind="bert", **said)
+    tokenizer = load_tokenizer(str(file))
+    assert tokenizer.backend.encode("the The").tokens == ["[CLS]", "the", "[UNK]", "[SEP]"]
+
+
+@cache
+def unigram_like() -> tuple[XLMRobertaTokenizer, list[tuple[str, float, TokenType]]]:
+    pieces = [("▁the", -2.0), ("▁", -3.0), ("th", -3.5), ("e", -4.0), ("▁qu", -4.5), ("ick", -4.5)]
+    pieces += [
+        (char, -8.0 - index / 8) for index, char in enumerate("abcdfghijklmnopqrstuvwxyzH日")
+    ]
+    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    vocabulary = [(token, score, TokenType.CONTROL) for token, score in special]
+    vocabulary[3] = ("<unk>", 0.0, TokenType.UNKNOWN)
+    vocabulary += [(token, score, TokenType.NORMAL) for token, score in pieces]
+    reference = XLMRobertaTokenizer(vocab=[*special, *pieces, ("<mask>", 0.0)])
+    return reference, [*vocabulary, ("<mask>", 0.0, TokenType.CONTROL)]
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(st.sampled_from(["the", "quick", "H", " ", "  ", "日", "😀", "ethe", "\n"])))
+def test_unigrams_are_those_of_transformers(tmp_path: Path, words: list[str]) -> None:
+    reference, vocabulary = unigram_like()
+    file = tmp_path / "t.gguf"
+    if not file.exists():
+        around = {
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "add_bos_token": True,
+            "add_eos_token": True,
+        }
+        write_gguf(file, vocabulary, kind="t5", remove_extra_whitespaces=True, **around)
+    tokenizer, text = load_tokenizer(str(file)), "".join(words)
+    ids = reference(text)["input_ids"]
+    assert tokenizer.encode(text) == ids
+    assert tokenizer.backend.encode(text, "the").ids == reference(text, "the")["input_ids"]
+    assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+
+
+def test_unigrams_are_normalised_by_the_files_map(tmp_path: Path) -> None:
+    _, vocabulary = unigram_like()
+    charsmap = charsmap_of("H", "日")
+    file = write_gguf(tmp_path / "t.gguf", vocabulary, kind="t5", precompiled_charsmap=charsmap)
+    assert load_tokenizer(str(file)).backend.encode("H").tokens == ["▁", "日"]
+    broken = write_gguf(tmp_path / "b.gguf", vocabulary, kind="t5", precompiled_charsmap=[1, 2])
+    with pytest.raises(ValueError, match="download the file again"):
+        load_tokenizer(str(broken))
+
+
+def charsmap_of(char: str, becomes: str) -> list[int]:
+    """SentencePiece's map of one character: a Darts double array, then the texts."""
+    code, leaf = ord(char), 1 << 31
+    # From the root at 0 with offset 1: unit 1 ^ code is the character, whose value is a leaf.
+    size = 256
+    units = [0] * size
+    units[0] = 1 << 10
+    node = 1 ^ code
+    units[node] = code | 1 << 8 | 2 << 10
+    units[node ^ 2] = leaf
+    trie = struct.pack(f"<{size}I", *units)
+    return list(struct.pack("<I", len(trie)) + trie + becomes.encode() + b"\0")
+
+
+def test_gemma4_merges_by_the_files_list_and_keeps_lines_apart(tmp_path: Path) -> None:
+    texts = ["<unk>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    texts += ["▁", "a", "b", "\n", "\n\n", "ab", "▁ab", "▁▁", "a\n"]
+    types = [TokenType.UNKNOWN, TokenType.CONTROL, *[TokenType.BYTE] * 256, *[TokenType.NORMAL] * 9]
+    merges = ["▁ ▁", "a b", "▁ ab", "a \n"]
+    vocabulary = [(text, 0.0, kind) for text, kind in zip(texts, types, strict=True)]
+    file = write_gguf(tmp_path / "t.gguf", vocabulary, kind="gemma4", merges=merges, bos_token_id=1)
+    tokenizer = load_tokenizer(str(file))
+    text = "ab ab  a\n\nb é"
+    assert tokenizer.backend.encode(text).tokens == [
+        "<bos>", "ab", "▁ab", "▁▁", "a", "\n\n", "b", "▁", "<0xC3>", "<0xA9>",
+    ]  # fmt: skip
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", ["rwkv", "plamo2", "hybriddna", "whitespace", "none", ""])
 def test_other_kinds_of_tokenizers_are_refused_with_a_remedy(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ValueError, match="--tokenizer-path"):
-        load_tokenizer(
-            str(write_gguf(tmp_path / "t.gguf", [("a", 0.0, TokenType.NORMAL)], kind=kind))
-        )
+    file = write_gguf(tmp_path / "t.gguf", [("a", 0.0, TokenType.NORMAL)], kind=kind)
+    with pytest.raises(ValueError, match=rf"^[^\n]*{kind}[^\n]*--tokenizer-path$"):
+        load_tokenizer(str(file))
 
 
 def test_lists_of_unequal_length_are_refused(tmp_path: Path) -> None:
