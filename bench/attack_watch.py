@@ -1,6 +1,10 @@
 """Watches a server under attack from a process of its own: how long `/health` takes, and what
 memory the server's processes hold.
 
+Other programs of the machine change neither: time in which they took the core from the server's
+event loop is subtracted, and so is memory that was reserved for the KV cache at the start, which
+the system counts when it is used first.
+
 Run as `python -m piecework.bench.attack_watch URL PID`, it answers each line on standard input with
 a line of JSON: `Seen` since the line before. PID 0: memory is not watched.
 """
@@ -20,8 +24,13 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from .core_waits import CoreWaits, waited
 
 POLL_SECONDS = 0.05
+_CACHE_SECONDS = 0.5
+"""Between two looks at how much of the KV cache has been used."""
 _TIMEOUT = 180.0
 _MIB = 2**20
 _MOST_SAMPLES = 4000
@@ -33,15 +42,17 @@ largest.
 @dataclass(slots=True)
 class Seen:
     """What was seen of a server in a while. Memory in MiB: (of the web process, of all that it
-    started), one after the other.
+    started, less the pages of the KV cache that were used), one after the other.
 
-    `worst_wait`: seconds of the slowest answer to `/health`. `failures`: polls without a 200.
+    `worst_wait`: seconds of the slowest answer to `/health`, less what the event loop waited for a
+    core; `worst_by_clock`: all seconds of the slowest. `failures`: polls without a 200.
     `engines`: process ids of its children.
     """
 
     polls: int = 0
     failures: int = 0
     worst_wait: float = 0.0
+    worst_by_clock: float = 0.0
     memory: list[tuple[float, float]] = field(default_factory=list)
     engines: list[int] = field(default_factory=list)
 
@@ -117,34 +128,52 @@ class _Watch:
         parts = urlsplit(base_url)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._web = psutil.Process(pid) if pid else None
+        self._used_cache = 0.0
         self._seen = Seen()
         self._lock = threading.Lock()
         self._polling = threading.Lock()
 
     def poll(self) -> None:
         """Ask `/health` every 50 ms, for ever."""
+        waits = CoreWaits(self._web.pid if self._web else None)
         while True:
-            began = time.perf_counter()
             with self._polling:
-                healthy = self._ask()
-                waited = time.perf_counter() - began
-                with self._lock:
-                    self._seen.polls += 1
-                    self._seen.failures += not healthy
-                    self._seen.worst_wait = max(self._seen.worst_wait, waited)
-            time.sleep(max(0.001, POLL_SECONDS - waited))
+                began, before = time.perf_counter(), waits.seconds()
+                healthy = self._get("/health") is not None
+                seconds = time.perf_counter() - began
+                own = seconds - waited(before, waits.seconds())
+                seen = self._seen
+                seen.polls += 1
+                seen.failures += not healthy
+                seen.worst_wait = max(seen.worst_wait, own)
+                seen.worst_by_clock = max(seen.worst_by_clock, seconds)
+            time.sleep(max(0.001, POLL_SECONDS - seconds))
 
-    def _ask(self) -> bool:
+    def _get(self, path: str) -> bytes | None:
+        """The body of an answer with status 200."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
         try:
-            connection.request("GET", "/health", headers={"Connection": "close"})
+            connection.request("GET", path, headers={"Connection": "close"})
             answer = connection.getresponse()
-            answer.read()
-            return answer.status == 200
+            content = answer.read()
+            return content if answer.status == 200 else None
         except (OSError, http.client.HTTPException):
-            return False
+            return None
         finally:
             connection.close()
+
+    def look_at_cache(self) -> None:
+        """Ask how much of the KV cache has been used, for ever. An answer that comes late makes the
+        server look larger than it is, never smaller.
+        """
+        while self._web is not None:
+            self._note_cache()
+            time.sleep(_CACHE_SECONDS)
+
+    def _note_cache(self) -> None:
+        content = self._get("/metrics")
+        if content is not None:
+            self._used_cache = used_cache(content.decode())
 
     def weigh(self) -> None:
         """Note the processes' memory every 50 ms, for ever."""
@@ -156,8 +185,9 @@ class _Watch:
     def _note_memory(self) -> None:
         assert self._web is not None
         with contextlib.suppress(psutil.NoSuchProcess):
-            children = self._web.children(recursive=True)
-            self._seen.memory.append((_resident(self._web), sum(map(_resident, children))))
+            children = [each for each in self._web.children(recursive=True) if not _compiles(each)]
+            engine = sum(map(_resident, children)) - self._used_cache
+            self._seen.memory.append((_resident(self._web), engine))
             engines = [child.pid for child in self._web.children() if not _checks_grammars(child)]
             self._seen.engines = sorted({*self._seen.engines, *engines})
         if len(self._seen.memory) > _MOST_SAMPLES:
@@ -169,6 +199,8 @@ class _Watch:
             ]
 
     def report(self) -> Seen:
+        if self._web is not None:
+            self._note_cache()
         with self._polling, self._lock:
             if self._web is not None:
                 self._note_memory()
@@ -185,6 +217,24 @@ def _checks_grammars(process: Any) -> bool:
         is_new = time.time() - process.create_time() < 1
         return is_new or any("grammar_process" in part for part in process.cmdline())
     return True
+
+
+def _compiles(process: Any) -> bool:
+    """Whether a process compiles graphs, which the engine begins and ends by itself."""
+    with contextlib.suppress(psutil.Error):
+        return any("compile_pieces" in part for part in process.cmdline())
+    return False
+
+
+def used_cache(metrics: str) -> float:
+    """MiB of the KV cache that were used at least once; 0 where the server does not tell."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics):
+        name = family.name.rpartition(":")[2]
+        values[name] = values.get(name, 0.0) + sum(sample.value for sample in family.samples)
+    tokens = values.get("max_total_num_tokens", 0.0)
+    share = values.get("num_touched_tokens", 0.0) / tokens if tokens else 0.0
+    return share * values.get("kv_memory_bytes", 0.0) / _MIB
 
 
 def _resident(process: Any) -> float:
@@ -214,7 +264,7 @@ def _listeners() -> Iterator[Any]:
 
 def main(base_url: str, pid: str) -> None:
     watch = _Watch(base_url, int(pid))
-    for work in (watch.poll, watch.weigh):
+    for work in (watch.poll, watch.weigh, watch.look_at_cache):
         threading.Thread(target=work, daemon=True).start()
     for _ in sys.stdin:
         print(json.dumps(asdict(watch.report())), flush=True)

@@ -330,6 +330,11 @@ class Metrics(MetricRegistry):
             *super().gauges(),
             ("num_used_tokens", "Tokens of the KV cache that running sequences hold.", used),
             ("num_cached_tokens", "Tokens of the KV cache that hold prefixes for reuse.", cached),
+            (
+                "num_touched_tokens",
+                "Tokens of the KV cache whose memory was used at least once since the start.",
+                stats.kv_tokens_touched,
+            ),
             ("max_total_num_tokens", "Size of the KV cache in tokens.", size),
             (
                 "token_usage",

@@ -46,7 +46,9 @@ Attacks a running server, yours, with what has frozen or ended servers: numbers 
 wrong items, prompts that cannot fit, headers without end, bodies that trickle, thousands of
 connections, answers that nobody reads. Each attack is bounded in requests and time.
 A process of its own asks for /health every 50 ms and weighs the server's processes, which are found
-by the port they listen on.
+by the port they listen on. Two things that are no attacker's doing are subtracted: time in which
+other programs had the cores (Linux tells it), and memory of the KV cache, which is reserved at the
+start and counted by the system when it is first used.
 fuzz sends mutated bodies to all endpoints, and is no part of all: the same --seed makes the same
 requests.
 
@@ -94,7 +96,12 @@ def add_parser(subparsers: Any) -> None:
     add_flag(attacks, "--seed N", "fuzz: of all requests; default: 0", int)
     add_flag(attacks, "--concurrency N", "fuzz: requests under way at once; default: 8", positive)
     goals = parser.add_argument_group("goals")
-    add_flag(goals, "--max-wait S", "seconds that /health may take; default: 0.5", _seconds)
+    add_flag(
+        goals,
+        "--max-wait S",
+        "seconds that the server may keep /health waiting; default: 0.5",
+        _seconds,
+    )
     add_flag(
         goals,
         "--max-growth-mb MB",

@@ -88,6 +88,12 @@ class KVCache:
         return self._in_tokens(self.room.total - self.room.free - self.room.evictable)
 
     @property
+    def touched_tokens(self) -> int:
+        """Tokens of pages that were used at least once, as a share of the memory."""
+        slabs = self.allocator.source
+        return -(-slabs.touched * self.total_tokens // slabs.count)
+
+    @property
     def total_states(self) -> int:
         """Slots of recurrent states."""
         return 0 if self.states is None else self.states.size

@@ -44,6 +44,11 @@ class Slabs:
     def free(self) -> int:
         return len(self._free) + len(self._fresh)
 
+    @property
+    def touched(self) -> int:
+        """Slabs that somebody has had at least once. The system allocates memory on first use."""
+        return self.count - len(self._fresh)
+
     def take(self, count: int) -> list[int]:
         """As many; so many must be free."""
         cut = max(0, len(self._free) - count)

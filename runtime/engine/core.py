@@ -219,6 +219,7 @@ class EngineCore:
             queued_requests=len(scheduler.waiting),
             kv_tokens_used=self._cache.used_tokens,
             kv_tokens_cached=self._cache.cached_tokens,
+            kv_tokens_touched=self._cache.touched_tokens,
             kv_tokens_total=self._cache.total_tokens,
             states_used=self._cache.used_states,
             states_total=self._cache.total_states,
@@ -235,9 +236,7 @@ class EngineCore:
         """Assert that every page has exactly one owner, that what waits holds none, and that what
         is pending is in flight.
         """
-        assert not any(
-            request.pages or request.num_placeholders for request in self._scheduler.waiting
-        )
+        assert not any(each.pages or each.num_placeholders for each in self._scheduler.waiting)
         assert self._in_flight is None or self._in_flight.is_of_use
         coming = [] if self._in_flight is None else self._in_flight.samplers
         for request in self._scheduler.running:

@@ -127,6 +127,7 @@ class EngineStats:
     queued_requests: int = 0
     kv_tokens_used: int = 0
     kv_tokens_cached: int = 0
+    kv_tokens_touched: int = 0
     kv_tokens_total: int = 0
     states_used: int = 0
     states_total: int = 0

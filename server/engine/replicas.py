@@ -115,6 +115,7 @@ class Replica(EngineClient):
             queued_requests=0,
             kv_tokens_used=0,
             kv_tokens_cached=0,
+            kv_tokens_touched=0,
             kv_tokens_total=0 if self.state is EngineState.FAILED else self.stats.kv_tokens_total,
             states_used=0,
             states_total=0 if self.state is EngineState.FAILED else self.stats.states_total,

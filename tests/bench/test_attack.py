@@ -5,6 +5,7 @@ seen of a server is what happened.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from piecework.bench.attack import NAMES, AttackSettings, Outcome
-from piecework.bench.attack_watch import Seen, Watcher, server_process
+from piecework.bench.attack_watch import Seen, Watcher, server_process, used_cache
+from piecework.bench.core_waits import CoreWaits, waited
 from piecework.bench.fuzz_bodies import IMAGE_SEEDS, TEXT_SEEDS, FuzzRequest, fuzz_request, modest
 from piecework.cli.bench import attack as attack_flags
 from piecework.cli.main import main
@@ -70,6 +72,43 @@ def test_the_watcher_sees_how_long_health_waits_and_what_memory_is_taken(sleepy:
     assert after.growth < 20
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux tells of waits")
+def test_time_in_which_others_had_the_core_is_not_the_servers() -> None:
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
+    command = [sys.executable, "-c", spin]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as one,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as other,
+        subprocess.Popen(["sleep", "60"]) as asleep,
+    ):
+        try:
+            for process in (one, other):
+                assert process.stdout is not None and process.stdout.readline()
+            busy, idle = CoreWaits(one.pid), CoreWaits(asleep.pid)
+            before = busy.seconds(), idle.seconds()
+            began = time.perf_counter()
+            time.sleep(1.0)
+            seconds = time.perf_counter() - began
+            # Of the idle process alone: this one may have waited meanwhile.
+            late = idle.seconds()[1:]
+            assert waited(before[0], busy.seconds()) > 0.3 * seconds
+            assert waited(before[1][1:], late) < 0.1 * seconds
+        finally:
+            for process in (one, other, asleep):
+                process.kill()
+
+
+def test_memory_that_the_server_reserved_at_its_start_is_told_from_what_grows() -> None:
+    told = """\
+piecework:max_total_num_tokens{model_name="m"} 1000.0
+piecework:num_touched_tokens{model_name="m"} 250.0
+piecework:kv_memory_bytes{model_name="m",tp_rank="0"} 6.291456e+07
+piecework:kv_memory_bytes{model_name="m",tp_rank="1"} 6.291456e+07
+"""
+    assert used_cache(told) == 30.0 and used_cache("") == 0.0
+
+
 def test_a_server_that_is_gone_is_a_failure() -> None:
     with Watcher("http://127.0.0.1:9", None) as watcher:
         time.sleep(0.3)
@@ -81,7 +120,8 @@ def test_a_server_that_is_gone_is_a_failure() -> None:
     ("seen", "problems", "reason"),
     [
         (Seen(polls=9), [], None),
-        (Seen(polls=9, worst_wait=0.6), [], "/health took 0.60 s"),
+        (Seen(polls=9, worst_wait=0.6), [], "/health waited 0.60 s for the server"),
+        (Seen(polls=9, worst_by_clock=0.6), [], None),
         (Seen(polls=9, failures=1), [], "/health failed 1 of 9 times"),
         (Seen(memory=[(100, 1000), (300, 1150), (100, 1000)]), [], "memory grew by 350 MB"),
         (

@@ -158,6 +158,16 @@ def test_no_prefix_is_shared_where_that_is_off() -> None:
     assert core.stats().kv_tokens_cached == 0
 
 
+def test_memory_of_the_cache_that_was_used_once_is_told_and_used_again() -> None:
+    core, _ = make_core(page_size=4)
+    assert core.stats().kv_tokens_touched == 0
+    for again in range(3):
+        core.add(request(f"r{again}", [again] * 20, 4))
+        drain(core)
+        core.flush_cache()
+        assert core.stats().kv_tokens_touched == 24 and core.stats().kv_tokens_cached == 0
+
+
 def test_shortage_of_pages_preempts_the_newest_and_loses_nothing() -> None:
     core, _ = make_core(num_pages=11, page_size=4)
     for i in range(3):
