@@ -6,7 +6,7 @@ a value, P pages, S tokens in a page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +38,12 @@ class AttentionMetadata:
     window: AttentionMetadata | None = None
 
 
+Bias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""Returns what is added to the scores of queries [n, H, B, D], the first of which stands at a
+position, with keys [n, H, L, D] of whole sequences: [n or 1, H, B, L], in the dtype of the queries.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
     """What one layer keeps of each token, and how its queries read that. Layers of a model may
@@ -51,6 +57,8 @@ class KVLayout:
     `causal` False, of an encoder: it sees as many behind it too, and only `VarlenAttention`
     computes that. `softcap`: scores are held softly below it, cap * tanh(score / cap). `sinks` [H]
     float32: a score of each head that takes its weight from those of the keys and adds nothing.
+    `bias` is added to scores that are scaled already; only `VarlenAttention` takes it, of layers
+    without a window.
 
     `latent` (MLA, arXiv:2405.04434): of one head, whose value is the first `value_size` numbers of
     its key, and is kept there alone.
@@ -73,6 +81,7 @@ class KVLayout:
     chunked: bool = False
     softcap: float | None = None
     sinks: torch.Tensor | None = field(default=None, compare=False)
+    bias: Bias | None = field(default=None, compare=False)
     cache_dtype: torch.dtype | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0

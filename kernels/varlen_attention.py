@@ -22,7 +22,7 @@ _SHORT, _PADDING = 32, 1.5
 tokens at most.
 """
 _BLOCK = 256
-"""Queries of a sliding window that are computed at once: of the keys, only those that they see."""
+"""Queries of a sliding window, or of scores with a bias, that are computed at once."""
 
 
 class Run(NamedTuple):
@@ -197,6 +197,8 @@ def _attend(
     causal: bool = False,
 ) -> torch.Tensor:
     q, k, v = parts
+    if layout.bias is not None:
+        return _attend_biased(q, k, v, layout, mask)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -206,3 +208,20 @@ def _attend(
         scale=layout.scale,
         enable_gqa=layout.num_heads != layout.num_kv_heads,
     )
+
+
+def _attend_biased(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: KVLayout, seen: torch.Tensor | None
+) -> torch.Tensor:
+    """A bias has a number for each pair of tokens, so a block of queries is computed at a time."""
+    assert layout.bias is not None
+    blocks = []
+    for begin in range(0, q.shape[2], _BLOCK):
+        block = q[:, :, begin : begin + _BLOCK]
+        bias = layout.bias(block, k, begin)
+        if seen is not None:
+            bias = bias.masked_fill(~seen, float("-inf"))
+        blocks.append(
+            F.scaled_dot_product_attention(block, k, v, attn_mask=bias, scale=layout.scale)
+        )
+    return torch.cat(blocks, dim=2)

@@ -23,7 +23,7 @@ class EncoderConfig:
     `num_labels`: of a classifier, 0 of an encoder alone. `dtype`: the format the weights are stored
     in. `extra`: what one architecture alone has.
 
-        EncoderConfig.from_content(content, Bert.config_defaults, Bert.config_fields)
+        EncoderConfig.from_content(content, Bert)
     """
 
     vocab_size: int
@@ -68,19 +68,16 @@ class EncoderConfig:
         return self.hidden_size // self.num_heads
 
     @classmethod
-    def from_content(
-        cls, content: Mapping[str, Any], defaults: Mapping[str, Any], fields: Any
-    ) -> EncoderConfig:
-        """Of a config.json. `defaults`: what transformers takes for members that it leaves out.
-        `fields`: a function of all members that gives those fields which are the architecture's own
-        matter.
+    def from_content(cls, content: Mapping[str, Any], model: Any) -> EncoderConfig:
+        """Of a config.json. `model` is a class of the interface of `models.bert.Bert`: its
+        `config_defaults` are what transformers takes for members that config.json leaves out, its
+        `config_names` are config.json's own names of some members, and its `config_fields` makes
+        the fields that differ between architectures.
         """
-        members = SimpleNamespace(**{**defaults, **content})
+        own = {name: content[said] for name, said in model.config_names.items() if said in content}
+        members = SimpleNamespace(**{**model.config_defaults, **content, **own})
         for name in _WHOLE:
-            if type(value := getattr(members, name)) is not int:
-                raise ValueError(
-                    f"{name} must be a whole number, got {value!r:.60}; fetch the model again"
-                )
+            check_whole(members, name)
         if getattr(members, "is_decoder", False):
             raise ValueError('it says "is_decoder"; such a model is no encoder: choose another')
         is_classifier = str(content["architectures"][0]).endswith("ForSequenceClassification")
@@ -92,8 +89,20 @@ class EncoderConfig:
             intermediate_size=members.intermediate_size,
             num_labels=label_count(content) if is_classifier else 0,
             dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
-            **{"max_length": members.max_position_embeddings, **fields(members)},
+            **{"max_length": members.max_position_embeddings, **model.config_fields(members)},
         )
+
+
+def check_whole(members: Any, *names: str, least: int | None = None) -> None:
+    """Raises `ValueError` where a member is no whole number, or less than `least`."""
+    for name in names:
+        value = getattr(members, name)
+        if type(value) is not int:
+            raise ValueError(
+                f"{name} must be a whole number, got {value!r:.60}; fetch the model again"
+            )
+        if least is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}; fetch the model again")
 
 
 def label_count(content: Mapping[str, Any]) -> int:

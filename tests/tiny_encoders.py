@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet", "albert")
 WORDS = [
     "the",
     "a",
@@ -66,6 +66,11 @@ def make_tiny_encoder(
     if model_type == "gemma3_text":
         settings |= {"num_key_value_heads": 1, "head_dim": 8, "query_pre_attn_scalar": 8}
         settings |= {"sliding_window": 8, "sliding_window_pattern": 2}
+    if model_type == "albert":
+        settings |= {"embedding_size": 16, "inner_group_num": 2, "num_hidden_groups": 2}
+        settings |= {"num_hidden_layers": 4}
+    if model_type == "distilbert":
+        settings |= {"hidden_dim": 48}
     if model_type == "modernbert":
         settings |= {"local_attention": 6, "num_hidden_layers": 4}
     config: PretrainedConfig = AutoConfig.for_model(model_type, **{**settings, **overrides})

@@ -7,14 +7,14 @@ alone, fused ones aside; a classifier's have `base` before them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from ...kernels.attention import KVLayout
-from ..encoder_config import EncoderConfig
+from ...kernels.attention import Bias, KVLayout
+from ..encoder_config import EncoderConfig, check_whole
 from ..layers.activation import ACTIVATIONS
 from ..layers.attention import attention
 from ..layers.linear import Embedding, FusedLinear, Linear, StoredTensor
@@ -81,6 +81,8 @@ class Bert(nn.Module):
         "position_embedding_type": "absolute",
     }
     """What transformers' configuration takes for members that a config.json leaves out."""
+    config_names: ClassVar[dict[str, str]] = {}
+    """What config.json calls members, where that is another name than BERT's."""
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
@@ -89,8 +91,7 @@ class Bert(nn.Module):
                 f"position_embedding_type {config.position_embedding_type!r:.60} is not supported; "
                 "choose another model"
             )
-        if type(config.type_vocab_size) is not int or config.type_vocab_size < 1:
-            raise ValueError("type_vocab_size must be at least 1; fetch the model again")
+        check_whole(config, "type_vocab_size", least=0)
         return {
             "norm_eps": float(config.layer_norm_eps),
             "activation": config.hidden_act,
@@ -99,26 +100,31 @@ class Bert(nn.Module):
                 "first_position": 0,
                 "type_rows": config.type_vocab_size,
                 "types": config.type_vocab_size,
+                "embedding_size": config.hidden_size,
             },
         }
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        size, extra = config.hidden_size, config.extra
+        extra = config.extra
         self.config, self.tied_weights = config, dict[str, str]()
         self.types, self.first_position = extra["types"], extra["first_position"]
+        tables = {
+            "word_embeddings": config.vocab_size,
+            "position_embeddings": extra["positions"],
+            "token_type_embeddings": extra["type_rows"],
+        }
+        width = extra["embedding_size"]
         self.embeddings = nn.ModuleDict(
-            {
-                "word_embeddings": Embedding(config.vocab_size, size),
-                "position_embeddings": Embedding(extra["positions"], size),
-                "token_type_embeddings": Embedding(extra["type_rows"], size),
-                "LayerNorm": LayerNorm(size, eps=config.norm_eps, bias=True),
-            }
+            {name: Embedding(rows, width) for name, rows in tables.items() if rows}
         )
-        layers = [BertLayer(config, layer) for layer in range(config.num_layers)]
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
+        self.embeddings["LayerNorm"] = LayerNorm(width, eps=config.norm_eps, bias=True)
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(self.make_layers(config))})
         if config.num_labels:
             self.make_classifier(config)
+
+    def make_layers(self, config: EncoderConfig) -> list[nn.Module]:
+        return [BertLayer(config, layer) for layer in range(config.num_layers)]
 
     def make_classifier(self, config: EncoderConfig) -> None:
         size = config.hidden_size
@@ -131,14 +137,24 @@ class Bert(nn.Module):
         """input_ids, positions and type_ids [T] int64, 1 in the second text of a pair, to hidden
         states [T, hidden].
         """
-        parts: Any = self.embeddings
-        kinds = parts["token_type_embeddings"](type_ids.clamp(max=self.types - 1))
-        places = parts["position_embeddings"](positions + self.first_position)
-        x: torch.Tensor = parts["LayerNorm"](parts["word_embeddings"](input_ids) + kinds + places)
+        x = self.embed(input_ids, positions, type_ids)
         layers: Any = self.encoder["layer"]
         for layer in layers:
             x = layer(x)
         return x
+
+    def embed(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, type_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """What the first layer takes, [T, embedding size]."""
+        parts: Any = self.embeddings
+        x = parts["word_embeddings"](input_ids)
+        if self.types:
+            x = x + parts["token_type_embeddings"](type_ids.clamp(max=self.types - 1))
+        if "position_embeddings" in parts:
+            x = x + parts["position_embeddings"](positions + self.first_position)
+        normed: torch.Tensor = parts["LayerNorm"](x)
+        return normed
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """pooled [N, hidden], the first tokens' states, to logits [N, labels]."""
@@ -169,9 +185,15 @@ def _norm_name(found: re.Match[str]) -> str:
 
 
 def encoder_layouts(
-    config: EncoderConfig, windows: list[int | None], dtype: torch.dtype
+    config: EncoderConfig,
+    windows: Sequence[int | None],
+    dtype: torch.dtype,
+    *,
+    biases: Sequence[Bias | None] | None = None,
 ) -> list[KVLayout]:
-    """A layout a layer; of a sliding `window` a token sees `window - 1` others on each side."""
+    """A layout a layer; of a sliding `window` a token sees `window - 1` others on each side.
+    `biases`: of the scores of each layer.
+    """
     heads, size = config.num_heads, config.head_dim
     return [
         KVLayout(
@@ -183,6 +205,17 @@ def encoder_layouts(
             dtype=dtype,
             window=window,
             causal=False,
+            bias=bias,
         )
-        for window in windows
+        for window, bias in zip(windows, biases or [None] * len(windows), strict=True)
+    ]
+
+
+def renamed_parts(tensors: Sequence[StoredTensor], names: Mapping[str, str]) -> list[StoredTensor]:
+    """Replace the parts of tensors' names, whole between dots, that `names` has."""
+    parts = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![^.])(?:{parts})(?![^.])")
+    return [
+        tensor._replace(name=pattern.sub(lambda found: names[found[0]], tensor.name))
+        for tensor in tensors
     ]

@@ -73,6 +73,7 @@ class ModernBert(nn.Module):
 
     base: ClassVar = "model."
     unused: ClassVar = ("decoder.", "head.")
+    config_names: ClassVar[dict[str, str]] = {}
     config_defaults: ClassVar[dict[str, Any]] = {
         "vocab_size": 50368,
         "hidden_size": 768,

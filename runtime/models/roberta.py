@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..encoder_config import EncoderConfig
+from ..encoder_config import EncoderConfig, check_whole
 from ..layers.linear import Linear
 from .bert import Bert
 
@@ -27,11 +27,7 @@ class Roberta(Bert):
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
         fields = Bert.config_fields(config)
-        if type(config.pad_token_id) is not int:
-            raise ValueError(
-                f"pad_token_id must be a whole number, got {config.pad_token_id!r:.60}; fetch the "
-                "model again"
-            )
+        check_whole(config, "pad_token_id", least=0)
         first = config.pad_token_id + 1
         return {
             **fields,

@@ -26,9 +26,7 @@ def read_transformer_config(folder: PoolingFolder) -> EncoderConfig | ModelConfi
         return ModelConfig.from_pretrained(folder.path, folder.decoder)
     model = encoder_class(folder.encoder)
     try:
-        return EncoderConfig.from_content(
-            folder.content, model.config_defaults, model.config_fields
-        )
+        return EncoderConfig.from_content(folder.content, model)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder.path / 'config.json'}: {error}") from None
 

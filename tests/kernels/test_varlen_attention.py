@@ -62,3 +62,38 @@ def test_each_sequence_sees_itself_alone(
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
         expected = torch.einsum("hqk,khd->qhd", weights, values)
         torch.testing.assert_close(out[own], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_bias_is_added_to_the_scores_of_each_sequence() -> None:
+    lengths, heads = [3, 5, 300, 290], 2
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, sum(lengths), heads, 8, generator=generator).unbind()
+
+    def bias(queries: torch.Tensor, keys: torch.Tensor, begin: int) -> torch.Tensor:
+        places = torch.arange(begin, begin + queries.shape[2])
+        far = (places[:, None] - torch.arange(keys.shape[2])).float()
+        return far / 50 + queries[..., :1] * keys[..., :1].transpose(-1, -2)
+
+    layout = KVLayout(
+        num_heads=heads,
+        num_kv_heads=heads,
+        key_size=8,
+        value_size=8,
+        scale=0.4,
+        dtype=torch.float32,
+        causal=False,
+        bias=bias,
+    )
+    out, backend = torch.full_like(q, float("nan")), VarlenAttention()
+    metadata = AttentionMetadata(
+        query_lens=lengths, seq_lens=lengths, block_table=NOTHING, slot_mapping=NOTHING
+    )
+    backend.run(q, k, v, out, NOTHING, NOTHING, backend.plan(metadata, 1), layout)
+    parts = zip(*(each.split(lengths) for each in (q, k, v)), strict=True)
+    expected = []
+    for queries, keys, values in ([each.transpose(0, 1) for each in part] for part in parts):
+        scores = queries @ keys.transpose(-1, -2) * layout.scale + bias(
+            queries[None], keys[None], 0
+        )
+        expected.append((scores[0].softmax(-1) @ values).transpose(0, 1))
+    torch.testing.assert_close(out, torch.cat(expected), atol=1e-5, rtol=1e-5)

@@ -64,7 +64,7 @@ def test_a_classifiers_scores_of_pairs_are_those_of_transformers(
         for each in given:
             ids = torch.from_numpy(each.token_ids)[None].long()
             kinds = (torch.arange(ids.shape[1]) >= each.first)[None].long()
-            types = {"token_type_ids": kinds} if model_type == "bert" else {}
+            types = {"token_type_ids": kinds} if model_type in ("bert", "albert") else {}
             expected.append(torch.sigmoid(model(ids, **types).logits[0]))
     np.testing.assert_allclose(run(folder, given), torch.stack(expected), atol=1e-5)
 
