@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
 }
+_NORM_OR_BIAS = re.compile(r"(norm(_\w|s\.\d+)?|ln_\w+)\.weight$|bias$")
 _TEXT = [
     "The quick brown fox jumps over the lazy dog. How many apples are left? Answer: 42.",
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many in May.",
@@ -81,7 +83,7 @@ def make_tiny_model(
     model = kind_of_model.from_config(config)
     for name, parameter in model.named_parameters():
         # transformers starts norms at 1 and biases at 0, which would hide that they are left out.
-        if name.endswith(("norm.weight", "bias")):
+        if _NORM_OR_BIAS.search(name):
             # Gemma's and Qwen3-Next's stand at 0.
             less_one = architecture.startswith(("gemma", "qwen3_next", "qwen3_5"))
             mean = float(name.endswith("weight") and not less_one)

@@ -6,7 +6,9 @@ norm that comes next, which is one op.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,18 +24,25 @@ class DecoderLayer(nn.Module):
     """Attention and feed-forward, each on the normalised sum of everything before (Llama).
 
     `attention`: of x [T, hidden] and rotations, or what takes its place, as `name` calls it; `mlp`:
-    of x [T, hidden]. A layer of another shape is a class of its model's file with the same
-    `forward`.
+    of x [T, hidden]. `norm` makes a norm with RMSNorm's methods; None: RMSNorm itself. A layer of
+    another shape is a class of its model's file with the same `forward`.
     """
 
     def __init__(
-        self, config: ModelConfig, attention: nn.Module, mlp: nn.Module, name: str = "self_attn"
+        self,
+        config: ModelConfig,
+        attention: nn.Module,
+        mlp: nn.Module,
+        name: str = "self_attn",
+        *,
+        norm: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        make_norm = norm or partial(RMSNorm, config.hidden_size, config.norm_eps)
+        self.input_layernorm = make_norm()
         self.add_module(name, attention)
         self.mixer = name
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.post_attention_layernorm = make_norm()
         self.mlp = mlp
 
     def forward(
@@ -56,6 +65,27 @@ class DecoderLayer(nn.Module):
             before_attention=part_of(self.input_layernorm),
             before_feed_forward=part_of(self.post_attention_layernorm),
         )
+
+
+class ParallelLayer(nn.Module):
+    """Attention and feed-forward beside one another, on one norm of everything before (GPT-J)."""
+
+    def __init__(self, norm: nn.Module, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm: Any = norm
+        self.self_attn = attention
+        self.mlp = mlp
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `DecoderLayer`."""
+        x, residual = (
+            (self.input_layernorm(x), x)
+            if residual is None
+            else self.input_layernorm.add(x, residual)
+        )
+        return self.self_attn(x, rotations) + self.mlp(x), residual
 
 
 class MixerLayer(nn.Module):

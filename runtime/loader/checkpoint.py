@@ -80,6 +80,56 @@ def _cut(
         begin = end
 
 
+def grouped_heads(
+    tensors: Iterable[StoredTensor], fused: str, heads: int, kv_heads: int
+) -> list[StoredTensor]:
+    """Order the rows of each layer that a name's last but one part calls `fused` for `unfused`: all
+    queries, all keys, all values. Checkpoints of Falcon and Bloom hold the queries of a key/value
+    head, its key and its value together.
+    """
+    each = heads // kv_heads + 2
+    firsts = range(0, kv_heads * each, each)
+    order = [first + number for first in firsts for number in range(each - 2)]
+    order += [first + each - 2 for first in firsts] + [first + each - 1 for first in firsts]
+    found = []
+    for tensor in tensors:
+        path, _, kind = tensor.name.rpartition(".")
+        dim = 1 if kind in _PACKED_IN_ROWS else 0
+        size = tensor.shape[dim] if len(tensor.shape) > dim else 0
+        if path.rpartition(".")[2] == fused and kind not in _WHOLE and size > 1:
+            if size % len(order):
+                raise tensor.fault(f"of {size} rows cannot be cut into {len(order)} heads")
+            tensor = reordered(tensor, dim, order, size // len(order))
+        found.append(tensor)
+    return found
+
+
+def stacked(tensors: Iterable[StoredTensor], pattern: str, name: str) -> list[StoredTensor]:
+    """Join tensors of one shape that a regular expression finds: its last group is the number of
+    each along a new first dimension, `name` that of the whole, with the groups before it.
+    """
+    found: list[StoredTensor] = []
+    members: dict[str, dict[int, StoredTensor]] = {}
+    for tensor in tensors:
+        if one := re.fullmatch(pattern, tensor.name):
+            members.setdefault(one.expand(name), {})[int(one[one.re.groups])] = tensor
+        else:
+            found.append(tensor)
+    for whole, numbered in members.items():
+        parts = [numbered[number] for number in sorted(numbered)]
+        shape = (max(numbered) + 1, *parts[0].shape)
+        for part in parts:
+            if part.shape != shape[1:] or len(parts) != shape[0]:
+                raise part.fault(f"is not one of {shape[0]} of one shape")
+
+        def copy_to(target: torch.Tensor, parts: Sequence[StoredTensor] = parts) -> None:
+            for part, row in zip(parts, target, strict=True):
+                part.copy_to(row)
+
+        found.append(parts[0]._replace(name=whole, shape=shape, copy_to=copy_to, cut=None))
+    return found
+
+
 def plus_one(tensors: Iterable[StoredTensor], is_norm: Callable[[str], bool]) -> list[StoredTensor]:
     """With 1 added to the weights that `is_norm` says of their names: those of norms which multiply
     by 1 more than is stored (Gemma).

@@ -154,9 +154,12 @@ class CausalLM(nn.Module):
     def make_decoder(self) -> Decoder:
         config = self.config
         layers = map(self.make_layer, range(config.num_layers))
-        norm = RMSNorm(config.hidden_size, config.norm_eps)
-        scale = self.embedding_scale()
-        return Decoder(config, layers, norm, self.make_rotaries(), embedding_scale=scale)
+        norm, rotaries = self.make_norm(), self.make_rotaries()
+        return Decoder(config, layers, norm, rotaries, embedding_scale=self.embedding_scale())
+
+    def make_norm(self) -> nn.Module:
+        """One of the norms of the residual stream, with RMSNorm's methods."""
+        return RMSNorm(self.config.hidden_size, self.config.norm_eps)
 
     def make_rotaries(self) -> Sequence[nn.Module]:
         """The tables that layers turn by, by their index."""
@@ -167,7 +170,8 @@ class CausalLM(nn.Module):
         return None
 
     def make_layer(self, layer: int) -> nn.Module:
-        return DecoderLayer(self.config, self.make_attention(layer), self.make_mlp(layer))
+        attention, mlp = self.make_attention(layer), self.make_mlp(layer)
+        return DecoderLayer(self.config, attention, mlp, norm=self.make_norm)
 
     def make_attention(self, layer: int) -> nn.Module:
         return SelfAttention(self.config, layer)

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..layers.decoder import Decoder
+from ..layers.decoder import ParallelLayer
 from ..layers.norm import LayerNorm
-from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
 from ..model_config import ModelConfig
 from .causal_lm import CausalLM
@@ -29,24 +28,6 @@ class CohereConfig(ModelConfig):
     use_qk_norm: bool = False
     logit_scale: float = 0.0625
     layer_norm_eps: float = 1e-5
-
-
-class CohereLayer(nn.Module):
-    def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module) -> None:
-        super().__init__()
-        self.input_layernorm = LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.self_attn = attention
-        self.mlp = mlp
-
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = (
-            (self.input_layernorm(x), x)
-            if residual is None
-            else self.input_layernorm.add(x, residual)
-        )
-        return self.self_attn(x, rotations) + self.mlp(x), residual
 
 
 class CohereForCausalLM(CausalLM):
@@ -70,14 +51,11 @@ class CohereForCausalLM(CausalLM):
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
 
-    def make_decoder(self) -> Decoder:
-        config = self.config
-        layers = map(self.make_layer, range(config.num_layers))
-        norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
-        return Decoder(config, layers, norm, self.make_rotaries())
+    def make_norm(self) -> nn.Module:
+        return LayerNorm(self.config.hidden_size, eps=self.config.norm_eps)
 
     def make_layer(self, layer: int) -> nn.Module:
-        return CohereLayer(self.config, self.make_attention(layer), self.make_mlp(layer))
+        return ParallelLayer(self.make_norm(), self.make_attention(layer), self.make_mlp(layer))
 
     def make_attention(self, layer: int) -> nn.Module:
         config = self.config

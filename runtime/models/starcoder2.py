@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ..layers.activation import ACTIVATIONS
-from ..layers.decoder import Decoder, DecoderLayer
 from ..layers.linear import StoredTensor
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
@@ -57,17 +56,7 @@ class Starcoder2ForCausalLM(CausalLM):
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
         return renamed(tensors, {r"\.c_fc\.": ".up_proj.", r"\.c_proj\.": ".down_proj."})
 
-    def make_decoder(self) -> Decoder:
-        layers = map(self.make_layer, range(self.config.num_layers))
-        return Decoder(self.config, layers, self._norm(), self.make_rotaries())
-
-    def make_layer(self, layer: int) -> nn.Module:
-        made = DecoderLayer(self.config, self.make_attention(layer), self.make_mlp(layer))
-        made.input_layernorm = self._norm()  # type: ignore[assignment]
-        made.post_attention_layernorm = self._norm()  # type: ignore[assignment]
-        return made
-
-    def _norm(self) -> LayerNorm:
+    def make_norm(self) -> nn.Module:
         return LayerNorm(self.config.hidden_size, eps=self.config.norm_eps, bias=True)
 
     def make_attention(self, layer: int) -> nn.Module:

@@ -60,6 +60,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "a norm over all heads": ("olmo2", 2, {}),
     "a norm over all heads, keys shared": ("olmo2", 4, {}),
     "norms of each head": ("cohere", 2, {"use_qk_norm": True, "tie_word_embeddings": True}),
+    "heads stored by groups": (OTHERS["falcon-40b"][0], 2, OTHERS["falcon-40b"][1]),
     "a vocabulary that does not go round": ("llama", 2, {"vocab_size": 500, "eos_token_id": None}),
     "short convolutions": ("lfm2", 2, SHORT_CONV),
     "attention beside Mamba 2": ("falcon_h1", 2, FALCON),

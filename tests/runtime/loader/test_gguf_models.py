@@ -49,6 +49,7 @@ SSM_OF_DELTA = {
     "full_attention_interval": 2,
     "rope.dimension_count": 8,
 }
+FALCON = {"feed_forward_length": 256}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma": ("gemma", {**TIED, "head_dim": 32}, {}),
     "gemma2": (
@@ -130,6 +131,19 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "starcoder2": ("starcoder2", {}, {}),
+    "stablelm": ("stablelm", {"qk_layernorm": True}, {"rope.dimension_count": 4}),
+    "stablelm parallel": (
+        "stablelm",
+        {"use_parallel_residual": True, "use_qkv_bias": True},
+        {"rope.dimension_count": 4},
+    ),
+    "falcon": ("falcon", TIED, FALCON | {"attention.head_count_kv": 1}),
+    "falcon 40b": ("falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}, FALCON),
+    "falcon 11b": (
+        "falcon",
+        {"num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+        FALCON,
+    ),
     "glm4": ("glm4", {"head_dim": 32}, {"rope.dimension_count": 16}),
     "cohere": (
         "command-r",
@@ -240,7 +254,7 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
     for key, value in {**metadata_of(config), **extra}.items():
         add_metadata(writer, f"{architecture}.{key.replace('__', '.')}", value)
     writer.add_eos_token_id(2)
-    tensors = load_file(folder / "model.safetensors")
+    tensors = by_kind_of_head(load_file(folder / "model.safetensors"), config)
     for merged, parts in experts(tensors).items():
         writer.add_tensor(merged, np.stack([tensors.pop(part).numpy() for part in parts]))
     for name, tensor in (each for one in tensors.items() for each in converted(*one, architecture)):
@@ -263,6 +277,26 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
         if factors := rope.get(f"{kind}_factor"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(factors, np.float32))
     finish(writer)
+
+
+def by_kind_of_head(tensors: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+    """All queries before all keys and all values, and the norms of all heads as one."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        norms, _, head = name.partition(".norms.")
+        if head:
+            same = [each for each in tensors if each.startswith(f"{norms}.norms.")]
+            numbered = (f"{norms}.norms.{head}.weight" for head in range(len(same)))
+            found[f"{norms}.weight"] = torch.stack([tensors[each] for each in numbered])
+        elif ".query_key_value." in name:
+            size = config.hidden_size // config.num_attention_heads
+            kv_heads = (len(tensor) // size - config.num_attention_heads) // 2
+            groups = tensor.unflatten(0, (kv_heads, -1, size))
+            parts = groups[:, :-2], groups[:, -2:-1], groups[:, -1:]
+            found[name] = torch.cat([part.flatten(0, 2) for part in parts])
+        else:
+            found[name] = tensor
+    return found
 
 
 def value_heads_apart(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -320,7 +354,7 @@ def converted(
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_is_the_same_model_as_its_folder(tmp_path: Path, name: str) -> None:
     architecture, changes, extra = MODELS[name]
-    folder = make_tiny_model(tmp_path / "model", name, **changes)
+    folder = make_tiny_model(tmp_path / "model", name.partition(" ")[0], **changes)
     path = tmp_path / "model.gguf"
     write(folder, path, architecture, extra)
     file, whole = (

@@ -51,7 +51,7 @@ def test_both_say_the_same_of_a_llama(tmp_path: Path) -> None:
 
 
 def test_its_linear_layers_are_quantised_on_load(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path, "stablelm")
+    path = make_tiny_model(tmp_path, "olmo")
     model = load_model(
         str(path), torch.float32, torch.device("cpu"), False, quantization="int8", code=AUTO
     )
@@ -60,7 +60,7 @@ def test_its_linear_layers_are_quantised_on_load(tmp_path: Path) -> None:
 
 
 def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path, "stablelm", tie_word_embeddings=True)
+    path = make_tiny_model(tmp_path, "olmo", tie_word_embeddings=True)
     model: Any = load_model(str(path), torch.float32, torch.device("cpu"), False, code=AUTO)
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
@@ -127,7 +127,7 @@ def test_what_is_more_than_attention_of_all_before_is_refused(
 def test_layers_that_no_model_has_are_refused_before_they_are_made(
     count: int, tmp_path: Path
 ) -> None:
-    path = make_tiny_model(tmp_path, "stablelm")
+    path = make_tiny_model(tmp_path, "olmo")
     content = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(content | {"num_hidden_layers": count}))
     with pytest.raises(ValueError, match=r"num_hidden_layers must be 0 to|0 of 0 layers"):
@@ -178,7 +178,7 @@ def test_code_of_the_folder_runs_only_where_it_is_trusted(tmp_path: Path) -> Non
 def test_what_is_ours_alone_is_refused_before_torch(
     members: dict[str, Any], ranks: int, why: str, tmp_path: Path
 ) -> None:
-    path = make_tiny_model(tmp_path, "stablelm")
+    path = make_tiny_model(tmp_path, "olmo")
     content = json.loads((path / "config.json").read_text()) | members
     (path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=why):
@@ -192,15 +192,15 @@ def test_a_gguf_file_is_not_for_transformers(tmp_path: Path) -> None:
 
 
 def test_without_the_fallback_other_architectures_are_refused(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path, "stablelm")
-    with pytest.raises(ValueError, match="'StableLmForCausalLM' is not supported; supported: "):
+    path = make_tiny_model(tmp_path, "olmo")
+    with pytest.raises(ValueError, match="'OlmoForCausalLM' is not supported; supported: "):
         check_model(str(path), context_length=None, weights=True, code=ModelCode("piecework"))
 
 
 def test_weights_are_read_one_by_one_where_the_files_call_them_as_the_model_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_tiny_model(tmp_path, "stablelm", tie_word_embeddings=True)
+    path = make_tiny_model(tmp_path, "olmo", tie_word_embeddings=True)
     whole = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     model = load_model(str(path), torch.float32, torch.device("cpu"), False, code=AUTO)

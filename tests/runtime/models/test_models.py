@@ -24,7 +24,7 @@ from piecework.runtime.sampling.params import SamplingParams
 from tests.runtime.models.variants import FALLBACKS, LLAMAS, OTHERS, PHI_LONG, VARIANTS
 
 TOLERANCE = 1e-4
-SOME = ("stablelm", "gpt2", "dots1")
+SOME = ("phi", "gpt2", "dots1")
 """Of the models that transformers computes, those of the usual run."""
 LIKE_OTHERS = ("lfm2-moe", "granite4-moe", "falcon-h1-gate", "qwen3.5-moe", "nemotron-h")
 """Whose parts others have, each of which is of the usual run."""

@@ -29,11 +29,11 @@ LAYERS = 7
     "name",
     [
         "gemma3",
-        "stablelm",
+        "phi",
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in TEXTS
-            if name not in ("gemma3", "stablelm")
+            if name not in ("gemma3", "phi")
         ),
     ],
 )

@@ -193,6 +193,23 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 24, "layer_types": [*["sliding_attention"] * 2, "full_attention"]},
     ),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True, "qk_layernorm": True}),
+    "stablelm-parallel": (
+        "stablelm",
+        {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
+    ),
+    "falcon": ("falcon", {"bias": True}),
+    "falcon-40b": ("falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}),
+    "falcon-11b": (
+        "falcon",
+        {
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 160,
+        },
+    ),
+    "falcon-rw": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "glm4": ("glm4", {"head_dim": 32}),
     "cohere": ("cohere", {"use_qk_norm": True, "logit_scale": 0.3}),
@@ -404,7 +421,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
     "gpt2": ("gpt2", {"n_positions": 4096}),
     "dots1": (
         "dots1",
