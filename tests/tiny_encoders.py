@@ -20,7 +20,19 @@ from transformers import (
     PreTrainedModel,
 )
 
-ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet", "albert")
+ENCODERS = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "modernbert",
+    "distilbert",
+    "mpnet",
+    "albert",
+    "nomic_bert",
+    "gte",
+)
+WITH_TYPES = ("bert", "albert", "nomic_bert")
+"""Whose classifiers are told which tokens are a pair's second text."""
 WORDS = [
     "the",
     "a",

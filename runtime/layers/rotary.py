@@ -75,6 +75,20 @@ def scaled_frequencies(config: ModelConfig) -> Scaled:
         ) from None
 
 
+def plain_rotation(
+    positions: torch.Tensor, size: int, theta: float, dtype: torch.dtype, *, divisor: float = 1.0
+) -> Rotation:
+    """Without a table: of positions [T], by the usual frequencies of `size` numbers, which are
+    divided by `divisor`.
+    """
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device)
+    angles = torch.outer(positions.float(), 1.0 / (divisor * theta ** (exponents / size)))
+    cos, sin = angles.cos(), angles.sin()
+    return Rotation(
+        torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+    )
+
+
 def rotate(x: torch.Tensor, rotation: Rotation, *, interleaved: bool = False) -> torch.Tensor:
     """Turn the first R of the D numbers of each head of x [T, heads, D]; the others stay.
 

@@ -91,18 +91,7 @@ class Bert(nn.Module):
                 f"position_embedding_type {config.position_embedding_type!r:.60} is not supported; "
                 "choose another model"
             )
-        check_whole(config, "type_vocab_size", least=0)
-        return {
-            "norm_eps": float(config.layer_norm_eps),
-            "activation": config.hidden_act,
-            "extra": {
-                "positions": config.max_position_embeddings,
-                "first_position": 0,
-                "type_rows": config.type_vocab_size,
-                "types": config.type_vocab_size,
-                "embedding_size": config.hidden_size,
-            },
-        }
+        return bert_fields(config)
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -178,6 +167,22 @@ class Bert(nn.Module):
     def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
         """How each layer attends."""
         return encoder_layouts(self.config, [None] * self.config.num_layers, dtype)
+
+
+def bert_fields(config: Any) -> dict[str, Any]:
+    """`Bert.config_fields` of a model with any kind of positions."""
+    check_whole(config, "type_vocab_size", least=0)
+    return {
+        "norm_eps": float(config.layer_norm_eps),
+        "activation": config.hidden_act,
+        "extra": {
+            "positions": config.max_position_embeddings,
+            "first_position": 0,
+            "type_rows": config.type_vocab_size,
+            "types": config.type_vocab_size,
+            "embedding_size": config.hidden_size,
+        },
+    }
 
 
 def _norm_name(found: re.Match[str]) -> str:

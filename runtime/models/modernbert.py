@@ -20,7 +20,7 @@ from ..layers.activation import ACTIVATIONS
 from ..layers.attention import attention
 from ..layers.linear import Embedding, Linear, StoredTensor
 from ..layers.norm import LayerNorm
-from ..layers.rotary import Rotation
+from ..layers.rotary import Rotation, plain_rotation
 from .bert import encoder_layouts
 
 ENCODER = "ModernBert"
@@ -159,7 +159,7 @@ class ModernBert(nn.Module):
         extra = self.config.extra
         x: torch.Tensor = self.embeddings["norm"](self.embeddings["tok_embeddings"](input_ids))
         rotations = {
-            kind: _rotation(positions, self.config.head_dim, theta, x.dtype)
+            kind: plain_rotation(positions, self.config.head_dim, theta, x.dtype)
             for kind, theta in extra["thetas"].items()
         }
         for kind, layer in zip(extra["kinds"], self.layers, strict=True):
@@ -195,12 +195,3 @@ def _theta(config: Any, kind: str) -> float:
     if type(theta) not in (int, float) or theta <= 0:
         raise ValueError(f"rope_theta must be more than 0, got {theta!r:.60}; choose another")
     return float(theta)
-
-
-def _rotation(positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
-    angles = torch.outer(positions.float(), 1.0 / theta ** (exponents / head_dim))
-    cos, sin = angles.cos(), angles.sin()
-    return Rotation(
-        torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
-    )

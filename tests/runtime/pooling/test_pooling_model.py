@@ -8,37 +8,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pooled_texts import inputs, run, states
 from safetensors.torch import load_file
-from tiny_encoders import ENCODERS, make_tiny_embedder, make_tiny_encoder, write_modules
-from transformers import AutoModel, AutoModelForSequenceClassification
-
-from piecework.runtime.pooling.config import PoolingConfig
-from piecework.runtime.pooling.model import PoolingModel, PoolInput
-
-LENGTHS = (7, 3, 12, 7, 1, 40)
-
-
-def inputs(vocab: int = 64, pairs: bool = False) -> list[PoolInput]:
-    rng = np.random.default_rng(0)
-    # No padding token: RoBERTa counts positions without it.
-    return [
-        PoolInput(rng.integers(4, vocab, length).astype(np.int32), length // 2 if pairs else length)
-        for length in LENGTHS
-    ]
-
-
-def states(folder: Path, given: list[PoolInput]) -> list[torch.Tensor]:
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        return [
-            model(torch.from_numpy(each.token_ids)[None].long()).last_hidden_state[0]
-            for each in given
-        ]
-
-
-def run(folder: Path, given: list[PoolInput], **settings: object) -> np.ndarray:
-    config = PoolingConfig(model_path=str(folder), num_threads=1, **settings)  # type: ignore[arg-type]
-    return PoolingModel(config).run(given)
+from tiny_encoders import (
+    ENCODERS,
+    WITH_TYPES,
+    make_tiny_embedder,
+    make_tiny_encoder,
+    write_modules,
+)
+from transformers import AutoModelForSequenceClassification
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
@@ -64,7 +43,7 @@ def test_a_classifiers_scores_of_pairs_are_those_of_transformers(
         for each in given:
             ids = torch.from_numpy(each.token_ids)[None].long()
             kinds = (torch.arange(ids.shape[1]) >= each.first)[None].long()
-            types = {"token_type_ids": kinds} if model_type in ("bert", "albert") else {}
+            types = {"token_type_ids": kinds} if model_type in WITH_TYPES else {}
             expected.append(torch.sigmoid(model(ids, **types).logits[0]))
     np.testing.assert_allclose(run(folder, given), torch.stack(expected), atol=1e-5)
 
