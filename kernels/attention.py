@@ -63,6 +63,10 @@ class KVLayout:
     `latent` (MLA, arXiv:2405.04434): of one head, whose value is the first `value_size` numbers of
     its key, and is kept there alone.
 
+    `shares` (Gemma 3n): the number of an earlier layer whose cache this layer reads. The layer has
+    no cache of its own. Each step gives it the new keys and values of that earlier layer, which it
+    stores again in the same slots.
+
     A key/value head is read by `group` query heads, one after another. Of a rank's layer the first
     one's first `skipped_heads` may be another rank's, the last one has all that are left, and
     `group_size` says how many belong together (None: as many as there are of each); only backends
@@ -87,6 +91,7 @@ class KVLayout:
     v_scale: float = 1.0
     causal: bool = True
     latent: bool = False
+    shares: int | None = None
     group_size: int | None = None
     skipped_heads: int = 0
 
@@ -124,6 +129,8 @@ class KVLayout:
     @property
     def token_bytes(self) -> int:
         """Bytes that the layer keeps of a token."""
+        if self.shares is not None:
+            return 0
         dtype = self.cache_dtype or self.dtype
         kept = (self.key_size,) if self.latent else (self.key_size, self.value_size)
         return self.num_kv_heads * sum(row_bytes(size, dtype) for size in kept)

@@ -297,7 +297,8 @@ def _configured(
         "num_heads": heads,
         "num_kv_heads": config.num_key_value_heads or heads,
         "head_dim": head_dim,
-        "intermediate_size": config.intermediate_size,
+        # A model whose layers differ in it says it in `config_fields`.
+        "intermediate_size": getattr(config, "intermediate_size", None),
         "norm_eps": number("rms_norm_eps", config.rms_norm_eps),
         "max_position_embeddings": config.max_position_embeddings,
         "activation": _ACTIVATIONS.get(activation, activation),

@@ -37,7 +37,7 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
 }
-_NORM_OR_BIAS = re.compile(r"(norm(_\w|s\.\d+)?|ln_\w+)\.weight$|bias$")
+_NORM_OR_BIAS = re.compile(r"(norm(_\w|s\.\d+)?|ln_\w+)\.weight$|(bias|correct_output_scale)$")
 _TEXT = [
     "The quick brown fox jumps over the lazy dog. How many apples are left? Answer: 42.",
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many in May.",
@@ -86,7 +86,8 @@ def make_tiny_model(
         if _NORM_OR_BIAS.search(name):
             # Gemma's and Qwen3-Next's stand at 0.
             less_one = architecture.startswith(("gemma", "qwen3_next", "qwen3_5"))
-            mean = float(name.endswith("weight") and not less_one)
+            less_one = less_one and not architecture.startswith("gemma3n")
+            mean = float(not name.endswith("bias") and not less_one)
             torch.nn.init.normal_(parameter, mean=mean, std=0.3)
     for name, buffer in model.named_buffers():
         # What is added to experts' scores, which starts at 0 too.

@@ -41,6 +41,7 @@ def shared_pages(layouts: Sequence[KVLayout], window: int | None) -> SharedPages
     """How layers that keep all and those that keep a window's pages share memory; None: they do
     not, because there is one kind only, or their keys and values differ in size or format.
     """
+    layouts = [layout for layout in layouts if layout.shares is None]
     windowed = sum(is_windowed(layout, window) for layout in layouts)
     formats = {
         (each.num_kv_heads, each.key_size, each.cache_dtype or each.dtype) for each in layouts
@@ -77,14 +78,16 @@ def in_cache_dtype(
         replace(
             each, cache_dtype=dtype, k_scale=k_scale, v_scale=k_scale if each.latent else v_scale
         )
-        for each, (k_scale, v_scale) in zip(layouts, scales, strict=True)
+        for number, each in enumerate(layouts)
+        for k_scale, v_scale in (scales[number if each.shares is None else each.shares],)
     ]
 
 
 class KVPool:
     """Keys and values of every layer, as `layouts` has it: `k[layer]` is [pages, page size,
     key/value heads, key size], `v[layer]` the same with the value size; in int8 as
-    `kernels.cache_format` has them. Of a latent layer v is the beginning of k.
+    `kernels.cache_format` has them. Of a latent layer v is the beginning of k. A layer that shares
+    the cache of another one has the tensors of that layer.
 
     Raises `ValueError` for pages that no whole number of makes a chunk of attention. Zeroed,
     because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
@@ -114,6 +117,8 @@ class KVPool:
                     "tokens, which must be whole pages; take a divisor of that"
                 )
         self.layouts = list(layouts)
+        self.k: list[torch.Tensor] = []
+        self.v: list[torch.Tensor] = []
         self.num_pages, self.page_size = num_pages, page_size
         self.window, self.window_pages = window, window_pages
         windowed = [is_windowed(layout, window) for layout in layouts]
@@ -131,6 +136,7 @@ class KVPool:
         shapes = [
             (dtype, pages_shape(count, page_size, layout.num_kv_heads, size, dtype))
             for count, layout in zip(pages, layouts, strict=True)
+            if layout.shares is None
             for dtype in (layout.cache_dtype or layout.dtype,)
             for size in (
                 (layout.key_size,) if layout.latent else (layout.key_size, layout.value_size)
@@ -146,8 +152,11 @@ class KVPool:
             part, rest[dtype] = rest[dtype].tensor_split([math.prod(shape)])
             made.append(part.view(shape))
         tensors = iter(made)
-        self.k, self.v = [], []
         for layout in layouts:
+            if layout.shares is not None:
+                self.k.append(self.k[layout.shares])
+                self.v.append(self.v[layout.shares])
+                continue
             self.k.append(keys := next(tensors))
             self.v.append(keys[..., : layout.value_size] if layout.latent else next(tensors))
 
@@ -158,9 +167,12 @@ class KVPool:
         shape = pages_shape(tensors, self.page_size, layout.num_kv_heads, layout.key_size, dtype)
         whole = platform.zeros(shape, dtype)
         self.num_bytes = whole.nbytes
-        self.k, self.v = [], []
         ends = {True: 0, False: 0}
-        for each in windowed:
+        for layout, each in zip(self.layouts, windowed, strict=True):
+            if layout.shares is not None:
+                self.k.append(self.k[layout.shares])
+                self.v.append(self.v[layout.shares])
+                continue
             pages = (shared.window if each else shared.full).per_slab
             self.k.append(whole[ends[each] :])
             self.v.append(whole[ends[each] + pages :])

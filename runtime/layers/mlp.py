@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ...kernels.step_parts import FeedForwardParts
-from .activation import GATED
+from .activation import ACTIVATIONS, GATED
 from .linear import FusedLinear, Linear
 
 
@@ -41,6 +42,38 @@ class GatedMLP(nn.Module):
 
     def step_parts(self) -> FeedForwardParts:
         return FeedForwardParts(self.gate_up_proj, self.down_proj, self.activation_name)
+
+
+def sum_columns(x: torch.Tensor) -> torch.Tensor:
+    """x [..., columns] to [..., 1]."""
+    return x.sum(-1, keepdim=True)
+
+
+class GaussianTopKMLP(GatedMLP):
+    """`GatedMLP` that leaves about the largest of each row's gates and sets the others to 0
+    (Gemma 3n). It takes gates for normally distributed: the threshold is `deviations` standard
+    deviations above their mean. `sum_columns` adds up the columns of all ranks.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, deviations: float, *, activation: str
+    ) -> None:
+        super().__init__(hidden_size, intermediate_size, activation=activation)
+        # In the dtype of the weights, which torch's default is while models are made.
+        self.deviations = torch.tensor(deviations, device="cpu").item()
+        self.columns = intermediate_size
+        self.gate_activation = ACTIVATIONS[activation]
+        self.sum_columns: Callable[[torch.Tensor], torch.Tensor] = sum_columns
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        wide = gate.float()
+        sums = self.sum_columns(torch.stack((wide, wide.square())))
+        mean, mean_square = (sums / self.columns).unbind()
+        deviation = (mean_square - mean.square()).clamp_min(0.0).sqrt()
+        threshold = mean.to(x.dtype) + deviation.to(x.dtype) * self.deviations
+        down: torch.Tensor = self.down_proj(self.gate_activation(F.relu(gate - threshold)) * up)
+        return down
 
 
 class MLP(nn.Module):

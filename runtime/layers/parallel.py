@@ -24,7 +24,7 @@ from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention
 from .linear import CannotSplitError, Embedding, Linear, Stretch
 from .mamba2 import Mamba2Mixer
-from .mlp import MLP, GatedMLP
+from .mlp import MLP, GatedMLP, GaussianTopKMLP, sum_columns
 from .moe import FusedMoE, SparseMoE
 from .norm import AllHeadsRMSNorm, GatedRMSNorm, LayerNorm
 from .self_attention import SelfAttention
@@ -101,7 +101,10 @@ def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
     rows, kv_rows = (Stretch(*(number * layer.head_dim for number in of)) for of in (queries, kv))
     # A gate lies beside each query.
     q_rows = Stretch(*(number * (1 + layer.gated) for number in rows))
-    layer.qkv_proj.hold_rows({"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows})
+    # A layer that reads the keys and values of another layer has queries alone.
+    layer.qkv_proj.hold_rows(
+        {part: q_rows if part == "q_proj" else kv_rows for part in layer.qkv_proj.parts}
+    )
     _sum_over_ranks(layer.o_proj, rows)
     layer.hold_heads(queries, kv, group=heads // kv_heads, skipped=skipped)
     _split_head_norm(layer, "q_norm", queries, shard)
@@ -171,6 +174,8 @@ def _split_mlp(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     rows = Stretch(shard.rank * each, each, between)
     layer.opening.hold_rows(dict.fromkeys(layer.opening.parts, rows))
     layer.down_proj.hold_columns(rows)
+    if isinstance(layer, GaussianTopKMLP):
+        layer.sum_columns = lambda x: all_reduce(sum_columns(x), TENSOR_PARALLEL)
     if not _is_summand(model, name):
         _sum_results(layer.down_proj)
 
@@ -260,11 +265,13 @@ def _sections(part: str, held: Iterable[Stretch]) -> dict[str, Stretch]:
 
 
 def _split_vocabulary(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
+    is_of_head = layer is model.model.embed_tokens
     rows = vocabulary_rows(layer.vocab_size, shard)
     if rows.size * (shard.size - 1) >= rows.whole:
         raise CannotSplitError(f"{name}: {rows.whole} tokens are too few for {shard.size} ranks")
     model.set_submodule(name, VocabularyParallelEmbedding(layer, rows))
-    model.lm_head.hold_rows({"": rows})
+    if is_of_head:
+        model.lm_head.hold_rows({"": rows})
 
 
 _RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {

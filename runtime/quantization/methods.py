@@ -297,9 +297,12 @@ def named_embeddings(model: nn.Module) -> Iterator[tuple[str, Embedding]]:
 
 def tied_head(model: Any, embedding: Embedding) -> Linear | None:
     """The head whose packed weight an embedding has, too."""
-    is_tied = embedding.kind is not None and "lm_head.weight" in model.tied_weights
-    head: Linear | None = model.lm_head if is_tied else None
-    return head if head is not None and head.method.kind == embedding.kind else None
+    if embedding.kind is None or "lm_head.weight" not in model.tied_weights:
+        return None
+    head: Linear = model.lm_head
+    owner = model.tied_weights["lm_head.weight"].rpartition(".")[0]
+    is_tied = model.get_submodule(owner) is embedding and head.method.kind == embedding.kind
+    return head if is_tied else None
 
 
 def weight_name(model: CausalLM, prefix: str, part: str) -> str:

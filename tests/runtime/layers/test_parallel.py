@@ -25,7 +25,15 @@ from piecework.runtime.layers.norm import RMSNorm
 from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.layers.rotary import Rotary
 from piecework.runtime.loader.loader import hollow_model
-from tests.runtime.models.variants import DELTA, FALCON, LATENT, MAMBA, OTHERS, SHORT_CONV
+from tests.runtime.models.variants import (
+    DELTA,
+    FALCON,
+    GEMMA3N,
+    LATENT,
+    MAMBA,
+    OTHERS,
+    SHORT_CONV,
+)
 from tests.split_models import answer, answer_by, assert_alike, load
 from tests.thread_ranks import on_ranks, thread_ranks
 
@@ -56,6 +64,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     ),
     "an MLP that does not go round": ("llama", 4, {"intermediate_size": 102, "mlp_bias": True}),
     "gemma3": ("gemma3_text", 2, {"head_dim": 32, "tie_word_embeddings": True}),
+    "layers that share keys and values": ("gemma3n_text", 2, GEMMA3N),
     "phi3, fused in the checkpoint": ("phi3", 2, {"partial_rotary_factor": 0.5}),
     "a norm over all heads": ("olmo2", 2, {}),
     "a norm over all heads, keys shared": ("olmo2", 4, {}),

@@ -23,7 +23,7 @@ from piecework.runtime.loader.loader import load_model
 from piecework.runtime.model_config import ModelConfig
 from tests.runtime.gguf_models import add_metadata, experts, finish, metadata_of
 from tests.runtime.loaded_weights import loaded_weights
-from tests.runtime.models.variants import DELTA
+from tests.runtime.models.variants import DELTA, GEMMA3N
 from tests.split_models import answer, assert_alike, load
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -69,6 +69,29 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "rope.freq_base": 1e6,
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 8.0,
+        },
+    ),
+    "gemma3n_text": (
+        "gemma3n",
+        {
+            **TIED,
+            **GEMMA3N,
+            "laurel_rank": 64,
+            "vocab_size_per_layer_input": 512,
+            "intermediate_size": [96, 64, 96, 96, 128],
+        },
+        {
+            "feed_forward_length": [96, 64, 96, 96, 128],
+            "attention.sliding_window": 24,
+            "attention.sliding_window_pattern": [True, False, True, False, True],
+            "attention.shared_kv_layers": 2,
+            "altup.active_idx": 1,
+            "altup.num_inputs": 3,
+            "embedding_length_per_layer_input": 16,
+            "activation_sparsity_scale": [0.5244005, 0.5244005, *[float("-inf")] * 3],
+            "final_logit_softcapping": 5.0,
+            "rope.freq_base": 1e6,
+            "rope.freq_base_swa": 100.0,
         },
     ),
     "phi3": (
@@ -245,8 +268,15 @@ _PERMUTED = ("granite", "smollm3", "granitehybrid")
 """Whose rows of q and k the converter puts into the order of pairs, as Llama's."""
 
 
-def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) -> None:
-    """In float32, with metadata of the architecture in `extra` beside those that all have."""
+Kind = gguf.GGMLQuantizationType
+
+
+def write(
+    folder: Path, path: Path, architecture: str, extra: dict[str, Any], kind: Kind = Kind.F32
+) -> None:
+    """With metadata of the architecture in `extra` beside those that all have. `kind`: of matrices
+    of whole blocks; the others are in float32.
+    """
     config = AutoConfig.from_pretrained(folder)
     arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -255,11 +285,16 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
         add_metadata(writer, f"{architecture}.{key.replace('__', '.')}", value)
     writer.add_eos_token_id(2)
     tensors = by_kind_of_head(load_file(folder / "model.safetensors"), config)
+    for each in ("altup_projections", "altup_unembed_projections"):
+        names_of_streams = sorted(name for name in tensors if f"model.{each}." in name)
+        if parts := [tensors.pop(name) for name in names_of_streams]:
+            tensors[f"model.{each}.weight"] = torch.stack(parts)
     for merged, parts in experts(tensors).items():
         writer.add_tensor(merged, np.stack([tensors.pop(part).numpy() for part in parts]))
     for name, tensor in (each for one in tensors.items() for each in converted(*one, architecture)):
         array = tensor.float().numpy()
         is_less_one = architecture.startswith(("gemma", "qwen3next", "qwen35"))
+        is_less_one = is_less_one and architecture != "gemma3n"
         if is_less_one and name.endswith("norm.weight") and "linear_attn.norm" not in name:
             array = array + np.float32(1.0)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
@@ -271,7 +306,11 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         ours = ours or (name if name.startswith("blk.") else None)
         assert ours is not None, name
-        writer.add_tensor(ours, np.ascontiguousarray(array))
+        array = np.ascontiguousarray(array)
+        if kind != Kind.F32 and array.ndim > 1 and array.shape[-1] % 32 == 0:
+            writer.add_tensor(ours, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(ours, array)
     rope = getattr(config, "rope_parameters", None) or {}
     for kind in ("long", "short"):
         if factors := rope.get(f"{kind}_factor"):
@@ -335,6 +374,8 @@ def converted(
         return [(name, tensor[:, None])]
     if own == "dt_bias":
         return [(f"{owner}.dt_proj.bias", tensor)]
+    if name.endswith(".correct_output_scale"):
+        return [(f"{name}.weight", tensor)]
     if name.endswith(".expert_bias"):
         return [(f"{name}.bias", tensor)]
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):

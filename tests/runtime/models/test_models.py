@@ -38,7 +38,8 @@ REST = slow(name for name in FALLBACKS if name not in SOME)
 FEW = ("llama", "qwen2-window", "qwen3-tied-bias")
 """What is not of an architecture is shown of these in the usual run."""
 CACHES = (
-    *("llama", "mistral-window", "qwen2-window", "gemma3", "deepseek-v3", "llama4", "lfm2"),
+    *("llama", "mistral-window", "qwen2-window", "gemma3", "gemma3n", "deepseek-v3", "llama4"),
+    *("lfm2",),
     *("granite4", "mamba2", "falcon-h1", "zamba2", "qwen3-next", "gpt-oss", "gpt2"),
 )
 """One for each kind of cache, and for each layer with a state."""

@@ -29,18 +29,19 @@ LAYERS = 7
     "name",
     [
         "gemma3",
+        "gemma3n",
         "phi",
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in TEXTS
-            if name not in ("gemma3", "phi")
+            if name not in ("gemma3", "gemma3n", "phi")
         ),
     ],
 )
 def test_pieces_are_few_and_say_the_same(name: str, tmp_path: Path) -> None:
     architecture, overrides = VARIANTS[name]
     deeper: dict[str, Any] = {"num_hidden_layers": LAYERS}
-    for member in ("layer_types", "layers_block_type"):
+    for member in ("layer_types", "layers_block_type", "activation_sparsity_pattern"):
         if kinds := overrides.get(member):
             deeper[member] = (kinds * LAYERS)[:LAYERS]
     path = make_tiny_model(tmp_path / "model", architecture, **{**overrides, **deeper})

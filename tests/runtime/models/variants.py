@@ -113,6 +113,21 @@ DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+GEMMA3N = {
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"],
+    "num_kv_shared_layers": 2,
+    "activation_sparsity_pattern": [0.7, 0.7, 0.0, 0.0, 0.0],
+    "vocab_size_per_layer_input": 400,
+    "hidden_size_per_layer_input": 16,
+    "altup_num_inputs": 3,
+    "altup_active_idx": 1,
+    "laurel_rank": 8,
+    "final_logit_softcapping": 5.0,
+    "rope_local_base_freq": 100.0,
+}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 32}),
     "gemma2": (
@@ -138,6 +153,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gemma3n": ("gemma3n_text", GEMMA3N),
     "phi3": ("phi3", {"sliding_window": 24, "partial_rotary_factor": 0.5}),
     "phi3-longrope": ("phi3", PHI_LONG),
     "gemma3-vision": (

@@ -1,0 +1,392 @@
+"""Gemma 3n: several streams of hidden states of which each layer computes one (AltUp,
+arXiv:2301.13310), embeddings for each layer, sparse gates in the first layers, and last layers that
+read the keys and values of earlier ones.
+
+T tokens, n streams.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ...kernels.attention import KVLayout
+from ..layers.activation import ACTIVATIONS, soft_cap
+from ..layers.altup import AltUp, Laurel, rounded
+from ..layers.attention import attention
+from ..layers.decoder import Decoder
+from ..layers.linear import Embedding, FusedLinear, Linear, StoredTensor
+from ..layers.mlp import GatedMLP, GaussianTopKMLP
+from ..layers.norm import RMSNorm, UnweightedRMSNorm
+from ..layers.rotary import Rotations
+from ..layers.self_attention import SelfAttention
+from ..loader.checkpoint import renamed
+from ..model_config import ModelConfig, check_size, patterned_windows
+from ..rope_config import is_number
+from .causal_lm import gguf_names
+from .gemma2 import GGUF_SANDWICH
+from .gemma3 import Gemma3ForCausalLM, local_theta
+
+ARCHITECTURE = "Gemma3nForCausalLM"
+MODEL_TYPE = "gemma3n_text"
+GGUF_ARCHITECTURE = "gemma3n"
+
+_MOST_STREAMS = 64
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95
+"""Of a config.json that does not say which layers are sparse."""
+_LEAST_SQUARE = 1e-5
+_GGUF_LAYER = {
+    **GGUF_SANDWICH,
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3nConfig(ModelConfig):
+    """`activation_sparsity_pattern`: the share of gates that is set to 0, of each layer."""
+
+    attention_bias: bool = False
+    final_logit_softcapping: float | None = 30.0
+    rope_local_base_freq: float = 10000.0
+    intermediate_sizes: int | list[int] = 16384
+    vocab_size_per_layer_input: int | None = 262144
+    hidden_size_per_layer_input: int = 256
+    altup_active_idx: int = 0
+    altup_correct_scale: bool = True
+    altup_num_inputs: int = 4
+    num_kv_shared_layers: int = 15
+    laurel_rank: int = 64
+    activation_sparsity_pattern: float | list[float] | None = None
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        self.check_positive(
+            *("final_logit_softcapping", "vocab_size_per_layer_input", "laurel_rank"),
+            *("hidden_size_per_layer_input", "altup_num_inputs"),
+        )
+        streams = self.altup_num_inputs
+        if streams > _MOST_STREAMS or not 0 <= self.altup_active_idx < streams:
+            raise ValueError(
+                f"altup_active_idx is {self.altup_active_idx} and altup_num_inputs is {streams}: "
+                f"the first must be below the second, and that at most {_MOST_STREAMS}; fetch the "
+                "model again"
+            )
+        own = self.num_layers - self.num_kv_shared_layers
+        kinds = {window is None for window in self.windows}
+        if not 0 < own <= self.num_layers or kinds != {each is None for each in self.windows[:own]}:
+            raise ValueError(
+                f"num_kv_shared_layers is {self.num_kv_shared_layers}, but some of those of "
+                f"{self.num_layers} layers have no earlier layer of their kind; fetch the model "
+                "again"
+            )
+
+    def shares(self, layer: int) -> int | None:
+        """The layer whose keys and values this one reads: the last of its kind that has some."""
+        own = self.num_layers - self.num_kv_shared_layers
+        is_full = self.windows[layer] is None
+        kept = [each for each in range(own) if (self.windows[each] is None) == is_full]
+        return None if layer < own else kept[-1]
+
+
+def _of_layers(name: str, value: Any, layers: int) -> list[Any]:
+    """A number for each layer. Raises `ValueError`."""
+    values = value if isinstance(value, list) else [value] * layers
+    if len(values) != layers or not all(is_number(each) for each in values):
+        raise ValueError(f"{name} must have a number for each layer; fetch the model again")
+    return values
+
+
+def _magnitude(x: torch.Tensor) -> torch.Tensor:
+    return x.square().mean(-1, keepdim=True)
+
+
+class Gemma3nAttention(SelfAttention):
+    """Gemma 3's with normalised values. `shares`: the layer whose keys and values it reads; None:
+    it has its own.
+    """
+
+    def __init__(self, config: Gemma3nConfig, layer: int) -> None:
+        eps, biased, shares = config.norm_eps, config.attention_bias, config.shares(layer)
+        super().__init__(
+            config,
+            layer,
+            qkv_bias=biased,
+            o_bias=biased,
+            q_norm=RMSNorm(config.head_dim, eps),
+            k_norm=RMSNorm(config.head_dim, eps) if shares is None else None,
+            rotary=0 if config.windows[layer] is None else 1,
+            scale=1.0,
+        )
+        self.shares = shares
+        self.v_norm = UnweightedRMSNorm(eps)
+        if shares is not None:
+            query = {"q_proj": config.num_heads * config.head_dim}
+            self.qkv_proj = FusedLinear(config.hidden_size, query, bias=biased)
+
+    def kv_layout(self, dtype: torch.dtype) -> KVLayout:
+        return replace(super().kv_layout(dtype), shares=self.shares)
+
+    def attend(
+        self,
+        x: torch.Tensor,
+        rotations: Rotations,
+        kept: dict[int, tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """`kept`: the step's keys and values of the layers so far, to which it adds its own."""
+        assert self.q_norm is not None
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+        if self.shares is not None:
+            q = self.turn(self.q_norm(heads), rotations)
+            k, v = kept[self.shares]
+        else:
+            assert self.k_norm is not None
+            q, k, v = heads.tensor_split(
+                [self.num_heads, self.num_heads + self.num_kv_heads], dim=1
+            )
+            turned = self.turn(torch.cat((self.q_norm(q), self.k_norm(k)), dim=1), rotations)
+            q, k = turned.tensor_split([self.num_heads], dim=1)
+            v = self.v_norm(v)
+            kept[self.layer] = k, v
+        output: torch.Tensor = self.o_proj(attention(q, k, v, self.layer))
+        return output
+
+
+class Gemma3nLayer(nn.Module):
+    def __init__(self, config: Gemma3nConfig, attention: Gemma3nAttention, mlp: nn.Module) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.norm_eps
+        self.input_layernorm = RMSNorm(size, eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.pre_feedforward_layernorm = RMSNorm(size, eps)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(size, eps)
+        self.altup = AltUp(size, config.altup_num_inputs, config.altup_active_idx, eps)
+        self.laurel = Laurel(size, config.laurel_rank, eps)
+        self.per_layer_input_gate = Linear(size, config.hidden_size_per_layer_input)
+        self.per_layer_projection = Linear(config.hidden_size_per_layer_input, size)
+        self.post_per_layer_input_norm = RMSNorm(size, eps)
+        self.activation = ACTIVATIONS[config.activation]
+        self.scales_corrected = config.altup_correct_scale
+
+    def forward(
+        self,
+        streams: torch.Tensor,
+        own_input: torch.Tensor,
+        rotations: Rotations,
+        kept: dict[int, tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """Streams [T, n, hidden] to the same; `own_input` [T, P]: of the embeddings of this layer;
+        `kept`: as `Gemma3nAttention.attend`.
+        """
+        altup = self.altup
+        predicted = altup.predict(streams)
+        active = predicted[:, altup.active]
+        x = self.input_layernorm(active)
+        attended = self.post_attention_layernorm(self.self_attn.attend(x, rotations, kept))
+        attended = (active + attended + self.laurel(x)) / math.sqrt(2)
+        fed = self.mlp(self.pre_feedforward_layernorm(attended))
+        corrected = altup.correct(predicted, attended + self.post_feedforward_layernorm(fed))
+        first = corrected[:, altup.active]
+        if self.scales_corrected:
+            first = first * altup.correct_output_scale
+        gated = self.activation(self.per_layer_input_gate(first)) * own_input
+        added = self.post_per_layer_input_norm(self.per_layer_projection(gated))
+        return torch.cat((corrected[:, :1], corrected[:, 1:] + added[:, None]), dim=1)
+
+
+class Gemma3nDecoder(Decoder):
+    def __init__(
+        self,
+        config: Gemma3nConfig,
+        layers: Sequence[nn.Module],
+        norm: nn.Module,
+        rotaries: Sequence[nn.Module],
+        *,
+        embedding_scale: float,
+    ) -> None:
+        super().__init__(config, layers, norm, rotaries, embedding_scale=embedding_scale)
+        size, width, count = config.hidden_size, config.hidden_size_per_layer_input, len(layers)
+        self.width, self.streams = width, config.altup_num_inputs
+        self.rows = config.vocab_size_per_layer_input or config.vocab_size
+        self.embed_tokens_per_layer = Embedding(self.rows, count * width)
+        self.per_layer_model_projection = Linear(size, count * width)
+        self.per_layer_projection_norm = RMSNorm(width, config.norm_eps)
+        self.altup_projections = nn.ModuleList(Linear(size, size) for _ in range(1, self.streams))
+        self.altup_unembed_projections = nn.ModuleList(
+            Linear(size, size) for _ in range(1, self.streams)
+        )
+        self.per_layer_scale, self.projection_scale = rounded(width**0.5), rounded(size**-0.5)
+        self.input_scale = rounded(0.5**0.5)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.embed_tokens(input_ids) * self.embedding_scale
+        inputs = self._inputs_of_layers(input_ids, x)
+        rotations = [rotary(positions) for rotary in self.rotaries]
+        streams = torch.stack([x, *self._alike(x, [x] * (self.streams - 1), "in")], dim=1)
+        kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for layer, own_input in zip(self.layers, inputs, strict=True):
+            streams = layer(streams, own_input, rotations, kept)
+        first, *others = streams.unbind(1)
+        mixed = torch.stack([first, *self._alike(first, others, "out")]).mean(0)
+        hidden: torch.Tensor = self.norm(mixed)
+        return hidden
+
+    def _inputs_of_layers(self, input_ids: torch.Tensor, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """[T, P] of each layer. Ids that their table lacks count as 0."""
+        ids = torch.where(input_ids < self.rows, input_ids, 0)
+        own = self.embed_tokens_per_layer(ids) * self.per_layer_scale
+        projected = (self.per_layer_model_projection(x) * self.projection_scale).unflatten(
+            -1, (-1, self.width)
+        )
+        both = self.per_layer_projection_norm(projected) + own.unflatten(-1, (-1, self.width))
+        # Contiguous for each layer, so that layers are pieces of one kind.
+        each: Sequence[torch.Tensor] = (
+            (both * self.input_scale).transpose(0, 1).contiguous().unbind()
+        )
+        return each
+
+    def _alike(self, like: torch.Tensor, each: Sequence[torch.Tensor], way: str) -> Any:
+        """Products of streams [T, hidden] that are as large as `like`."""
+        wanted = _magnitude(like) ** 0.5
+        linears = self.altup_projections if way == "in" else self.altup_unembed_projections
+        for linear, stream in zip(linears, each, strict=True):
+            made = linear(stream)
+            yield made * wanted / torch.sqrt(_magnitude(made).clamp(min=_LEAST_SQUARE))
+
+
+class Gemma3nForCausalLM(Gemma3ForCausalLM):
+    config_class: ClassVar[type[ModelConfig]] = Gemma3nConfig
+    config_defaults: ClassVar = {
+        **{
+            name: value
+            for name, value in Gemma3ForCausalLM.config_defaults.items()
+            if name != "intermediate_size"
+        },
+        "vocab_size": 262400,
+        "hidden_size": 2048,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "sliding_window": 512,
+    }
+    config_names: ClassVar[dict[str, str]] = {"intermediate_size": "intermediate_sizes"}
+    gguf_names: ClassVar[dict[str, str]] = {
+        **gguf_names(_GGUF_LAYER),
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+        "altup_proj": "model.altup_projections.*",
+        "altup_unembd_proj": "model.altup_unembed_projections.*",
+    }
+    gguf_keys: ClassVar[dict[str, str]] = {
+        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+        "attention.shared_kv_layers": "num_kv_shared_layers",
+        "altup.active_idx": "altup_active_idx",
+        "altup.num_inputs": "altup_num_inputs",
+        "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "rope.freq_base_swa": "rope_local_base_freq",
+    }
+    gguf_lists: ClassVar[tuple[str, ...]] = ("feed_forward_length",)
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        layers = config.num_hidden_layers
+        sizes = _of_layers("intermediate_size", config.intermediate_sizes, layers)
+        for size in sizes:
+            if type(size) is not int or size < 1:
+                raise ValueError(
+                    f"intermediate_size must be whole numbers above 0, got {size!r:.60}; fetch the "
+                    "model again"
+                )
+            check_size("intermediate_size", size)
+        if config.sliding_window is None:
+            raise ValueError("it has no sliding_window; fetch the model again")
+        if (shares := config.activation_sparsity_pattern) is None:
+            sparse = _SPARSE_LAYERS if layers > _SPARSE_LAYERS else 0
+            shares = [_SPARSITY] * sparse + [0.0] * (layers - sparse)
+        shares = _of_layers("activation_sparsity_pattern", shares, layers)
+        if not all(0.0 <= share < 1.0 for share in shares):
+            raise ValueError(
+                "activation_sparsity_pattern must have numbers from 0 to below 1; fetch the model "
+                "again"
+            )
+        rows = config.vocab_size_per_layer_input
+        return {
+            "vocab_size_per_layer_input": config.vocab_size if rows is None else rows,
+            "windows": patterned_windows(config, config.sliding_window, 5),
+            "rope_local_base_freq": local_theta(config, config.rope_local_base_freq),
+            "intermediate_size": max(sizes, default=0),
+            "intermediate_sizes": sizes,
+            "activation_sparsity_pattern": shares,
+        }
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        """Files have the numbers of standard deviations in place of the shares, and as many rows in
+        both tables of embeddings.
+        """
+        members: dict[str, Any] = {
+            "intermediate_size": get("feed_forward_length", kind=list),
+            "vocab_size_per_layer_input": None,
+        }
+        if deviations := get("activation_sparsity_scale", 0, list):
+            members["activation_sparsity_pattern"] = [NormalDist().cdf(each) for each in deviations]
+        return members
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+        """Without the keys and values of layers that read those of others."""
+
+        def is_unused(name: str) -> bool:
+            found = re.match(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.", name)
+            own = config.num_layers - config.num_kv_shared_layers
+            return found is not None and int(found[1]) >= own
+
+        return [tensor for tensor in tensors if not is_unused(tensor.name)]
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        names = {r"\.correct_output_scale\.weight$": ".correct_output_scale"}
+        return Gemma3nForCausalLM.checkpoint_tensors(config, renamed(tensors, names))
+
+    def make_decoder(self) -> Decoder:
+        config = self.config
+        layers = [self.make_layer(layer) for layer in range(config.num_layers)]
+        norm, scale = RMSNorm(config.hidden_size, config.norm_eps), self.embedding_scale()
+        return Gemma3nDecoder(config, layers, norm, self.make_rotaries(), embedding_scale=scale)
+
+    def make_layer(self, layer: int) -> nn.Module:
+        attention = Gemma3nAttention(self.config, layer)
+        return Gemma3nLayer(self.config, attention, self.make_mlp(layer))
+
+    def make_mlp(self, layer: int) -> nn.Module:
+        config = self.config
+        size, between = config.hidden_size, config.intermediate_sizes[layer]
+        share, activation = config.activation_sparsity_pattern[layer], config.activation
+        if share == 0.0:
+            return GatedMLP(size, between, activation=activation)
+        deviations = NormalDist().inv_cdf(share)
+        return GaussianTopKMLP(size, between, deviations, activation=activation)
+
+    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return soft_cap(logits, self.config.final_logit_softcapping)
