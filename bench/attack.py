@@ -23,7 +23,8 @@ from . import attack_answers, attack_bodies, attack_connections, attack_crowds
 from .attack_arena import Arena, Attack, together
 from .attack_watch import Seen, Watcher, server_process
 from .client import Client, RequestFailed, resolve
-from .fuzz_bodies import IMAGE_SEEDS, TEXT_SEEDS, FuzzRequest, fuzz_request
+from .fuzz_bodies import FuzzRequest, fuzz_request
+from .fuzz_seeds import IMAGE_SEEDS, TEXT_SEEDS
 from .report import Report
 from .target import Target
 
@@ -260,7 +261,8 @@ async def _fuzz(arena: Arena, settings: AttackSettings) -> None:
 
 async def _send(arena: Arena, request: FuzzRequest, number: int) -> None:
     began = time.perf_counter()
-    await arena.ask(request.method, request.path, request.body, f"request {number}: ")
+    headers = {"Content-Encoding": request.coding} if request.coding else None
+    await arena.ask(request.method, request.path, request.body, f"request {number}: ", headers)
     seconds = time.perf_counter() - began
     if seconds > _SLOW_ANSWER:
         arena.problems.append(

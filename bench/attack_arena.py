@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -88,7 +88,12 @@ class Arena:
         )
 
     async def ask(
-        self, method: str, path: str, body: bytes | None = None, label: str = ""
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        label: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[str, bytes]:
         """The status, or why there is none, and the answer's body; counted. `label` goes before
         what is told of a wrong answer.
@@ -96,7 +101,9 @@ class Arena:
         assert self.session is not None
         content = b""
         try:
-            async with self.session.request(method, self.base_url + path, data=body) as answer:
+            async with self.session.request(
+                method, self.base_url + path, data=body, headers=headers
+            ) as answer:
                 content = await answer.read()
                 status = str(answer.status)
         except TimeoutError:

@@ -5,207 +5,27 @@ on every machine.
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import random
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-_SAMPLING = {
-    "temperature": 0.7,
-    "top_p": 0.9,
-    "top_k": 5,
-    "min_p": 0.1,
-    "presence_penalty": 0.5,
-    "frequency_penalty": -0.5,
-    "repetition_penalty": 1.1,
-    "logit_bias": {"5": 1.5, "6": -100},
-    "stop": ["x", "yz"],
-    "stop_token_ids": [7],
-    "ignore_eos": True,
-    "skip_special_tokens": False,
-    "n": 2,
-}
-_OPENAI = {
-    "model": "default",
-    "seed": 1,
-    "stream": False,
-    "user": "u",
-    "best_of": 2,
-    "min_tokens": 1,
-    "priority": 1,
-}
-_CHAT = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "me"},
-    {"role": "assistant", "content": "Hello"},
-    {"role": "user", "content": "The fox"},
-]
-_BLOCKS = [
-    {"role": "user", "content": [{"type": "text", "text": "The fox"}]},
-    {
-        "role": "assistant",
-        "content": [
-            {"type": "thinking", "thinking": "Hm", "signature": "s"},
-            {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
-        ],
-    },
-    {
-        "role": "user",
-        "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x", "is_error": True}],
-    },
-]
-TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
-    "/v1/completions": (
-        {"prompt": "The fox", "max_tokens": 4},
-        {"prompt": ["The fox", "Zwölf Boxkämpfer"], "max_tokens": 4, "echo": True, "logprobs": 2},
-        {
-            "prompt": [[5, 6, 7], [8]],
-            "max_tokens": 3,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-        {"prompt": "The fox", "max_tokens": 4, **_SAMPLING, **_OPENAI},
-    ),
-    "/v1/chat/completions": (
-        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
-        {
-            "messages": _CHAT,
-            "max_completion_tokens": 4,
-            "logprobs": True,
-            "top_logprobs": 2,
-            "stream": True,
-        },
-        {
-            "messages": _CHAT,
-            "max_tokens": 4,
-            "continue_final_message": True,
-            "add_generation_prompt": False,
-        },
-        {
-            "messages": _CHAT,
-            "max_tokens": 4,
-            "chat_template_kwargs": {"a": 1},
-            **_SAMPLING,
-            **_OPENAI,
-        },
-    ),
-    "/generate": (
-        {"text": "The fox", "sampling_params": {"max_new_tokens": 4}},
-        {
-            "text": ["The fox", "Hi"],
-            "sampling_params": [{"max_new_tokens": 4}, {"max_new_tokens": 3, **_SAMPLING}],
-        },
-        {
-            "input_ids": [[5, 6], [7]],
-            "sampling_params": {"max_new_tokens": 4},
-            "return_logprob": True,
-            "top_logprobs_num": [1, 2],
-        },
-        {
-            "text": "The fox",
-            "sampling_params": {"max_new_tokens": 4, "no_stop_trim": True},
-            "stream": True,
-            "logprob_start_len": 0,
-        },
-    ),
-    "/v1/messages": (
-        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
-        {
-            "messages": _BLOCKS,
-            "max_tokens": 4,
-            "system": [{"type": "text", "text": "Be brief."}],
-            "stream": True,
-            "temperature": 0.7,
-            "top_k": 5,
-            "top_p": 0.9,
-            "stop_sequences": ["x"],
-            "tools": [{"name": "f", "input_schema": {"type": "object"}, "strict": True}],
-            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-            "thinking": {"type": "adaptive"},
-            "metadata": {"user_id": "u"},
-        },
-    ),
-    "/v1/messages/count_tokens": ({"messages": _BLOCKS, "system": "Be brief."},),
-    "/v1/responses": (
-        {"model": "default", "input": "Hi", "max_output_tokens": 4, "store": False},
-        {
-            "model": "default",
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
-                {
-                    "type": "reasoning",
-                    "summary": [],
-                    "content": [{"type": "reasoning_text", "text": "Hm."}],
-                },
-                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "c", "output": "x"},
-                {"type": "custom_tool_call", "call_id": "d", "name": "c", "input": "x"},
-            ],
-            "instructions": "Be brief.",
-            "tools": [
-                {"type": "function", "name": "f", "strict": True},
-                {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
-                {"type": "custom", "name": "c"},
-            ],
-            "tool_choice": "auto",
-            "text": {"format": {"type": "text"}},
-            "include": ["message.output_text.logprobs"],
-            "top_logprobs": 2,
-            "metadata": {"a": "b"},
-            "max_output_tokens": 4,
-            "stream": True,
-        },
-        {"model": "default", "input": "Hi", "max_output_tokens": 4, "background": True},
-        {"model": "default", "input": "Hi", "previous_response_id": "resp_1"},
-    ),
-    "/v1/responses/input_tokens": ({"model": "default", "input": "Hi"},),
-    "/v1/tokenize": (
-        {"prompt": "The fox"},
-        {"messages": _CHAT},
-        {"prompt": ["a", "b"], "add_special_tokens": False},
-    ),
-    "/v1/detokenize": ({"tokens": [5, 6]}, {"tokens": [[5], [6, 7]], "skip_special_tokens": False}),
-    "/abort_request": ({"rid": "nobody"},),
-    "/flush_cache": ({},),
-}
-"""Valid bodies of the endpoints of a language model; the first of each is the least that it takes.
-"""
-IMAGE_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
-    "/v1/images/generations": (
-        {"prompt": "a fox", "size": "64x64", "num_inference_steps": 1},
-        {
-            "prompt": "a fox",
-            "width": 64,
-            "height": 64,
-            "num_inference_steps": 1,
-            "n": 2,
-            "seed": 3,
-            "guidance_scale": 2.0,
-            "response_format": "url",
-        },
-    ),
-}
-GETS = (
-    "/health", "/ready", "/metrics", "/version", "/v1/models", "/v1/models/default", "/server_info",
-    "/get_model_info", "/health_generate",
-    "/docs", "/openapi.json", "/v1/completions", "/nothing", "/v1/models/%00%ff", "/?a=%", "//",
-    "/v1/images/files/x",
-)  # fmt: skip
+from ..server.anthropic.protocol import MessagesRequest
+from ..server.native.protocol import GenerateBody, NativeSampling
+from ..server.openai.protocol import ChatCompletionRequest, CompletionRequest
+from ..server.openai.responses.protocol import ResponsesRequest
+from .fuzz_seeds import GETS, HOSTILE, IMAGE_SEEDS, TEXT_SEEDS
+
 METHODS = ("GET", "GET", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
-HOSTILE: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2, 0.0, -0.0, 0.5, 1e-46, 1e-40, 5e-324, 3.5e38, 1e308, 2**31,
-    2**63, -(2**63), 10**400,
-    "", "\x00", "a", "\ud7ff", "😀" * 50, "a" * 5000, "<|im_start|>", "<|endoftext|>", "default",
-    "user", "text", "nan", "Infinity", "1e400",
-    [], {}, [[]], [{}], {"": None}, [0], [-1], [511], [699], [49151], [2**40], ["a"], [None],
-    {"type": "text", "text": "x"}, [["a"], [1]],
-    {"role": "user", "content": "x"}, {"role": "tool", "content": None}, [1] * 300, ["a"] * 300,
-    [[5]] * 40, {"5": 1e300}, {"a": 1},
-)  # fmt: skip
-"""What a member may become."""
 _LARGEST = {
     **dict.fromkeys(
-        ("max_tokens", "max_completion_tokens", "max_new_tokens", "min_tokens", "min_new_tokens"),
+        (
+            *("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens"),
+            *("min_tokens", "min_new_tokens"),
+        ),
         16,
     ),
     **{"n": 4, "best_of": 4, "num_inference_steps": 2, "width": 64, "height": 64},
@@ -214,15 +34,36 @@ _LARGEST = {
 slow answers mean something.
 """
 _TAKEN = 2**20
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens")
+_MODELS = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    GenerateBody,
+    NativeSampling,
+)
+_CODINGS: Mapping[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda content: gzip.compress(content, mtime=0),
+    "deflate": zlib.compress,
+    "zstd": lambda content: b"\x28\xb5\x2f\xfd" + content,
+    "br": bytes,
+    "gzip, gzip": lambda content: gzip.compress(gzip.compress(content, mtime=0), mtime=0),
+    "identity": bytes,
+}
+"""Codings of bodies: some that are known, some that are broken or unknown."""
+
+
+Names = Mapping[str, tuple[Any, ...]]
 
 
 class FuzzRequest(NamedTuple):
-    """`body` None: a request without one."""
+    """`body` None: a request without one. `coding`: what its `Content-Encoding` says."""
 
     method: str
     path: str
     body: bytes | None
+    coding: str = ""
 
 
 def fuzz_request(
@@ -237,23 +78,40 @@ def fuzz_request(
     body = copy.deepcopy(
         draw.choice(seeds[path if draw.random() < 0.95 else draw.choice(list(seeds))])
     )
-    names = sorted({name for bodies in seeds.values() for one in bodies for name in one})
+    names = _names(tuple(seeds))
     for _ in range(draw.randint(0, 4)):
         body = _mutated(body, names, draw)
     content = json.dumps(modest(body), ensure_ascii=draw.random() < 0.5).encode(
         errors="surrogatepass"
     )
-    return FuzzRequest("POST", path, _spoiled(content, draw) if draw.random() < 0.25 else content)
+    spoils, coding = draw.random() < 0.25, ""
+    if draw.random() < 0.05:
+        coding = draw.choice(list(_CODINGS))
+        content = _CODINGS[coding](content)
+    return FuzzRequest("POST", path, _spoiled(content, draw) if spoils else content, coding)
 
 
-def _mutated(body: Any, names: Sequence[str], draw: random.Random) -> Any:
+@cache
+def _names(paths: tuple[str, ...]) -> Names:
+    """Every parameter that is known, with values that it has in the bodies of `paths`."""
+    known: dict[str, list[Any]] = {
+        name: [] for model in _MODELS for name in (*model.model_fields, *model.others)
+    }
+    for path in paths:
+        for body in (TEXT_SEEDS | IMAGE_SEEDS)[path]:
+            for name, value in body.items():
+                known.setdefault(name, []).append(value)
+    return {name: tuple(values) for name, values in sorted(known.items())}
+
+
+def _mutated(body: Any, names: Names, draw: random.Random) -> Any:
     """One change at a random place."""
     holders = _holders(body)
     if not holders:
         return _hostile(draw)
     holder = draw.choice(holders)
     keys: list[Any] = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-    change: Callable[[Any, Any, Sequence[str], random.Random], None] = draw.choice(
+    change: Callable[[Any, Any, Names, random.Random], None] = draw.choice(
         (_replace, _replace, _remove, _add, _wrap, _nudge)
     )
     change(holder, draw.choice(keys), names, draw)
@@ -276,30 +134,31 @@ def _hostile(draw: random.Random) -> Any:
     return copy.deepcopy(draw.choice(HOSTILE))
 
 
-def _replace(holder: Any, key: Any, names: Sequence[str], draw: random.Random) -> None:
+def _replace(holder: Any, key: Any, names: Names, draw: random.Random) -> None:
     holder[key] = _hostile(draw)
 
 
-def _remove(holder: Any, key: Any, names: Sequence[str], draw: random.Random) -> None:
+def _remove(holder: Any, key: Any, names: Names, draw: random.Random) -> None:
     del holder[key]
 
 
-def _add(holder: Any, key: Any, names: Sequence[str], draw: random.Random) -> None:
-    value = _hostile(draw)
+def _add(holder: Any, key: Any, names: Names, draw: random.Random) -> None:
     if isinstance(holder, dict):
-        holder[draw.choice(names)] = value
+        name = draw.choice(list(names))
+        known = names[name] if draw.random() < 0.5 else ()
+        holder[name] = copy.deepcopy(draw.choice(known)) if known else _hostile(draw)
     else:
-        holder.append(value)
+        holder.append(_hostile(draw))
 
 
-def _wrap(holder: Any, key: Any, names: Sequence[str], draw: random.Random) -> None:
+def _wrap(holder: Any, key: Any, names: Names, draw: random.Random) -> None:
     value = holder[key]
     for _ in range(draw.choice((1, 1, 2, 180, 250))):
         value = [value]
     holder[key] = value
 
 
-def _nudge(holder: Any, key: Any, names: Sequence[str], draw: random.Random) -> None:
+def _nudge(holder: Any, key: Any, names: Names, draw: random.Random) -> None:
     """A value much like the one that was there."""
     value = holder[key]
     if isinstance(value, bool):
@@ -321,7 +180,7 @@ def _nudge(holder: Any, key: Any, names: Sequence[str], draw: random.Random) -> 
             )
         )
     elif isinstance(value, list):
-        holder[key] = copy.deepcopy(value[:50]) * draw.choice((0, 2, 20))
+        holder[key] = value[:50] * draw.choice((0, 2, 20))
 
 
 def _spoiled(content: bytes, draw: random.Random) -> bytes:
@@ -375,6 +234,8 @@ def modest(body: Any) -> Any:
             _give_length(one, "max_new_tokens")
     if "messages" in body or "prompt" in body:
         _give_length(body, "max_tokens")
+    if "input" in body:
+        _give_length(body, "max_output_tokens")
     return body
 
 

@@ -14,7 +14,7 @@ import pydantic_core
 from pydantic import Field, ValidationError
 
 from ..runtime.sampling import grammar, grammar_process
-from .errors import InvalidRequest, from_validation
+from .errors import InvalidRequest, Unavailable, from_validation
 from .schemas import WireModel
 from .state import Serving
 
@@ -118,7 +118,9 @@ async def grammar_of(serving: Serving, fields: StructuredFields) -> str | None:
 
 
 async def made_grammar(serving: Serving, param: str, kind: str, value: Any) -> str:
-    """A grammar that `param` describes; `kind`: one of `_MAKERS`. Raises `InvalidRequest`."""
+    """A grammar that `param` describes; `kind`: one of `_MAKERS`. Raises `InvalidRequest` and
+    `Unavailable`.
+    """
     try:
         key: bytes | None = None
 
@@ -135,6 +137,13 @@ async def made_grammar(serving: Serving, param: str, kind: str, value: Any) -> s
         if key is not None:
             _keep(key, made)
         return made
+    except grammar_process.CheckUnavailable as error:
+        raise Unavailable(
+            f"{param}: the grammar cannot be checked now, because {error}. Try again in 1 s.",
+            param=param,
+            code="grammar_check_unavailable",
+            headers={"Retry-After": "1"},
+        ) from None
     except ValidationError as error:
         reason = from_validation(error.errors()).message.removesuffix(".")
     except (ValueError, RecursionError) as error:

@@ -190,7 +190,9 @@ def checked(grammar: str, last_id: int = 0) -> str:
 
 
 def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher, made on a stack that is deep enough for any grammar."""
+    """A matcher, made on a stack that is deep enough for any grammar. Raises `GrammarFault` where
+    the library panics, which is no `Exception` and would end the process.
+    """
     from llguidance import LLMatcher
 
     made: Future[LLMatcher] = Future()
@@ -198,8 +200,11 @@ def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     def make() -> None:
         try:
             made.set_result(LLMatcher(tokenizer, grammar, log_level=0, limits=_limits()))
-        except BaseException as error:
+        except Exception as error:
             made.set_exception(error)
+        except BaseException as panic:
+            fault = GrammarFault(f"the library that reads grammars fails on it: {panic!s:.300}")
+            made.set_exception(fault)
 
     thread = threading.Thread(target=make, name="grammar-compiler", daemon=True)
     with _stack_lock:

@@ -3,7 +3,9 @@ any time and memory.
 
     await check("start: /a+/")     # raises ValueError
 
-A process ends when a grammar takes too much, or when nobody waits for its answer any more.
+A process ends when a grammar takes too much, or when nobody waits for its answer any more. If
+something else ends it, such as the system when memory runs out, the grammar is checked once more in
+a new process.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,8 +26,22 @@ SECONDS, MEGABYTES = 3, 160
 """Of the processor, and of memory, that one grammar may take."""
 _PROCESSES = 2
 _STACK_BYTES = 128 * 2**20
+_NO_MEMORY = 3
+"""Exit code of a process that got no more memory, where Python notices first."""
+_LIMITS = {
+    -signal.SIGXCPU: f"{SECONDS} s of the processor's time",
+    # A library that gets no memory aborts, or comes to the end of the stack.
+    **dict.fromkeys((-signal.SIGABRT, -signal.SIGSEGV, _NO_MEMORY), f"{MEGABYTES} MB of memory"),
+}
+"""Which limit a grammar has exceeded, by how its process ended."""
+_makers = ThreadPoolExecutor(1, thread_name_prefix="grammar-make")
+"""Grammars that need no check do not wait behind those that take seconds."""
 _threads = ThreadPoolExecutor(_PROCESSES, thread_name_prefix="grammar-check")
 _idle: list[subprocess.Popen[bytes]] = []
+
+
+class CheckUnavailable(Exception):
+    """A grammar could not be checked, through no fault of its own."""
 
 
 async def check(text: str, last_id: int = 0) -> None:
@@ -35,55 +52,68 @@ async def check(text: str, last_id: int = 0) -> None:
 
 
 async def made(make: Callable[[], tuple[str, int | None]]) -> str:
-    """The grammar that `make` gives, checked. `make` runs in a thread, few at a time. It also gives
+    """The grammar that `make` gives, checked. `make` runs in a thread, one at a time. It also gives
     the highest token that the grammar names, or None for a grammar that needs no check. Raises what
-    `make` and `check` do.
+    `make` and `check` do, and `CheckUnavailable`.
     """
-    job = _Job(make)
+    loop = asyncio.get_running_loop()
+    text, last_id = await loop.run_in_executor(_makers, make)
+    if last_id is None:
+        return text
+    job = _Job(text, last_id)
     try:
-        return await asyncio.get_running_loop().run_in_executor(_threads, job.run)
+        await loop.run_in_executor(_threads, job.run)
     except asyncio.CancelledError:
         job.end()
         raise
+    return text
 
 
 class _Job:
-    def __init__(self, make: Callable[[], tuple[str, int | None]]) -> None:
-        self._make = make
+    def __init__(self, text: str, last_id: int) -> None:
+        self._grammar = text, last_id
         self._lock = Lock()
         self._is_ended = False
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> str:
-        """The grammar. Raises `ValueError`."""
-        text, last_id = self._make()
-        if last_id is not None and (error := self._error(text, last_id)) is not None:
+    def run(self) -> None:
+        """Raises `ValueError` and `CheckUnavailable`."""
+        try:
+            error = self._error(_idle_one)
+        except CheckUnavailable:
+            error = self._error(_start)
+        if error is not None:
             raise ValueError(error)
-        return text
 
-    def _error(self, text: str, last_id: int) -> str | None:
+    def _error(self, process_of: Callable[[], subprocess.Popen[bytes]]) -> str | None:
         with self._lock:
             if self._is_ended:
                 return None
-            process = self._process = _idle_one() or _start()
+            process = self._process = process_of()
         assert process.stdin is not None and process.stdout is not None
         answer = b""
         with contextlib.suppress(OSError):
-            process.stdin.write(json.dumps([text, last_id]).encode() + b"\n")
+            process.stdin.write(json.dumps(self._grammar).encode() + b"\n")
             process.stdin.flush()
             answer = process.stdout.readline()
         with self._lock:
             self._process = None
             if not answer.endswith(b"\n") or self._is_ended:
-                process.kill()
-                process.wait()
-                return (
-                    f"the grammar takes more than {SECONDS} s of the processor's time or "
-                    f"{MEGABYTES} MB; send a simpler one"
-                )
+                return self._ended(process)
         _idle.append(process)
         error: str | None = json.loads(answer)
         return error
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> str | None:
+        """Why a process ended. It has closed its output, or is stopped because nobody waits."""
+        if self._is_ended:
+            process.kill()
+        code = process.wait()
+        if self._is_ended:
+            return None
+        if code in _LIMITS:
+            return f"the grammar takes more than {_LIMITS[code]}; send a simpler one"
+        raise CheckUnavailable(f"the process that checks grammars ended with code {code}")
 
     def end(self) -> None:
         """Nobody waits for the answer."""
@@ -93,20 +123,23 @@ class _Job:
                 self._process.kill()
 
 
-def _idle_one() -> subprocess.Popen[bytes] | None:
-    """One that lives: the system may have ended others meanwhile."""
+def _idle_one() -> subprocess.Popen[bytes]:
+    """A process that waits for a grammar: the system may have ended others meanwhile."""
     while _idle:
         process = _idle.pop()
         if process.poll() is None:
             return process
-    return None
+    return _start()
 
 
 def _start() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", __name__]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    try:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise CheckUnavailable(f"no process can be started: {error.strerror}") from None
 
 
 def _bound_memory() -> None:
@@ -147,6 +180,9 @@ def main() -> None:
             error = None
         except ValueError as reason:
             error = str(reason)
+        except (MemoryError, RuntimeError):
+            # Python starts no thread where its stack finds no memory.
+            os._exit(_NO_MEMORY)
         print(json.dumps(error), flush=True)
 
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ import pytest
 from piecework.bench.attack import NAMES, AttackSettings, Outcome
 from piecework.bench.attack_watch import Seen, Watcher, server_process, used_cache
 from piecework.bench.core_waits import CoreWaits, waited
-from piecework.bench.fuzz_bodies import IMAGE_SEEDS, TEXT_SEEDS, FuzzRequest, fuzz_request, modest
+from piecework.bench.fuzz_bodies import FuzzRequest, fuzz_request, modest
+from piecework.bench.fuzz_seeds import IMAGE_SEEDS, TEXT_SEEDS
 from piecework.cli.bench import attack as attack_flags
 from piecework.cli.main import main
 
@@ -173,6 +176,17 @@ def is_json(body: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def test_the_campaign_sends_every_parameter_and_every_coding() -> None:
+    made = [fuzz_request(TEXT_SEEDS, 5, number) for number in range(6000)]
+    sent = b"".join(request.body or b"" for request in made if not request.coding)
+    table = (Path(__file__).parents[2] / "docs/parameters.md").read_text()
+    known = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    embeddings = {"dimensions", "encoding_format", "embed_dtype", "endianness", "normalize"}
+    missing = {name for name in known if f'"{name}"'.encode() not in sent}
+    assert len(known) > 100 and missing <= embeddings
+    assert {request.coding for request in made} >= {"gzip", "deflate", "zstd", "gzip, gzip"}
 
 
 def test_no_request_of_the_campaign_asks_for_much_work() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
 from typing import Any
 
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine
 
-from piecework.runtime.sampling import grammar
+from piecework.runtime.sampling import grammar, grammar_process
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -133,3 +135,19 @@ def error_of_answer(answer: httpx.Response) -> dict[str, Any]:
     assert answer.status_code == 400, answer.text
     error: dict[str, Any] = answer.json()["error"]
     return error
+
+
+async def test_a_grammar_that_cannot_be_checked_now_may_be_sent_again(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(grammar_process, "_idle", [])
+    body = {"prompt": "Hi", "max_tokens": 1, "regex": "once|again"}
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", no_process)
+        refused = await client.post(COMPLETIONS, json=body)
+    assert refused.status_code == 503 and refused.headers["Retry-After"] == "1"
+    assert refused.json()["error"]["code"] == "grammar_check_unavailable"
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200

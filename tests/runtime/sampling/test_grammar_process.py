@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import pytest
 
 from piecework.runtime.sampling import grammar_process
-from piecework.runtime.sampling.grammar_process import check
+from piecework.runtime.sampling.grammar_process import CheckUnavailable, check, made
 
 PATTERNS = " & ".join(rf"/(.|\n)*a.{{{number}}}b(.|\n)*/" for number in range(1, 26))
 LARGE = f"start: T\nT: {PATTERNS}"
@@ -20,10 +22,29 @@ async def test_the_reason_is_told() -> None:
         await check("start: nothing")
 
 
-async def test_a_grammar_that_takes_too_much_is_refused_and_the_next_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"a simpler one|Unable to determine|too"):
+async def test_a_grammar_that_takes_too_much_memory_is_refused_and_the_next_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"takes more than 160 MB of memory; send a simpler one"):
         await check(LARGE)
     await check('start: "a"')
+
+
+async def test_a_grammar_that_takes_too_much_time_is_refused_by_that_limit() -> None:
+    busy = "import sys\nsys.stdin.readline()\nwhile True: pass"
+    limits = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 9))"
+    command = [sys.executable, "-c", f"{limits}\n{busy}"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    grammar_process._idle.append(process)
+    with pytest.raises(ValueError, match="takes more than 3 s of the processor's time"):
+        await check('start: "b"')
+
+
+async def test_what_needs_no_check_does_not_wait_for_checks() -> None:
+    slow = [asyncio.create_task(check(f"{LARGE} // {number}")) for number in range(4)]
+    await asyncio.sleep(0.1)
+    assert await asyncio.wait_for(made(lambda: ("known", None)), 1.0) == "known"
+    for each in slow:
+        each.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
 
 
 async def test_what_nobody_waits_for_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +60,37 @@ async def test_what_nobody_waits_for_is_ended(monkeypatch: pytest.MonkeyPatch) -
     process.wait(20)
     assert time.monotonic() - began < 20
     await check('start: "c"')
+
+
+async def test_a_check_whose_process_is_killed_is_done_again_in_a_new_process() -> None:
+    await killed('start: "b"', times=1)
+    with pytest.raises(ValueError, match="unknown name"):
+        await killed("start: nothing", times=1)
+
+
+async def test_a_check_whose_process_is_killed_again_says_nothing_of_the_grammar() -> None:
+    with pytest.raises(CheckUnavailable, match="ended with code -9"):
+        await killed('start: "b"', times=2)
+    await check('start: "b"')
+
+
+async def killed(grammar: str, times: int) -> None:
+    """Check a grammar in processes of which the first ones are killed while it is checked."""
+    asleep = [
+        subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(times)
+    ]
+    start = grammar_process._start
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar_process, "_idle", [])
+        patch.setattr(grammar_process, "_start", lambda: waiting.pop() if waiting else start())
+        waiting = list(asleep)
+        checking = asyncio.create_task(check(grammar))
+        for process in reversed(asleep):
+            while process in waiting:
+                await asyncio.sleep(0.01)
+            process.kill()
+        await checking
 
 
 async def test_a_process_that_was_ended_while_idle_is_replaced() -> None:
