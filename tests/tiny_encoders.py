@@ -30,6 +30,7 @@ ENCODERS = (
     "albert",
     "nomic_bert",
     "gte",
+    "deberta-v2",
 )
 WITH_TYPES = ("bert", "albert", "nomic_bert")
 """Whose classifiers are told which tokens are a pair's second text."""
@@ -81,6 +82,10 @@ def make_tiny_encoder(
     if model_type == "albert":
         settings |= {"embedding_size": 16, "inner_group_num": 2, "num_hidden_groups": 2}
         settings |= {"num_hidden_layers": 4}
+    if model_type == "deberta-v2":
+        settings |= {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8}
+        settings |= {"share_att_key": True, "norm_rel_ebd": "layer_norm"}
+        settings |= {"position_biased_input": False}
     if model_type == "distilbert":
         settings |= {"hidden_dim": 48}
     if model_type == "modernbert":

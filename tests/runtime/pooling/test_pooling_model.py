@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,23 @@ def test_a_classifiers_scores_of_pairs_are_those_of_transformers(
             types = {"token_type_ids": kinds} if model_type in WITH_TYPES else {}
             expected.append(torch.sigmoid(model(ids, **types).logits[0]))
     np.testing.assert_allclose(run(folder, given), torch.stack(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"share_att_key": False, "norm_rel_ebd": "none", "position_biased_input": True},
+        {"share_att_key": False, "pos_att_type": ["c2p"], "position_buckets": -1},
+        {"pos_att_type": ["p2c"], "max_relative_positions": 20, "type_vocab_size": 2},
+        {"relative_attention": False, "norm_rel_ebd": "none", "position_biased_input": True},
+    ],
+    ids=["own projections", "c2p", "p2c", "absolute"],
+)
+def test_deberta_compares_what_its_config_says(tmp_path: Path, members: dict[str, Any]) -> None:
+    folder = make_tiny_encoder(tmp_path, "deberta-v2", **members)
+    given = inputs()
+    expected = torch.stack([state.mean(0) for state in states(folder, given)])
+    np.testing.assert_allclose(run(folder, given), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3", "gemma2", "phi3"])

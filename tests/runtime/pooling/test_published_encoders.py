@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny_encoders import make_tiny_encoder
 
 from piecework.runtime.encoder_config import EncoderConfig
+from piecework.runtime.models.deberta_v2 import DebertaV2
 from piecework.runtime.models.gte import Gte
 from piecework.runtime.models.nomic_bert import NomicBert
 
@@ -166,6 +167,8 @@ def test_nomic_bert_with_experts_is_what_its_paper_says(tmp_path: Path) -> None:
 
 
 GTE = {"architectures": ["NewModel"], "model_type": "new"}
+DEBERTA = {"architectures": ["DebertaV2Model"], "model_type": "deberta-v2"}
+MODELS = {"nomic_bert": NomicBert, "new": Gte, "deberta-v2": DebertaV2}
 
 
 @pytest.mark.parametrize(
@@ -179,9 +182,11 @@ GTE = {"architectures": ["NewModel"], "model_type": "new"}
         (GTE | {"rope_scaling": {"type": "ntk", "factor": 0}}, "factor must be more than 0"),
         (GTE | {"layer_norm_type": "rms_norm"}, "layer_norm_type"),
         (GTE | {"rope_parameters": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
+        (DEBERTA | {"conv_kernel_size": 3}, "convolution.*choose a DeBERTa v3"),
+        (DEBERTA | {"position_buckets": 2}, "position_buckets"),
+        (DEBERTA | {"embedding_size": 128}, "embedding_size is 128"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_its_name(content: dict[str, Any], reason: str) -> None:
-    model = NomicBert if content["model_type"] == "nomic_bert" else Gte
     with pytest.raises(ValueError, match=reason):
-        EncoderConfig.from_content(content, model)
+        EncoderConfig.from_content(content, MODELS[content["model_type"]])
