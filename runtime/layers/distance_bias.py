@@ -35,3 +35,12 @@ def bucket_numbers(places: torch.Tensor, buckets: int, farthest: int) -> torch.T
     grown = torch.log(far.float() / exact) / math.log(farthest / exact) * (half - exact)
     grown = torch.where(far < exact, 0, grown).long() + exact
     return half * (places > 0) + torch.where(far < exact, far, grown.clamp(max=half - 1))
+
+
+def alibi_slopes(heads: int) -> torch.Tensor:
+    """What scores lose for each token between two others (arXiv:2108.12409), [H] float32."""
+    whole = 2 ** int(math.log2(heads))
+    powers = [(i + 1) / whole for i in range(whole)]
+    # Heads beyond a power of two lie between the first ones.
+    powers += [(2 * i + 1) / (2 * whole) for i in range(heads - whole)]
+    return 2.0 ** (-8 * torch.tensor(powers, dtype=torch.float32, device="cpu"))

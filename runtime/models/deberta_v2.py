@@ -75,7 +75,8 @@ class DebertaLayer(BertLayer):
         if self.queries is not None:
             index = numbers.transpose(-1, -2).expand(*k.shape[:2], -1, -1)
             scores = scores + (k @ self.queries).gather(-1, index).transpose(-1, -2)
-        return scores * self.scale
+        scaled: torch.Tensor = scores * self.scale
+        return scaled
 
 
 def log_buckets(places: torch.Tensor, buckets: int, farthest: int) -> torch.Tensor:

@@ -80,7 +80,12 @@ def test_gte_with_ntk_scaling_turns_by_a_larger_base_and_slower(tmp_path: Path) 
 
 def norm(x: torch.Tensor, tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
-    return F.layer_norm(x, (SIZE,), weight, bias, 1e-5)
+    return F.layer_norm(x, weight.shape, weight, bias, 1e-5)
+
+
+def random_tensors(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) / 4 for name, shape in shapes.items()}
 
 
 def turned(x: torch.Tensor, theta: float) -> torch.Tensor:
@@ -152,8 +157,7 @@ def test_nomic_bert_with_experts_is_what_its_paper_says(tmp_path: Path) -> None:
             shapes[f"encoder.layers.{number}.attn.{name}.bias"] = (rows,)
         for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
             shapes[f"encoder.layers.{number}.{name}"] = (SIZE,)
-    generator = torch.Generator().manual_seed(0)
-    tensors = {name: torch.randn(shape, generator=generator) / 4 for name, shape in shapes.items()}
+    tensors = random_tensors(shapes)
     save_file(tensors, tmp_path / "model.safetensors")
     biased = dict.fromkeys(("mlp_fc1_bias", "mlp_fc2_bias", "qkv_proj_bias"), True)
     content = NOMIC | biased | {"activation_function": "gelu", "rotary_emb_base": 10000.0}
@@ -161,6 +165,74 @@ def test_nomic_bert_with_experts_is_what_its_paper_says(tmp_path: Path) -> None:
     rewrite(tmp_path, content | {"moe_every_n_layers": 2, "num_experts": experts, "moe_top_k": top})
     expected = [
         with_experts(torch.from_numpy(each.token_ids).long(), tensors, top).mean(0)
+        for each in inputs()
+    ]
+    np.testing.assert_allclose(run(tmp_path, inputs()), torch.stack(expected), atol=1e-5)
+
+
+def with_alibi(ids: torch.Tensor, tensors: dict[str, torch.Tensor], heads: int) -> torch.Tensor:
+    """Jina v2: ids [L] to states [L, SIZE]."""
+    x = tensors["embeddings.word_embeddings.weight"][ids]
+    x = x + tensors["embeddings.token_type_embeddings.weight"][0]
+    x = norm(x, tensors, "embeddings.LayerNorm")
+    # Of six heads four have the slopes of four, two the first and third of eight.
+    slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])
+    places = torch.arange(len(ids))
+    falling = -slopes[:, None, None] * (places[:, None] - places).abs()
+    for number in range(LAYERS):
+        own = f"encoder.layer.{number}."
+        part = {name.removeprefix(own): each for name, each in tensors.items()}
+
+        def linear(given: torch.Tensor, name: str, part: Any = part) -> torch.Tensor:
+            return F.linear(given, part[f"{name}.weight"], part.get(f"{name}.bias"))
+
+        q, k, v = (
+            linear(x, f"attention.self.{name}").unflatten(-1, (heads, -1)).transpose(0, 1)
+            for name in ("query", "key", "value")
+        )
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + falling
+        seen = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        x = norm(x + linear(seen, "attention.output.dense"), part, "attention.output.LayerNorm")
+        gates, values = linear(x, "mlp.gated_layers").chunk(2, -1)
+        x = norm(x + linear(F.gelu(gates) * values, "mlp.wo"), part, "mlp.layernorm")
+    return x
+
+
+def test_jina_v2_is_what_its_paper_says(tmp_path: Path) -> None:
+    heads, size = 6, 24
+    names = [f"attention.self.{name}" for name in ("query", "key", "value")]
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (64, size),
+        "embeddings.token_type_embeddings.weight": (2, size),
+        "embeddings.LayerNorm.weight": (size,),
+        "embeddings.LayerNorm.bias": (size,),
+    }
+    for own in (f"encoder.layer.{number}." for number in range(LAYERS)):
+        for name in (*names, "attention.output.dense"):
+            shapes |= {f"{own}{name}.weight": (size, size), f"{own}{name}.bias": (size,)}
+        for name in ("attention.output.LayerNorm", "mlp.layernorm"):
+            shapes |= {f"{own}{name}.weight": (size,), f"{own}{name}.bias": (size,)}
+        shapes[f"{own}mlp.gated_layers.weight"] = 2 * WIDE, size
+        shapes |= {f"{own}mlp.wo.weight": (size, WIDE), f"{own}mlp.wo.bias": (size,)}
+    tensors = random_tensors(shapes)
+    save_file(tensors, tmp_path / "model.safetensors")
+    rewrite(
+        tmp_path,
+        {
+            "architectures": ["JinaBertForMaskedLM"],
+            "model_type": "bert",
+            "position_embedding_type": "alibi",
+            "feed_forward_type": "geglu",
+            "vocab_size": 64,
+            "hidden_size": size,
+            "intermediate_size": WIDE,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": heads,
+            "layer_norm_eps": 1e-5,
+        },
+    )
+    expected = [
+        with_alibi(torch.from_numpy(each.token_ids).long(), tensors, heads).mean(0)
         for each in inputs()
     ]
     np.testing.assert_allclose(run(tmp_path, inputs()), torch.stack(expected), atol=1e-5)

@@ -1,0 +1,88 @@
+"""Jina Embeddings v2 (arXiv:2310.19923): BERT without positions, whose scores fall with the
+distance (ALiBi), and with a gated feed-forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ...kernels.attention import KVLayout
+from ..encoder_config import EncoderConfig
+from ..layers.activation import ACTIVATIONS
+from ..layers.distance_bias import alibi_slopes, distances, spread
+from ..layers.linear import Linear, StoredTensor
+from .bert import Bert, BertLayer, bert_fields, encoder_layouts, renamed_parts
+
+ENCODER = "JinaBert"
+MODEL_TYPE = "bert"
+_FEED_FORWARDS = {"geglu": "gelu", "reglu": "relu"}
+
+
+def _gated(activation: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        gates, values = x.chunk(2, dim=-1)
+        return activation(gates) * values
+
+    return apply
+
+
+class JinaBertLayer(BertLayer):
+    """BERT's layer with gates, which stand before what they weigh."""
+
+    def __init__(self, config: EncoderConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        size, wide = config.hidden_size, config.intermediate_size
+        self.intermediate = nn.ModuleDict({"dense": Linear(size, 2 * wide)})
+        self.activation = _gated(ACTIVATIONS[config.activation])
+
+
+class JinaBert(Bert):
+    """All layers share the slopes by which scores fall."""
+
+    config_defaults: ClassVar = {
+        **Bert.config_defaults,
+        "max_position_embeddings": 8192,
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+    }
+    tensor_names: ClassVar = {
+        "mlp.gated_layers": "intermediate.dense",
+        "mlp.wo": "output.dense",
+        "mlp.layernorm": "output.LayerNorm",
+    }
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        said = config.position_embedding_type, config.feed_forward_type
+        if said[0] != "alibi" or said[1] not in _FEED_FORWARDS:
+            raise ValueError(
+                f"position_embedding_type {said[0]!r:.60} with feed_forward_type {said[1]!r:.60} "
+                f"is not supported; supported: alibi with {', '.join(_FEED_FORWARDS)}"
+            )
+        fields = bert_fields(config)
+        activation = _FEED_FORWARDS[config.feed_forward_type]
+        return {**fields, "activation": activation, "extra": {**fields["extra"], "positions": 0}}
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.slopes = alibi_slopes(config.num_heads)
+
+    def make_layers(self, config: EncoderConfig) -> list[nn.Module]:
+        return [JinaBertLayer(config, layer) for layer in range(config.num_layers)]
+
+    def bias(self, q: torch.Tensor, k: torch.Tensor, begin: int) -> torch.Tensor:
+        """As `kernels.attention.Bias`."""
+        far = distances(k.shape[2], k.device).abs()
+        values = -self.slopes.to(k.device)[:, None] * far
+        return spread(values.to(q.dtype), begin, q.shape[2])
+
+    def place_tensors(self, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+        return renamed_parts(super().place_tensors(tensors), self.tensor_names)
+
+    def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
+        count = self.config.num_layers
+        return encoder_layouts(self.config, [None] * count, dtype, biases=[self.bias] * count)
