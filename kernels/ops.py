@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from . import plain_sampling, recurrent_prompts, recurrent_steps, reference
-from .recurrent_steps import DeltaWeights, Mamba2Weights, States
+from .recurrent_steps import DeltaWeights, Mamba2Weights, ScanWeights, States
 from .state_plan import Prompts
 
 _versions: dict[str, Any] = {}
@@ -283,6 +283,21 @@ def gated_delta_step(
     return result
 
 
+def selective_scan_step(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: ScanWeights,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    result: torch.Tensor = _version_of(recurrent_steps.selective_scan_step, x)(
+        x, dt, b, c, weights, states, slots
+    )
+    return result
+
+
 def conv_prompts(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -315,6 +330,21 @@ def gated_delta_prompts(
     prompts: Prompts,
 ) -> None:
     _version_of(recurrent_prompts.gated_delta_prompts, x)(x, b, a, weights, out, states, prompts)
+
+
+def selective_scan_prompts(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: ScanWeights,
+    out: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> None:
+    _version_of(recurrent_prompts.selective_scan_prompts, x)(
+        x, dt, b, c, weights, out, states, prompts
+    )
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:

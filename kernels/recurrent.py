@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from . import ops
-from .recurrent_steps import DeltaWeights, Mamba2Weights, States
+from .recurrent_steps import DeltaWeights, Mamba2Weights, ScanWeights, States
 from .state_plan import StatePlan
 
 
@@ -83,6 +83,35 @@ def gated_delta_net(
     )
     if plan.prompts is not None:
         ops.gated_delta_prompts(x, b, a, weights, out, states, plan.prompts)
+
+
+def selective_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: ScanWeights,
+    out: torch.Tensor,
+    states: torch.Tensor,
+    plan: StatePlan,
+) -> None:
+    """The selective scan of Mamba (arXiv:2312.00752): x and dt [T, C], b and c [T, G * N], which
+    the channels of a group share, into out [T, C]. For each channel and token
+
+        dt = softplus(dt + dt_bias)
+        state = exp(dt * a) * state + dt * x * b        y = c state + d * x
+
+    states: [slots, C, N] float32.
+    """
+
+    _decodes(
+        plan,
+        (x, dt, b, c),
+        out,
+        lambda x, dt, b, c: ops.selective_scan_step(x, dt, b, c, weights, states, plan.slots),
+    )
+    if plan.prompts is not None:
+        ops.selective_scan_prompts(x, dt, b, c, weights, out, states, plan.prompts)
 
 
 def _decodes(

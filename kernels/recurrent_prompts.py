@@ -15,15 +15,21 @@ import torch
 from .recurrent_steps import (
     DeltaWeights,
     Mamba2Weights,
+    ScanWeights,
     States,
     delta_inputs,
     mamba2_inputs,
     put,
+    scan_inputs,
 )
 from .state_plan import CHUNK, Prompts
 
 _ON_CPU = 2
 """Chunks that are computed together there."""
+_BLOCK = 16
+"""Tokens of a chunk whose states a selective scan finds at once."""
+_NUMBERS_ON_CPU, _NUMBERS = 2**21, 2**26
+"""Numbers of states that a selective scan holds at once, about."""
 
 
 def conv_prompts(
@@ -70,6 +76,23 @@ def gated_delta_prompts(
     conv = _convolved(x, weights.conv, None, states.conv, prompts)
     inputs = delta_inputs(conv, b, a, weights, states)
     y = _delta_chunks(*inputs, states.recurrent, prompts).flatten(1)
+    out.index_copy_(0, prompts.rows, y.to(out.dtype))
+
+
+def selective_scan_prompts(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: ScanWeights,
+    out: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> None:
+    """`recurrent.selective_scan` of x, dt [T, C] and b, c [T, G * N] into out [T, C]."""
+    x, dt, b, c = (each.index_select(0, prompts.rows) for each in (x, dt, b, c))
+    inputs = scan_inputs(x, dt, b, c, weights, states)
+    y = torch.addcmul(_scan_blocks(*inputs, weights.a, states, prompts), inputs[0], weights.d)
     out.index_copy_(0, prompts.rows, y.to(out.dtype))
 
 
@@ -131,6 +154,51 @@ def _ssd_chunks(
         seen = queries @ before.view(n, groups, -1, numbers).mT
         seen = seen.transpose(1, 2).reshape(y.shape)
         found.append(torch.addcmul(y, seen, decay.exp().transpose(1, 2)[..., None]))
+    put(states, prompts.slots, kept)
+    return torch.cat(found).flatten(0, 1).index_select(0, prompts.places)
+
+
+def _scan_blocks(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    a: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> torch.Tensor:
+    """The states and products of Mamba: x and dt [tokens, C], b and c [tokens, G, N] to
+    [tokens, C]. Each number of a state has a decay of its own, so no product of matrices gives
+    them. Within a block each token adds the state of the token 1, 2, 4 and 8 places before, after
+    which it holds what all tokens of the block up to itself have written.
+    """
+    kept, found = states.index_select(0, prompts.slots), []
+    most = _NUMBERS_ON_CPU if x.device.type == "cpu" else _NUMBERS
+    together = max(1, most // (_BLOCK * a.numel()))
+    blocks, valid = prompts.tokens.view(-1, _BLOCK), prompts.valid.view(-1, _BLOCK, 1)
+    owners = [owner for owner in prompts.owners for _ in range(CHUNK // _BLOCK)]
+    for begin in range(0, len(owners), together):
+        part = slice(begin, begin + together)
+        tokens = blocks[part]
+        steps = dt[tokens] * valid[part]
+        # [n, Q, C, N]
+        left = (steps[..., None] * a).exp_()
+        state = torch.empty_like(left)
+        # [n, Q, G, C / G, ..]
+        by_group = state.view(*tokens.shape, b.shape[1], -1, b.shape[2])
+        written = (steps * x[tokens]).view(by_group.shape[:-1])
+        torch.mul(written[..., None], b[tokens].unsqueeze(3), out=by_group)
+        reach = 1
+        while reach < _BLOCK:
+            state[:, reach:] += left[:, reach:] * state[:, :-reach]
+            left[:, reach:] = left[:, reach:] * left[:, :-reach]
+            reach *= 2
+        before = torch.empty_like(state[:, :1])
+        for block, owner in enumerate(owners[part]):
+            before[block] = kept[owner]
+            kept[owner] = torch.addcmul(state[block, -1], left[block, -1], kept[owner])
+        state.addcmul_(left, before)
+        found.append((by_group @ c[tokens][..., None]).flatten(2))
     put(states, prompts.slots, kept)
     return torch.cat(found).flatten(0, 1).index_select(0, prompts.places)
 

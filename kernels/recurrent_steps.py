@@ -44,6 +44,14 @@ class DeltaWeights(NamedTuple):
     dt_bias: torch.Tensor
 
 
+class ScanWeights(NamedTuple):
+    """All float32: `a` [C, N] below 0, `d` and `dt_bias` [C]."""
+
+    a: torch.Tensor
+    d: torch.Tensor
+    dt_bias: torch.Tensor
+
+
 def rows_of_numbers(x: torch.Tensor) -> torch.Tensor:
     """x [T, H] with the numbers of a row side by side, as kernels read them: of projections that
     hold what belongs to one head together, those of the heads lie apart.
@@ -105,6 +113,26 @@ def gated_delta_step(
     return (q[:, :, None] @ state).squeeze(2).flatten(1)
 
 
+def selective_scan_step(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: ScanWeights,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """`recurrent.selective_scan`: [T, C] float32."""
+    x, dt, b, c = scan_inputs(x, dt, b, c, weights, states)
+    state = states.index_select(0, slots) * (dt[..., None] * weights.a).exp()
+    # [T, G, C / G, ..]
+    by_group = state.view(*b.shape[:2], -1, b.shape[2])
+    written = (x * dt).view(*b.shape[:2], -1)
+    by_group.addcmul_(written[..., None], b[:, :, None])
+    put(states, slots, state)
+    return torch.addcmul((by_group @ c[..., None]).flatten(1), x, weights.d)
+
+
 def put(states: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
     """Keep `new` [T, ...] in `states` [slots, ...], but nothing for padding."""
     states.index_copy_(0, slots, new)
@@ -150,3 +178,17 @@ def delta_inputs(
     )
     decay = weights.a * F.softplus(a.float() + weights.dt_bias)
     return q * numbers**-0.5, k, v.view(tokens, heads, size), decay, b.float().sigmoid()
+
+
+def scan_inputs(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: ScanWeights,
+    states: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, dt [T, C] and b, c [T, G * N] as x, dt and b, c [T, G, N], all float32."""
+    numbers = states.shape[2]
+    b, c = (each.float().view(len(x), -1, numbers) for each in (b, c))
+    return x.float(), F.softplus(dt.float() + weights.dt_bias), b, c

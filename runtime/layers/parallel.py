@@ -23,6 +23,7 @@ from ..models.registry import FALLBACK
 from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention
 from .linear import CannotSplitError, Embedding, Linear, Stretch
+from .mamba import MambaMixer
 from .mamba2 import Mamba2Mixer
 from .mlp import MLP, GatedMLP, GaussianTopKMLP, sum_columns
 from .moe import FusedMoE, SparseMoE
@@ -217,6 +218,19 @@ def _split_short_conv(model: CausalLM, name: str, layer: Any, shard: Shard) -> N
     layer.channels = own.size
 
 
+def _split_mamba(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
+    """By channels. What chooses their steps is computed of all, and so is one sum of the ranks."""
+    if layer.sizes.inner % shard.size:
+        return
+    own = shard.equal(layer.sizes.inner)
+    layer.in_proj.hold_rows(_sections("", [own, own]))
+    layer.conv1d.hold_rows([own])
+    layer.dt_proj.hold_rows({"": own})
+    layer.hold_channels(own)
+    _sum_over_ranks(layer.x_proj, own)
+    _sum_over_ranks(layer.out_proj, own)
+
+
 def _split_mamba2(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     """By heads. Ranks that share a group hold the same of it."""
     sizes, size, norm = layer.sizes, shard.size, layer.norm
@@ -283,6 +297,7 @@ _RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {
     FusedMoE: _split_experts,
     Embedding: _split_vocabulary,
     ShortConv: _split_short_conv,
+    MambaMixer: _split_mamba,
     Mamba2Mixer: _split_mamba2,
     GatedDeltaNet: _split_delta_net,
 }

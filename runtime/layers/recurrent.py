@@ -13,7 +13,7 @@ from torch import nn
 
 from ...compilation.split_ops import Implementation, register_split_op
 from ...kernels import recurrent
-from ...kernels.recurrent_steps import DeltaWeights, Mamba2Weights, States
+from ...kernels.recurrent_steps import DeltaWeights, Mamba2Weights, ScanWeights, States
 from ..executor.forward_context import current_states, layer_begins
 from .linear import Stretch
 
@@ -51,7 +51,8 @@ def _causal_conv(
     layer: int,
 ) -> None:
     layer_begins()
-    (states,), metadata = current_states(layer)
+    # Behind it a layer may keep what another op of it reads.
+    (states, *_), metadata = current_states(layer)
     recurrent.causal_conv(x, weight.flatten(1), bias, out, states, metadata.plan)
 
 
@@ -92,6 +93,23 @@ def _gated_delta_net(
     recurrent.gated_delta_net(x, b, a, weights, out, States(*states), metadata.plan)
 
 
+def _selective_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    a: torch.Tensor,
+    d: torch.Tensor,
+    dt_bias: torch.Tensor,
+    out: torch.Tensor,
+    layer: int,
+) -> None:
+    layer_begins()
+    (_, states), metadata = current_states(layer)
+    weights = ScanWeights(a, d, dt_bias)
+    recurrent.selective_scan(x, dt, b, c, weights, out, states, metadata.plan)
+
+
 _OPS: dict[str, tuple[str, Implementation]] = {
     "causal_conv": (
         "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out, int layer) -> ()",
@@ -106,6 +124,11 @@ _OPS: dict[str, tuple[str, Implementation]] = {
         "(Tensor x, Tensor b, Tensor a, Tensor conv, Tensor a_log, Tensor dt_bias, "
         "Tensor(a!) out, int layer) -> ()",
         _gated_delta_net,
+    ),
+    "selective_scan": (
+        "(Tensor x, Tensor dt, Tensor b, Tensor c, Tensor a, Tensor d, Tensor dt_bias, "
+        "Tensor(a!) out, int layer) -> ()",
+        _selective_scan,
     ),
 }
 for _name, (_signature, _run) in _OPS.items():

@@ -155,14 +155,16 @@ def changed(
     return tensor._replace(shape=shape, copy_to=copy_to, cut=None, blocks=None)
 
 
-def from_llama_cpp(tensors: Iterable[StoredTensor], mixer: str) -> list[StoredTensor]:
+def from_llama_cpp(
+    tensors: Iterable[StoredTensor], mixer: str, *, decays: str = "A_log"
+) -> list[StoredTensor]:
     """Tensors of layers with a recurrent state, whose module is `mixer`, as llama.cpp's converter
     leaves them: -exp(A_log) for A_log, a bias of dt_proj for dt_bias, a convolution's [C, K], and
-    some vectors in two dimensions.
+    some vectors in two dimensions. `decays`: "A" where the module keeps -exp(A_log) too.
     """
     owner = rf"model.layers.\1.{mixer}."
     names = {
-        r"^blk\.(\d+)\.ssm_a$": f"{owner}A_log",
+        r"^blk\.(\d+)\.ssm_a$": f"{owner}{decays}",
         r"^blk\.(\d+)\.ssm_d$": f"{owner}D",
         r"\.dt_proj\.bias$": ".dt_bias",
     }

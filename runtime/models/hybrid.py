@@ -1,13 +1,20 @@
-"""What models say of which layers have attention and which a recurrent state, and of Mamba 2's."""
+"""What models say of which layers have attention and which a recurrent state, and of Mamba's and
+Mamba 2's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
+from ..layers.linear import StoredTensor
+from ..layers.mamba import MambaMixer, MambaSizes
 from ..layers.mamba2 import Mamba2Mixer, Mamba2Sizes
 from ..layers.norm import GatedRMSNorm
+from ..loader.checkpoint import changed, renamed
 from ..model_config import ModelConfig
 from ..rope_config import number
 
@@ -19,6 +26,22 @@ GGUF_MAMBA = {
     "ssm_out": "mamba.out_proj",
 }
 """What modules of Mamba 2 are called in GGUF files."""
+GGUF_FIRST_MAMBA = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_x": "mamba.x_proj",
+    "ssm_dt": "mamba.dt_proj",
+    "ssm_out": "mamba.out_proj",
+    "ssm_dt_norm": "mamba.dt_layernorm",
+    "ssm_b_norm": "mamba.b_layernorm",
+    "ssm_c_norm": "mamba.c_layernorm",
+}
+"""What modules of the first Mamba are called in GGUF files."""
+GGUF_FIRST_MAMBA_KEYS = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_dt_rank",
+}
 GGUF_MAMBA_KEYS = {
     "ssm.conv_kernel": "mamba_d_conv",
     "ssm.state_size": "mamba_d_state",
@@ -148,6 +171,78 @@ def mamba2_mixer(config: Any, layer: int) -> Mamba2Mixer:
         in_bias=config.mamba_proj_bias,
         out_bias=config.mamba_proj_bias,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaConfig(ModelConfig):
+    """What models say of their layers of the first Mamba. `mamba_dt_rank` is a number once
+    `first_mamba_fields` has been called.
+    """
+
+    mamba_d_state: int = 16
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+    mamba_dt_rank: int | str = "auto"
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        self.check_positive("mamba_d_state", "mamba_expand", "mamba_dt_rank")
+        check_columns("mamba_d_conv", self.mamba_d_conv)
+
+
+def first_mamba_fields(config: Any) -> dict[str, Any]:
+    """The fields of `MambaConfig` that follow from others. Raises `ValueError`."""
+    rank = config.mamba_dt_rank
+    if rank == "auto":
+        rank = -(-config.hidden_size // 16)
+    if type(rank) is not int:
+        raise ValueError(
+            f"the rank of time steps must be a whole number or 'auto', got {rank!r:.60}; fetch the "
+            "model again"
+        )
+    return {"mamba_dt_rank": rank}
+
+
+def first_mamba_in_gguf(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+    """The fields of `MambaConfig` that no key of a GGUF file holds."""
+    return {
+        "mamba_expand": get("ssm.inner_size") // max(get("embedding_length"), 1),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in tensors),
+    }
+
+
+def mamba_mixer(
+    config: Any, layer: int, inner: int, norm: Callable[[int], nn.Module] | None = None
+) -> MambaMixer:
+    """Of `config`, a `MambaConfig`; `inner`: its channels; `norm`: as of `MambaMixer`."""
+    sizes = MambaSizes(
+        inner=inner,
+        state=config.mamba_d_state,
+        rank=config.mamba_dt_rank,
+        conv=config.mamba_d_conv,
+    )
+    return MambaMixer(
+        layer,
+        config.hidden_size,
+        sizes,
+        conv_bias=config.mamba_conv_bias,
+        bias=config.mamba_proj_bias,
+        norm=norm,
+    )
+
+
+def first_mamba_tensors(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+    """Tensors of a checkpoint as a `MambaMixer` has them."""
+    names = {r"\.dt_proj\.bias$": ".dt_bias", r"\.A_log$": ".A"}
+    return [
+        changed(tensor, tensor.shape, lambda wide: -wide.exp())
+        if tensor.name.endswith(".A")
+        else tensor
+        for tensor in renamed(tensors, names)
+    ]
 
 
 def _as_float(value: Any) -> float:

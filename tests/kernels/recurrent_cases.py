@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from piecework.kernels import recurrent_prompts, recurrent_steps
-from piecework.kernels.recurrent_steps import DeltaWeights, Mamba2Weights, States
+from piecework.kernels.recurrent_steps import DeltaWeights, Mamba2Weights, ScanWeights, States
 from piecework.kernels.state_plan import plan_states
 
 SLOTS = 4
@@ -160,10 +160,10 @@ def assert_same_prompts(
             torch.testing.assert_close(own, other, atol=most, rtol=0.0, msg=name)
 
 
-def assert_spoils_what_follows_alone(kernels: Any, is_delta: bool, number: float) -> None:
-    """`kernels`: as of `assert_same_prompts`; `number`: one that is not finite, in what a token of
-    the second of three prompts gives: tokens before it, and other prompts, are as without it, what
-    follows is lost, and so is the state.
+def assert_spoils_what_follows_alone(kernels: Any, kind: str, number: float) -> None:
+    """`kernels`: as of `assert_same_prompts`; `kind`: the layer, as its function is called;
+    `number`: one that is not finite, in what a token of the second of three prompts gives: tokens
+    before it, and other prompts, are as without it, what follows is lost, and so is the state.
     """
     lens, heads, size = [20, 150, 45], 2, 16
     noise = torch.Generator().manual_seed(0)
@@ -174,13 +174,21 @@ def assert_spoils_what_follows_alone(kernels: Any, is_delta: bool, number: float
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=noise)
 
-    inputs = random(tokens, 4 * size), random(tokens, heads), random(tokens, heads)
+    inner, is_delta = heads * size, kind == "gated_delta"
+    # Of a scan: x with b and c, and the lengths of steps.
+    wide = inner if kind == "selective_scan" else heads
+    inputs = random(tokens, 4 * size), random(tokens, wide), random(tokens, wide)
     conv, bias, a = random(4 * size, 4), random(4 * size), -random(heads).exp()
+    scan = ScanWeights(-random(inner, size).exp(), random(inner), random(inner))
 
     def run(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> list[torch.Tensor]:
         out = torch.empty(tokens, heads * size)
         states = States(torch.zeros(4, 3, 4 * size), torch.zeros(4, heads, size, size))
-        if is_delta:
+        if kind == "selective_scan":
+            x, b, c = x.split([inner, size, size], dim=-1)
+            held = states.recurrent.view(4, inner, size)
+            kernels.selective_scan_prompts(x, first, b, c, scan, out, held, prompts)
+        elif is_delta:
             weights = DeltaWeights(conv, a, bias[:heads])
             kernels.gated_delta_prompts(x, first, second, weights, out, states, prompts)
         else:

@@ -54,22 +54,22 @@ def test_prompts_are_those_of_plain_torch(
 
 
 BROKEN = pytest.mark.parametrize("number", [float("nan"), float("inf")])
-KINDS = pytest.mark.parametrize("is_delta", [False, True], ids=["mamba2", "gated_delta"])
+KINDS = ("mamba2", "gated_delta")
 
 
 @BROKEN
-@KINDS
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
 def test_a_broken_number_changes_nothing_before_it(
-    variant: build.Variant, is_delta: bool, number: float
+    variant: build.Variant, kind: str, number: float
 ) -> None:
     library = built(variant)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurrent, "load_kernels", lambda: library)
-        assert_spoils_what_follows_alone(recurrent, is_delta, number)
+        assert_spoils_what_follows_alone(recurrent, kind, number)
 
 
 @BROKEN
-@KINDS
-def test_nor_does_it_in_plain_torch(is_delta: bool, number: float) -> None:
-    assert_spoils_what_follows_alone(recurrent_prompts, is_delta, number)
+@pytest.mark.parametrize("kind", [*KINDS, "selective_scan"])
+def test_nor_does_it_in_plain_torch(kind: str, number: float) -> None:
+    assert_spoils_what_follows_alone(recurrent_prompts, kind, number)

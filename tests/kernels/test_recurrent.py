@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piecework.kernels.recurrent import causal_conv, gated_delta_net, mamba2
-from piecework.kernels.recurrent_steps import DeltaWeights, Mamba2Weights, States
+from piecework.kernels.recurrent import causal_conv, gated_delta_net, mamba2, selective_scan
+from piecework.kernels.recurrent_steps import DeltaWeights, Mamba2Weights, ScanWeights, States
 from piecework.kernels.state_plan import CHUNK, StatePlan, plan_states
 
 HEADS, SIZE, NUMBERS, GROUPS, WIDTH = 4, 6, 8, 2, 4
@@ -58,6 +58,17 @@ def layer(name: str) -> Layer:
             mamba2(x, dt, held, out, States(*states), plan)
 
         return Layer(run_mamba, sum(channels), HEADS * SIZE, [tail, (HEADS, SIZE, NUMBERS)])
+    if name == "selective_scan":
+        inner, shared = HEADS * SIZE, GROUPS * NUMBERS
+        scan = ScanWeights(-random(inner, NUMBERS).exp(), random(inner), random(inner))
+
+        def run_scan(
+            rows: torch.Tensor, out: torch.Tensor, states: list[torch.Tensor], plan: StatePlan
+        ) -> None:
+            x, dt, b, c = rows.split([inner, inner, shared, shared], dim=-1)
+            selective_scan(x, dt, b, c, scan, out, states[0], plan)
+
+        return Layer(run_scan, 2 * (inner + shared), inner, [(inner, NUMBERS)])
     weights = DeltaWeights(conv, a, bias)
 
     def run_delta(
@@ -77,7 +88,7 @@ def pools(layer: Layer, slots: list[int]) -> list[torch.Tensor]:
     return made
 
 
-@pytest.mark.parametrize("name", ["conv", "mamba2", "gated_delta"])
+@pytest.mark.parametrize("name", ["conv", "mamba2", "gated_delta", "selective_scan"])
 @settings(deadline=None, max_examples=8)
 @given(
     cuts=st.lists(

@@ -362,6 +362,26 @@ def folder_of(folder: Path, model_type: str, architecture: str, **changes: Any) 
     return folder
 
 
+def test_mamba_has_as_many_channels_and_ranks_as_its_size_asks_for(tmp_path: Path) -> None:
+    """Where config.json leaves their numbers out, or says so."""
+    changes = {"intermediate_size": None, "time_step_rank": "auto", "hidden_size": 100}
+    folder = folder_of(tmp_path, "mamba", "MambaForCausalLM", **changes)
+    config: Any = ModelConfig.from_pretrained(folder)
+    assert (config.intermediate_size, config.mamba_dt_rank) == (200, 7)
+
+
+def test_layers_of_jamba_follow_from_periods(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "jamba", "JambaForCausalLM", num_hidden_layers=10)
+    config: Any = ModelConfig.from_pretrained(folder)
+    attending = [kind == "full_attention" for kind in config.layer_types]
+    assert attending == [layer == 4 for layer in range(10)]
+    assert config.sparse_layers == [1, 3, 5, 7, 9]
+    changes = {"attn_layer_offset": 8}
+    folder = folder_of(tmp_path, "jamba", "JambaForCausalLM", **changes)
+    with pytest.raises(ValueError, match="attn_layer_offset must be a whole number from 0 to"):
+        ModelConfig.from_pretrained(folder)
+
+
 def test_a_model_without_attention_says_nothing_of_heads_and_positions(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "mamba2", "Mamba2ForCausalLM")
     config: Any = ModelConfig.from_pretrained(folder)

@@ -75,6 +75,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "attention beside Mamba 2": ("falcon_h1", 2, FALCON),
     "feed-forward without a gate": (OTHERS["nemotron-h"][0], 2, OTHERS["nemotron-h"][1]),
     "blocks that layers share": (OTHERS["zamba2"][0], 2, OTHERS["zamba2"][1]),
+    "channels of Mamba beside experts": (OTHERS["jamba"][0], 2, OTHERS["jamba"][1]),
     "Mamba 2 alone": ("mamba2", 2, {"num_heads": 4, "head_dim": 32, "n_groups": 2}),
     "gates beside queries": ("qwen3_5_text", 2, DELTA),
     "keys beside their values": ("qwen3_next", 2, {**DELTA, "num_experts": 2, **SMALL_EXPERTS}),
@@ -139,7 +140,10 @@ def test_ranks_share_the_heads_of_latent_attention(tmp_path: Path) -> None:
     assert_alike(answer_by(2, partial(load, path)), answer(load(path)))
 
 
-@pytest.mark.parametrize("case", ["short convolutions", "gates beside queries"])
+@pytest.mark.parametrize(
+    "case",
+    ["short convolutions", "gates beside queries", "channels of Mamba beside experts"],
+)
 def test_a_rank_keeps_its_share_of_recurrent_states(case: str, tmp_path: Path) -> None:
     architecture, size, overrides = CASES[case]
     path = make_tiny_model(tmp_path, architecture, **overrides)

@@ -40,6 +40,14 @@ SSM = {
     "ssm.time_step_rank": 4,
     "ssm.inner_size": 128,
 }
+FIRST_MAMBA = {"state_size": 24, "time_step_rank": 4, "intermediate_size": 128}
+SSM_OF_FIRST = {
+    **SSM,
+    "ssm.group_count": None,
+    "attention.head_count": 0,
+    "attention__key_length": None,
+    "feed_forward_length": 0,
+}
 SSM_OF_DELTA = {
     "ssm.conv_kernel": 4,
     "ssm.state_size": 24,
@@ -225,6 +233,24 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "feed_forward_length": 0,
         },
     ),
+    "mamba": ("mamba", FIRST_MAMBA, {**SSM_OF_FIRST, "ssm.dt_b_c_rms": False}),
+    "falcon_mamba": ("mamba", FIRST_MAMBA, {**SSM_OF_FIRST, "ssm.dt_b_c_rms": True}),
+    "jamba": (
+        "jamba",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_offset": 0,
+            "num_experts": 4,
+            "mamba_d_state": 24,
+            "mamba_dt_rank": 4,
+        },
+        {
+            **SSM,
+            "ssm.group_count": None,
+            "attention.head_count_kv": [0, 2, 0],
+        },
+    ),
     "nemotron_h": (
         "nemotron_h",
         {
@@ -369,9 +395,9 @@ def converted(
     if architecture.startswith("qwen35") and ".linear_attn." in name:
         tensor = value_heads_apart(name, tensor)
     if own == "A_log":
-        return [(name, -tensor.exp()[:, None])]
+        return [(name, -tensor.exp() if tensor.dim() == 2 else -tensor.exp()[:, None])]
     if own == "D":
-        return [(name, tensor[:, None])]
+        return [(name, tensor if architecture in ("mamba", "jamba") else tensor[:, None])]
     if own == "dt_bias":
         return [(f"{owner}.dt_proj.bias", tensor)]
     if name.endswith(".correct_output_scale"):

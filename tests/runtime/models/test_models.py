@@ -26,7 +26,10 @@ from tests.runtime.models.variants import FALLBACKS, LLAMAS, OTHERS, PHI_LONG, V
 TOLERANCE = 1e-4
 SOME = ("phi", "gpt2", "dots1")
 """Of the models that transformers computes, those of the usual run."""
-LIKE_OTHERS = ("lfm2-moe", "granite4-moe", "falcon-h1-gate", "qwen3.5-moe", "nemotron-h")
+LIKE_OTHERS = (
+    *("lfm2-moe", "granite4-moe", "falcon-h1-gate", "qwen3.5-moe", "nemotron-h"),
+    "falcon-mamba",
+)
 """Whose parts others have, each of which is of the usual run."""
 
 
@@ -39,8 +42,8 @@ FEW = ("llama", "qwen2-window", "qwen3-tied-bias")
 """What is not of an architecture is shown of these in the usual run."""
 CACHES = (
     *("llama", "mistral-window", "qwen2-window", "gemma3", "gemma3n", "deepseek-v3", "llama4"),
-    *("lfm2",),
-    *("granite4", "mamba2", "falcon-h1", "zamba2", "qwen3-next", "gpt-oss", "gpt2"),
+    *("lfm2", "granite4", "jamba", "mamba2", "falcon-h1", "zamba2", "qwen3-next", "gpt-oss"),
+    "gpt2",
 )
 """One for each kind of cache, and for each layer with a state."""
 

@@ -364,6 +364,20 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bias": True,
         },
     ),
+    "mamba": ("mamba", {"state_size": 6, "time_step_rank": 5, "use_bias": True}),
+    "falcon-mamba": ("falcon_mamba", {"mixer_rms_eps": 1e-3, "tie_word_embeddings": True}),
+    "jamba": (
+        "jamba",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 4,
+            "expert_layer_offset": 2,
+            "num_experts": 4,
+            "mamba_proj_bias": True,
+        },
+    ),
     "zamba2": (
         "zamba2",
         {
