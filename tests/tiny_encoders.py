@@ -31,6 +31,7 @@ ENCODERS = (
     "nomic_bert",
     "gte",
     "deberta-v2",
+    "jina_embeddings_v3",
 )
 WITH_TYPES = ("bert", "albert", "nomic_bert")
 """Whose classifiers are told which tokens are a pair's second text."""

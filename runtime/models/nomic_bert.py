@@ -67,10 +67,12 @@ class RotaryLayer(nn.Module):
         self.mlp = mlp
         self.mlp_norm = LayerNorm(size, eps=config.norm_eps, bias=True)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         turned, v = heads.tensor_split([2 * heads.shape[1] // 3], dim=1)
-        q, k = ops.rotary_embedding(turned, *rotation).tensor_split(2, dim=1)
+        if rotation is not None:
+            turned = ops.rotary_embedding(turned, *rotation)
+        q, k = turned.tensor_split(2, dim=1)
         x = self.attn_norm(x + self.out(attention(q, k, v, self.layer)))
         result: torch.Tensor = self.mlp_norm(x + self.mlp(x))
         return result
@@ -207,9 +209,8 @@ class NomicBert(Bert):
         self, input_ids: torch.Tensor, positions: torch.Tensor, type_ids: torch.Tensor
     ) -> torch.Tensor:
         x = self.embed(input_ids, positions, type_ids)
-        theta, divisor = self.config.extra["rope"]
-        size = self.config.head_dim
-        rotation = plain_rotation(positions, size, theta, x.dtype, divisor=divisor)
+        rope, size = self.config.extra["rope"], self.config.head_dim
+        rotation = rope and plain_rotation(positions, size, rope[0], x.dtype, divisor=rope[1])
         layers: Any = self.encoder["layer"]
         for layer in layers:
             x = layer(x, rotation)

@@ -12,6 +12,7 @@ Encoders, which make vectors and scores of texts, say theirs so, and the class h
 
     ENCODER = "Bert"                     # of BertModel and BertForSequenceClassification
     MODEL_TYPE = "bert"
+    CONFIG_OF_OTHERS = "MyBertConfig"    # of folders with code of their own: `auto_map` has it
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any, NamedTuple
 from . import __path__ as _folders
 
 _NAME = re.compile(
-    r'^(ARCHITECTURE|ENCODER|MODEL_TYPE|ALSO_MODEL_TYPE|GGUF_ARCHITECTURE) = "([\w-]+)"',
+    r"^(ARCHITECTURE|ENCODER|MODEL_TYPE|ALSO_MODEL_TYPE|GGUF_ARCHITECTURE|CONFIG_OF_OTHERS)"
+    r' = "([\w-]+)"',
     re.MULTILINE,
 )
 
@@ -40,6 +42,7 @@ class ModelNames(NamedTuple):
     model_type: str
     gguf: str | None
     also: str | None = None
+    config_of_others: str | None = None
 
 
 def find_models() -> list[ModelNames]:
@@ -62,7 +65,14 @@ def find_models() -> list[ModelNames]:
 def find_encoders() -> list[ModelNames]:
     """The same of encoders, whose `architecture` is what the names of their kinds begin with."""
     return [
-        ModelNames(module, names["ENCODER"], names["MODEL_TYPE"], None)
+        ModelNames(
+            module,
+            names["ENCODER"],
+            names["MODEL_TYPE"],
+            names.get("GGUF_ARCHITECTURE"),
+            names.get("ALSO_MODEL_TYPE"),
+            names.get("CONFIG_OF_OTHERS"),
+        )
         for module, names in _named_files(tuple(_folders))
         if "ENCODER" in names
     ]

@@ -93,7 +93,7 @@ def makes_vectors(path: str) -> bool:
         name = str(content["architectures"][0])
     except (ValueError, KeyError, TypeError, IndexError):
         return False
-    return not name.endswith(_DECODER) and _find(name) is not None
+    return not name.endswith(_DECODER) and _find(name, content) is not None
 
 
 def read_folder(path: str) -> PoolingFolder:
@@ -130,7 +130,7 @@ def _read(
     content = read_json(file)
     match content:
         case {"architectures": [str(name), *_]}:
-            found = _find(name)
+            found = _find(name, content)
         case _:
             raise ValueError(f'{file} names no model, having no "architectures"')
     if found is None:
@@ -140,10 +140,11 @@ def _read(
             "classifiers, and the decoders that write text"
         )
     encoder, decoder = found
-    if encoder is not None and content.get("model_type") != encoder.model_type:
+    said = content.get("model_type")
+    if encoder is not None and said not in {encoder.model_type, encoder.also} - {None}:
         raise ValueError(
             f'{file}: {name} goes with "model_type": "{encoder.model_type}", got '
-            f"{content.get('model_type')!r:.60}; fetch the model again"
+            f"{said!r:.60}; fetch the model again"
         )
     if content.get("quantization_config"):
         raise ValueError(
@@ -173,7 +174,8 @@ def _read(
         # What sentence-transformers does with a bare encoder, and vLLM with a bare decoder.
         chosen = {"modes": ("mean",)} if encoder else {"modes": ("lasttoken",), "normalizes": True}
         return PoolingFolder(**common, **chosen)
-    prompts = read_prompts(folder, [path for kind, path in modules if kind == "Pooling"])
+    poolings = [path for kind, path in modules if kind == "Pooling"]
+    prompts = read_prompts(folder, poolings, content)
     return PoolingFolder(**common, **_modules(modules), prompts=prompts)
 
 
@@ -250,17 +252,22 @@ def _classifier_activation(root: Path, content: Mapping[str, Any]) -> str:
     return name
 
 
-def _find(architecture: str) -> tuple[ModelNames | None, str] | None:
+def _find(architecture: str, content: Mapping[str, Any]) -> tuple[ModelNames | None, str] | None:
     """An encoder of ours, or the decoder that an architecture is the trunk of. The trunk of a model
-    that also takes images has `Text` in its name: `Gemma3TextModel`.
+    that also takes images has `Text` in its name: `Gemma3TextModel`. A folder with code of its own
+    may have the name of another's architecture; its configuration's class tells which it is.
     """
+    code = content.get("auto_map")
+    own = _last(code.get("AutoConfig")) if isinstance(code, dict) else ""
     for kind in _KINDS:
         name = architecture.removesuffix(kind)
         if name == architecture:
             continue
-        for names in find_encoders():
-            if names.architecture == name and kind != _DECODER:
-                return names, ""
+        if kind != _DECODER:
+            found = [names for names in find_encoders() if names.architecture == name]
+            found = [names for names in find_encoders() if names.config_of_others == own] or found
+            if found:
+                return found[0], ""
         decoders = {name + _DECODER, name.removesuffix("Text") + _DECODER}
         for decoder in find_models():
             if decoder.architecture in decoders:

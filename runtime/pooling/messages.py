@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 INPUTS_PER_REQUEST = 32
 """Most inputs of one `PoolRequest`: a client's request becomes several, and others run between."""
+NO_ADAPTER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +17,15 @@ class PoolRequest:
 
     `token_ids`: those of all inputs, one after another, 4 bytes each, little-endian. `lengths`:
     tokens of each input, at least 1. `firsts`: of pairs, how many of these belong to the first
-    text; empty where no input is a pair.
+    text; empty where no input is a pair. `adapters`: the number of each input's adapter, or
+    `NO_ADAPTER`; empty where no input has one.
     """
 
     rid: str
     token_ids: bytes
     lengths: list[int]
     firsts: list[int] = field(default_factory=list)
+    adapters: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

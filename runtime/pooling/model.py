@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,18 +24,22 @@ from ..loader.resolve import find_model
 from .config import PoolingConfig
 from .folder import PoolingFolder, read_folder
 from .loading import load_dense, load_transformer, read_transformer_config, stored_dtype
-from .messages import PoolingInfo
+from .messages import NO_ADAPTER, PoolingInfo
 from .packing import pack_numbers
 from .pooler import ACTIVATIONS, pool
 
 _REQUESTS = 64
+Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class PoolInput(NamedTuple):
-    """One text, or a pair of them, of which the first has `first` tokens."""
+    """One text, or a pair of them, of which the first has `first` tokens. `adapter`: the number of
+    the task whose adapter the model adds, where it has adapters.
+    """
 
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
     first: int
+    adapter: int = NO_ADAPTER
 
 
 class PoolingModel:
@@ -83,8 +88,18 @@ class PoolingModel:
         self.platform.give_back_memory()
         self.load_seconds = time.perf_counter() - began
 
-    def run(self, inputs: Sequence[PoolInput]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """[inputs, size], in their order; they are computed as one batch without padding."""
+    def run(self, inputs: Sequence[PoolInput]) -> Vectors:
+        """[inputs, size], in their order; those of one adapter are computed as one batch."""
+        order = sorted(range(len(inputs)), key=lambda index: inputs[index].adapter)
+        groups = groupby((inputs[index] for index in order), key=lambda each: each.adapter)
+        parts = [self._run_alike(list(own), adapter) for adapter, own in groups]
+        found: Vectors = np.concatenate(parts)[np.argsort(order)]
+        return found
+
+    def _run_alike(self, inputs: Sequence[PoolInput], adapter: int) -> Vectors:
+        """`run` of inputs with the same adapter, without padding."""
+        if (task := getattr(self.transformer, "task", None)) is not None:
+            task.number = None if adapter == NO_ADAPTER else adapter
         order = sorted(range(len(inputs)), key=lambda index: len(inputs[index].token_ids))
         lengths = [len(inputs[index].token_ids) for index in order]
         runs = equal_runs(lengths)

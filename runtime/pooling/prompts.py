@@ -5,46 +5,67 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..loader.files import read_json
+from .messages import NO_ADAPTER
 
 _FILE = "config_sentence_transformers.json"
-_DOCUMENTS = ("document", "passage", "corpus")
+_QUERIES = ("query", "retrieval.query")
+_DOCUMENTS = ("document", "passage", "corpus", "retrieval.passage")
+
+
+class Start(NamedTuple):
+    """What texts begin with, and the number of the model's adapter for them."""
+
+    text: str
+    adapter: int = NO_ADAPTER
 
 
 class Prompts(NamedTuple):
-    """`texts` by name. `default`: the name of the prompt of texts for which nobody names one."""
+    """`texts` by name. `default`: the name of the prompt of texts for which nobody names one.
+    `adapters`: names of prompts for which the model has adapters, in the order of these.
+    """
 
     texts: Mapping[str, str]
     default: str | None = None
+    adapters: tuple[str, ...] = ()
 
-    def text(self, name: str | None) -> str:
+    def start(self, name: str | None) -> Start:
         """The prompt of a name, or the default one. Raises `KeyError` for an unknown name."""
         name = self.default if name is None else name
-        return "" if name is None else self.texts[name]
+        if name is None:
+            return Start("")
+        found = name in self.adapters
+        return Start(self.texts[name], self.adapters.index(name) if found else NO_ADAPTER)
 
     @property
-    def of_query(self) -> str:
+    def of_query(self) -> Start:
         """The prompt of texts that look for others, as sentence-transformers' `encode_query`."""
-        return self.text("query" if "query" in self.texts else None)
+        return self.start(next((name for name in _QUERIES if name in self.texts), None))
 
     @property
-    def of_document(self) -> str:
+    def of_document(self) -> Start:
         """The prompt of texts that are looked for, as `encode_document`."""
-        return self.text(next((name for name in _DOCUMENTS if name in self.texts), None))
+        return self.start(next((name for name in _DOCUMENTS if name in self.texts), None))
 
 
 NO_PROMPTS = Prompts(MappingProxyType({}))
 
 
-def read_prompts(folder: Path, poolings: Sequence[Path]) -> Prompts:
-    """The prompts of a folder, whose pooling modules lie in `poolings`. Raises `ValueError` with a
+def read_prompts(
+    folder: Path, poolings: Sequence[Path], model_content: Mapping[str, Any]
+) -> Prompts:
+    """The prompts of a folder, whose pooling modules lie in `poolings`. `model_content`: what
+    config.json says, by which a model may have adapters of its tasks. Raises `ValueError` with a
     remedy.
     """
     file = folder / _FILE
     content = read_json(file) if file.is_file() else {}
     texts, default = content.get("prompts") or {}, content.get("default_prompt_name")
+    adapters = tuple(map(str, model_content.get("lora_adaptations") or ()))
+    if isinstance(texts, dict):
+        texts = dict.fromkeys(adapters, "") | (model_content.get("task_instructions") or {}) | texts
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise ValueError(f"{file}: prompts must be texts by name; fetch the model again")
     if default is not None and default not in texts:
@@ -60,4 +81,4 @@ def read_prompts(folder: Path, poolings: Sequence[Path]) -> Prompts:
                 f"{pooling / 'config.json'}: include_prompt is false, but a prompt's tokens always "
                 "count here; choose another model"
             )
-    return Prompts(texts, default)
+    return Prompts(texts, default, adapters)

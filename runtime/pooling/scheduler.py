@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .messages import PoolOutput, PoolRequest, PoolStats, PoolStep
+from .messages import NO_ADAPTER, PoolOutput, PoolRequest, PoolStats, PoolStep
 from .model import PoolingModel, PoolInput
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,8 @@ class _Job:
         ids = np.frombuffer(request.token_ids, "<i4").astype(np.int32, copy=False)
         parts = np.split(ids, np.cumsum(request.lengths)[:-1])
         firsts = request.firsts or request.lengths
-        self.inputs = [PoolInput(*each) for each in zip(parts, firsts, strict=True)]
+        adapters = request.adapters or [NO_ADAPTER] * len(parts)
+        self.inputs = [PoolInput(*each) for each in zip(parts, firsts, adapters, strict=True)]
         self.order = sorted(range(len(parts)), key=lambda index: -request.lengths[index])
         self.begun = self.done = 0
         self.vectors = np.empty((len(parts), size), np.float32)

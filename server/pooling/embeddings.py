@@ -12,7 +12,7 @@ import numpy as np
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.pooling.prompts import Prompts
+from ...runtime.pooling.prompts import Prompts, Start
 from ..answers import BODY_ERRORS, answers
 from ..errors import InvalidRequest
 from ..http.body import JsonRoute
@@ -43,9 +43,9 @@ async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep)
             code="invalid_value",
         )
     serving.check_room(len(body.input), "input")
-    prompt = _prompt(serving.folder.prompts, body)
+    start = _start(serving.folder.prompts, body)
     characters = sum(len(each) for each in body.input)
-    inputs = await serving.encode(characters, partial(_encode, serving.inputs, body, prompt))
+    inputs = await serving.encode(characters, partial(_encode, serving.inputs, body, start))
     vectors = await serving.pool(f"embd-{uuid.uuid4().hex}", inputs)
     tokens = sum(len(each.token_ids) for each in inputs)
     # In a thread: two million numbers take a second to write.
@@ -59,7 +59,7 @@ async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep)
     return Response(content, media_type="application/json")
 
 
-def _prompt(prompts: Prompts, body: EmbeddingsRequest) -> str:
+def _start(prompts: Prompts, body: EmbeddingsRequest) -> Start:
     """What texts of the request begin with. Raises `InvalidRequest`."""
     name = body.prompt_name
     if name is None or name in prompts.texts:
@@ -70,7 +70,7 @@ def _prompt(prompts: Prompts, body: EmbeddingsRequest) -> str:
                 param="prompt_name",
                 code="invalid_value",
             )
-        return prompts.text(name)
+        return prompts.start(name)
     known = ", ".join(map(repr, prompts.texts)) or "none"
     raise InvalidRequest(
         f"prompt_name: this model has no prompt of the name {name!r:.60}; its prompts: {known}.",
@@ -79,16 +79,16 @@ def _prompt(prompts: Prompts, body: EmbeddingsRequest) -> str:
     )
 
 
-def _encode(encoder: InputEncoder, body: EmbeddingsRequest, prompt: str) -> list[Input]:
+def _encode(encoder: InputEncoder, body: EmbeddingsRequest, start: Start) -> list[Input]:
     cut, found = body.truncate_prompt_tokens, list[Input]()
     for number, each in enumerate(body.input):
         name = f"input[{number}]" if len(body.input) > 1 else "input"
         if isinstance(each, str):
             special = body.add_special_tokens
-            found += encoder.texts([prompt + each], [name], cut=cut, special=special)
+            found += encoder.texts([start.text + each], [name], cut=cut, special=special)
         else:
             found.append(encoder.token_ids(each, name, cut=cut))
-    return found
+    return [each._replace(adapter=start.adapter) for each in found]
 
 
 def shortened(vectors: Vectors, dimensions: int | None, *, normalizes: bool) -> Vectors:

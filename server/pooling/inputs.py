@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from ...runtime.pooling.messages import INPUTS_PER_REQUEST, PoolRequest
+from ...runtime.pooling.messages import INPUTS_PER_REQUEST, NO_ADAPTER, PoolRequest
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..errors import InvalidRequest
 from ..limits import Limits, check_text
@@ -21,10 +21,13 @@ _CUT = 16
 
 
 class Input(NamedTuple):
-    """One text, or a pair of which the first text has `first` tokens. `token_ids`: int32."""
+    """One text, or a pair of which the first text has `first` tokens. `token_ids`: int32.
+    `adapter`: the number of the model's adapter for it.
+    """
 
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
     first: int
+    adapter: int = NO_ADAPTER
 
 
 class InputEncoder:
@@ -192,6 +195,7 @@ def pool_requests(rid: str, inputs: Sequence[Input]) -> list[PoolRequest]:
             token_ids=np.concatenate([each.token_ids for each in part]).astype("<i4").tobytes(),
             lengths=[len(each.token_ids) for each in part],
             firsts=[each.first for each in part],
+            adapters=[each.adapter for each in part],
         )
         for begin in range(0, len(inputs), INPUTS_PER_REQUEST)
         for part in (inputs[begin : begin + INPUTS_PER_REQUEST],)

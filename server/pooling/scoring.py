@@ -14,6 +14,7 @@ import numpy as np
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ...runtime.pooling.prompts import Start
 from ..answers import BODY_ERRORS, answers
 from ..http.body import JsonRoute
 from ..state import json_response
@@ -58,7 +59,7 @@ async def score(body: ScoreRequest, serving: PoolingServingDep) -> Response:
     """A number for each pair of texts."""
     serving.check_model(body.model)
     rid = f"score-{uuid.uuid4().hex}"
-    starts = (serving.folder.prompts.text(None),) * 2
+    starts = (serving.folder.prompts.start(None),) * 2
     scores, tokens = await _scores(
         serving, rid, body.sides, body.names, starts, body.truncate_prompt_tokens
     )
@@ -82,7 +83,7 @@ async def _scores(
     rid: str,
     sides: tuple[Sequence[str], Sequence[str]],
     names: tuple[str, str],
-    starts: tuple[str, str],
+    starts: tuple[Start, Start],
     cut: int | None,
 ) -> tuple[list[float], int]:
     """Of each text of the second side with the one, or its own, of the first; and how many tokens
@@ -96,7 +97,8 @@ async def _scores(
     encoder = serving.inputs
     if serving.info.task == "embed":
         serving.check_room(len(first) + len(second), other)
-        texts = [starts[0] + text for text in first] + [starts[1] + text for text in second]
+        begins = [starts[0]] * len(first) + [starts[1]] * len(second)
+        texts = [begin.text + text for begin, text in zip(begins, [*first, *second], strict=True)]
         text_names = [*first_names, *second_names]
         work = partial(encoder.texts, texts, text_names, cut=cut)
     else:
@@ -106,6 +108,10 @@ async def _scores(
         pair_names = list(zip(first_names * each, second_names, strict=True))
         work = partial(encoder.pairs, pairs, pair_names, cut=cut)
     inputs = await serving.encode(characters, work)
+    if serving.info.task == "embed":
+        inputs = [
+            each._replace(adapter=begin.adapter) for each, begin in zip(inputs, begins, strict=True)
+        ]
     vectors = await serving.pool(rid, inputs)
     tokens = sum(len(each.token_ids) for each in inputs)
     if serving.info.task == "embed":

@@ -52,8 +52,9 @@ def test_prompts_are_those_of_sentence_transformers_file(tmp_path: Path) -> None
     path = write(tmp_path, "BertModel")
     write_modules(tmp_path, "pooling_mode_mean_tokens", prompts=texts, default_prompt="other")
     prompts = read_folder(path).prompts
-    assert (prompts.of_query, prompts.of_document) == (texts["query"], texts["passage"])
-    assert prompts.text(None) == "x " and prompts.text("passage") == "text: "
+    assert prompts.of_query.text == texts["query"]
+    assert prompts.of_document.text == texts["passage"]
+    assert prompts.start(None).text == "x " and prompts.start("passage").text == "text: "
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from tiny_encoders import make_tiny_encoder
 from piecework.runtime.encoder_config import EncoderConfig
 from piecework.runtime.models.deberta_v2 import DebertaV2
 from piecework.runtime.models.gte import Gte
+from piecework.runtime.models.jina_bert import JinaBert
+from piecework.runtime.models.jina_embeddings_v3 import JinaEmbeddingsV3
 from piecework.runtime.models.nomic_bert import NomicBert
 
 HEADS, SIZE, WIDE, LAYERS = 4, 32, 48, 2
@@ -240,7 +242,14 @@ def test_jina_v2_is_what_its_paper_says(tmp_path: Path) -> None:
 
 GTE = {"architectures": ["NewModel"], "model_type": "new"}
 DEBERTA = {"architectures": ["DebertaV2Model"], "model_type": "deberta-v2"}
-MODELS = {"nomic_bert": NomicBert, "new": Gte, "deberta-v2": DebertaV2}
+JINA = {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta"}
+MODELS = {
+    "nomic_bert": NomicBert,
+    "new": Gte,
+    "deberta-v2": DebertaV2,
+    "bert": JinaBert,
+    "xlm-roberta": JinaEmbeddingsV3,
+}
 
 
 @pytest.mark.parametrize(
@@ -254,6 +263,10 @@ MODELS = {"nomic_bert": NomicBert, "new": Gte, "deberta-v2": DebertaV2}
         (GTE | {"rope_scaling": {"type": "ntk", "factor": 0}}, "factor must be more than 0"),
         (GTE | {"layer_norm_type": "rms_norm"}, "layer_norm_type"),
         (GTE | {"rope_parameters": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
+        (JINA | {"lora_adaptations": "abc"}, "lora_adaptations must be a list"),
+        (JINA | {"lora_adaptations": ["a"], "lora_rank": 0}, "lora_rank must be at least 1"),
+        (JINA | {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi'"),
+        (JINA | {"model_type": "bert", "feed_forward_type": "glu"}, "feed_forward_type 'glu'"),
         (DEBERTA | {"conv_kernel_size": 3}, "convolution.*choose a DeBERTa v3"),
         (DEBERTA | {"position_buckets": 2}, "position_buckets"),
         (DEBERTA | {"embedding_size": 128}, "embedding_size is 128"),
