@@ -63,6 +63,12 @@ class KVLayout:
     `latent` (MLA, arXiv:2405.04434): of one head, whose value is the first `value_size` numbers of
     its key, and is kept there alone.
 
+    `selected` (DeepSeek V3.2): a query sees at most so many of the tokens before it, those that an
+    index scores highest; None: all of them. Of latent layers only. `index_size`: numbers of a
+    token's key in the index, which is kept in `dtype` beside the latent vector; 0: the layer takes
+    the choice of the layer before it. `kernels.sparse_attention` makes the choice, and backends
+    know nothing of it.
+
     `shares` (Gemma 3n): the number of an earlier layer whose cache this layer reads. The layer has
     no cache of its own. Each step gives it the new keys and values of that earlier layer, which it
     stores again in the same slots.
@@ -91,6 +97,8 @@ class KVLayout:
     v_scale: float = 1.0
     causal: bool = True
     latent: bool = False
+    selected: int | None = None
+    index_size: int = 0
     shares: int | None = None
     group_size: int | None = None
     skipped_heads: int = 0
@@ -133,7 +141,8 @@ class KVLayout:
             return 0
         dtype = self.cache_dtype or self.dtype
         kept = (self.key_size,) if self.latent else (self.key_size, self.value_size)
-        return self.num_kv_heads * sum(row_bytes(size, dtype) for size in kept)
+        of_index = row_bytes(self.index_size, self.dtype)
+        return self.num_kv_heads * sum(row_bytes(size, dtype) for size in kept) + of_index
 
 
 class AttentionBackend(Protocol):

@@ -160,15 +160,23 @@ def plan_latent(
     others = [index for index, long in enumerate(is_long) if not long]
     if not others:
         return LatentPlan(expanded, None, None)
-    rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in others]).to(device)
-    rest = replace(
+    rows, rest = part_of_step(metadata, others)
+    return LatentPlan(expanded, rows, backend.plan(rest, page_size))
+
+
+def part_of_step(
+    metadata: AttentionMetadata, requests: Sequence[int]
+) -> tuple[torch.Tensor, AttentionMetadata]:
+    """The rows of some requests of a step, and the step with these requests alone."""
+    device, starts = metadata.slot_mapping.device, [0, *accumulate(metadata.query_lens)]
+    rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in requests]).to(device)
+    return rows, replace(
         metadata,
-        query_lens=[metadata.query_lens[index] for index in others],
-        seq_lens=[metadata.seq_lens[index] for index in others],
-        block_table=metadata.block_table[torch.tensor(others, device=device)],
+        query_lens=[metadata.query_lens[index] for index in requests],
+        seq_lens=[metadata.seq_lens[index] for index in requests],
+        block_table=metadata.block_table[torch.tensor(requests, device=device)],
         slot_mapping=metadata.slot_mapping[rows],
     )
-    return LatentPlan(expanded, rows, backend.plan(rest, page_size))
 
 
 def run_latent(
@@ -188,34 +196,69 @@ def run_latent(
 
 def _absorbed(backend: AttentionBackend, layer: LatentLayer, plan: Any) -> torch.Tensor:
     """[T, H, V]."""
-    layout, heads = layer.layout, layer.q.shape[1]
-    q, turned = layer.q.tensor_split([layer.unturned], dim=-1)
-    of_keys, of_values = layer.weight.view(heads, -1, layout.value_size).tensor_split(
-        [layer.unturned], dim=1
-    )
-    absorbed = torch.bmm(q.transpose(0, 1), of_keys).transpose(0, 1)
-    k, attended = layer.k, q.new_empty(len(q), heads, layout.value_size)
+    layout, k = layer.layout, layer.k
+    q = absorbed_queries(layer)
+    attended = q.new_empty(*q.shape[:2], layout.value_size)
     backend.run(
-        torch.cat((absorbed, turned), dim=-1), k, k[..., : layout.value_size], attended,
+        q, k, k[..., : layout.value_size], attended,
         layer.cache, layer.cache[..., : layout.value_size], plan, layout,
     )  # fmt: skip
+    return heads_values(layer, attended)
+
+
+def absorbed_queries(layer: LatentLayer) -> torch.Tensor:
+    """Queries [T, H, R + P] of the vectors as they are kept."""
+    q, turned = layer.q.tensor_split([layer.unturned], dim=-1)
+    of_keys = layer.weight.view(layer.q.shape[1], -1, layer.layout.value_size)[:, : layer.unturned]
+    absorbed = torch.bmm(q.transpose(0, 1), of_keys).transpose(0, 1)
+    return torch.cat((absorbed, turned), dim=-1)
+
+
+def heads_values(layer: LatentLayer, attended: torch.Tensor) -> torch.Tensor:
+    """What heads attended to as latent vectors [T, H, R] to [T, H, V]."""
+    of_values = layer.weight.view(layer.q.shape[1], -1, layer.layout.value_size)[
+        :, layer.unturned :
+    ]
     return torch.bmm(attended.transpose(0, 1), of_values.transpose(1, 2)).transpose(0, 1)
+
+
+def keeper(backend: AttentionBackend, layer: LatentLayer) -> KeepsApart | None:
+    """The backend, where it keeps the layer's vectors in an order of its own."""
+    if isinstance(backend, KeepsApart) and backend.keeps_apart(layer.layout, layer.cache.shape[1]):
+        return backend
+    return None
+
+
+def store(backend: AttentionBackend, layer: LatentLayer, rows: slice, slots: torch.Tensor) -> None:
+    """Store the vectors of some rows of the step."""
+    layout, k = layer.layout, layer.k[rows]
+    if (apart := keeper(backend, layer)) is not None:
+        apart.store_latent(k, layer.cache, slots, layout)
+    elif layout.cache_dtype is None:
+        layer.cache.flatten(0, 1).index_copy_(0, slots, k)
+    else:
+        cache_format.store(k, layer.cache, slots, layout.k_scale)
+
+
+def load(backend: AttentionBackend, layer: LatentLayer, pages: torch.Tensor) -> torch.Tensor:
+    """The vectors [pages, S, 1, R + P] of pages."""
+    if (apart := keeper(backend, layer)) is not None:
+        return apart.read_latent(layer.cache, pages, layer.layout)
+    return load_plain(layer.cache, pages, layer.layout)
+
+
+def load_plain(cache: torch.Tensor, pages: torch.Tensor, layout: KVLayout) -> torch.Tensor:
+    """The same of a cache that no backend keeps in an order of its own."""
+    if layout.cache_dtype is None:
+        return cache.index_select(0, pages)
+    return cache_format.load(cache, pages, 1, layout.key_size, layout.k_scale, layout.dtype)
 
 
 def _expand(backend: AttentionBackend, layer: LatentLayer, request: _Expanded) -> None:
     layout, rows = layer.layout, slice(request.start, request.stop)
     new, page_size = request.stop - request.start, layer.cache.shape[1]
-    if isinstance(backend, KeepsApart) and backend.keeps_apart(layout, page_size):
-        backend.store_latent(layer.k[rows], layer.cache, request.slots, layout)
-        kept = backend.read_latent(layer.cache, request.pages, layout)
-    elif layout.cache_dtype is None:
-        layer.cache.flatten(0, 1).index_copy_(0, request.slots, layer.k[rows])
-        kept = layer.cache.index_select(0, request.pages)
-    else:
-        cache_format.store(layer.k[rows], layer.cache, request.slots, layout.k_scale)
-        kept = cache_format.load(
-            layer.cache, request.pages, 1, layout.key_size, layout.k_scale, layout.dtype
-        )
+    store(backend, layer, rows, request.slots)
+    kept = load(backend, layer, request.pages)
     latent, turned = kept.flatten(0, 2)[: request.seq_len].tensor_split([layout.value_size], dim=-1)
     width, past = _expanded_width(layer, backend), request.seq_len - new
     assert width is not None, "what is too long is not expanded"

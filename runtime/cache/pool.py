@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -83,11 +83,25 @@ def in_cache_dtype(
     ]
 
 
+def _tensors(
+    layout: KVLayout, pages: int, page_size: int
+) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtypes and shapes of what a layer keeps: its keys, its values, and the keys of its index."""
+    if layout.shares is not None:
+        return
+    dtype = layout.cache_dtype or layout.dtype
+    for size in (layout.key_size,) if layout.latent else (layout.key_size, layout.value_size):
+        yield dtype, pages_shape(pages, page_size, layout.num_kv_heads, size, dtype)
+    if layout.index_size:
+        yield layout.dtype, (pages, page_size, layout.index_size)
+
+
 class KVPool:
     """Keys and values of every layer, as `layouts` has it: `k[layer]` is [pages, page size,
     key/value heads, key size], `v[layer]` the same with the value size; in int8 as
     `kernels.cache_format` has them. Of a latent layer v is the beginning of k. A layer that shares
-    the cache of another one has the tensors of that layer.
+    the cache of another one has the tensors of that layer. `index[layer]` [pages, page size, index
+    size]: the keys of an index, where a layer has one.
 
     Raises `ValueError` for pages that no whole number of makes a chunk of attention. Zeroed,
     because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
@@ -119,6 +133,7 @@ class KVPool:
         self.layouts = list(layouts)
         self.k: list[torch.Tensor] = []
         self.v: list[torch.Tensor] = []
+        self.index: dict[int, torch.Tensor] = {}
         self.num_pages, self.page_size = num_pages, page_size
         self.window, self.window_pages = window, window_pages
         windowed = [is_windowed(layout, window) for layout in layouts]
@@ -134,13 +149,9 @@ class KVPool:
             for count, layout in zip(pages, layouts, strict=True)
         )
         shapes = [
-            (dtype, pages_shape(count, page_size, layout.num_kv_heads, size, dtype))
+            each
             for count, layout in zip(pages, layouts, strict=True)
-            if layout.shares is None
-            for dtype in (layout.cache_dtype or layout.dtype,)
-            for size in (
-                (layout.key_size,) if layout.latent else (layout.key_size, layout.value_size)
-            )
+            for each in _tensors(layout, count, page_size)
         ]
         # One allocation a dtype: an allocator may round each of many up.
         rest = {
@@ -152,13 +163,15 @@ class KVPool:
             part, rest[dtype] = rest[dtype].tensor_split([math.prod(shape)])
             made.append(part.view(shape))
         tensors = iter(made)
-        for layout in layouts:
+        for number, layout in enumerate(layouts):
             if layout.shares is not None:
                 self.k.append(self.k[layout.shares])
                 self.v.append(self.v[layout.shares])
                 continue
             self.k.append(keys := next(tensors))
             self.v.append(keys[..., : layout.value_size] if layout.latent else next(tensors))
+            if layout.index_size:
+                self.index[number] = next(tensors)
 
     def _share(self, shared: SharedPages, windowed: list[bool], platform: Platform) -> None:
         """In a slab lie the keys of a layer, then its values, then the next layer of its kind."""

@@ -61,14 +61,18 @@ class GraphRunner:
         self._model, self._platform, self._config = model, platform, config
         self._attention, self._seen = attention, seen
         self.prefill_backend = config.prefill_backend
-        able = isinstance(attention.backend, GraphAttention)
+        able = isinstance(attention.backend, GraphAttention) and all(
+            # What its queries see is chosen on the host's side of a graph.
+            layout.selected is None
+            for layout in attention.pool.layouts
+        )
         self.decode_backend = config.decode_backend or (
             Backend.FULL if able and platform.graphs_are_real else Backend.NATIVE
         )
         if self.decode_backend is Backend.FULL and not able:
             raise ValueError(
                 "--cuda-graph-backend-decode full needs an attention backend whose decodes can be "
-                "recorded: take disabled"
+                "recorded, and a model that does not choose what its queries see: take disabled"
             )
         if self.prefill_backend is Backend.BREAKABLE and not platform.graphs_are_real:
             raise ValueError(

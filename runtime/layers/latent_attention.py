@@ -100,12 +100,17 @@ class LatentAttention(nn.Module):
             interleaved=self.interleaved,
         )
         q_turned, k_turned = turned.tensor_split([self.num_heads], dim=1)
-        attended = latent_attention(
-            torch.cat((q, q_turned), dim=-1),
-            torch.cat((latent, k_turned), dim=-1),
-            self.kv_b_proj.weight,
-            sizes.value,
-            self.layer,
-        )
-        output: torch.Tensor = self.o_proj(attended)
+        q, k = torch.cat((q, q_turned), dim=-1), torch.cat((latent, k_turned), dim=-1)
+        output: torch.Tensor = self.o_proj(self.attend(q, k, x, low, rotations))
         return output
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        x: torch.Tensor,
+        low: torch.Tensor,
+        rotations: Rotations,
+    ) -> torch.Tensor:
+        """What heads attend to [T, H * V]. `low`: what queries are made of."""
+        return latent_attention(q, k, self.kv_b_proj.weight, self.sizes.value, self.layer)

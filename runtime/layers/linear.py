@@ -194,6 +194,11 @@ class Linear(nn.Module):
     is_read_as_numbers = False
     """Whether its owner reads the weight itself, which so is neither packed nor quantised."""
 
+    stays_in_16_bits = False
+    """Whether it chooses among others, and so is not quantised on load, nor by float8 checkpoints,
+    which leave that unsaid.
+    """
+
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features

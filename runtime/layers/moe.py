@@ -72,6 +72,8 @@ class Router(Linear):
     are chosen, and not in the weights.
     """
 
+    stays_in_16_bits = True
+
     def __init__(
         self,
         hidden_size: int,

@@ -45,6 +45,16 @@ def renamed(tensors: Iterable[StoredTensor], names: Mapping[str, str]) -> list[S
     return found
 
 
+def within_layers(tensors: Iterable[StoredTensor], layers: int) -> list[StoredTensor]:
+    """Without the tensors of layers behind the last one, which predict more than the next token."""
+
+    def is_within(name: str) -> bool:
+        found = re.match(r"(?:model\.layers|blk)\.(\d+)\.", name)
+        return found is None or int(found[1]) < layers
+
+    return [tensor for tensor in tensors if is_within(tensor.name)]
+
+
 def unfused(
     tensors: Iterable[StoredTensor], fused: str, parts: Mapping[str, int]
 ) -> list[StoredTensor]:

@@ -17,7 +17,7 @@ from ..layers.linear import StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.rope_scaling import yarn_mscale
-from ..loader.checkpoint import renamed
+from ..loader.checkpoint import renamed, within_layers
 from ..loader.experts import MERGED, take_apart
 from ..model_config import ModelConfig
 from ..rope_config import gguf_rope
@@ -99,6 +99,7 @@ class DeepseekV2ForCausalLM(CausalLM):
     """Layers that predict more than the next token, behind the last one, are left out."""
 
     config_class: ClassVar[type[ModelConfig]] = DeepseekV2Config
+    attention_class: ClassVar[type[LatentAttention]] = LatentAttention
     config_defaults: ClassVar = {**CausalLM.config_defaults, "head_dim": 64}
     takes_partial_rotary = True
     gguf_names: ClassVar[dict[str, str]] = gguf_names(
@@ -134,6 +135,7 @@ class DeepseekV2ForCausalLM(CausalLM):
         value = get("attention.value_length_mla", 0) or get("attention.value_length")
         groups = get("expert_group_count", 1)
         members = {
+            "num_hidden_layers": get("block_count") - get("nextn_predict_layers", 0),
             "qk_nope_head_dim": key - get("rope.dimension_count"),
             "v_head_dim": value,
             "attention_bias": "blk.0.attn_kv_a_mqa.bias" in tensors,
@@ -162,17 +164,11 @@ class DeepseekV2ForCausalLM(CausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        kept = [
-            tensor
-            for tensor in tensors
-            if not (found := re.match(r"model\.layers\.(\d+)\.", tensor.name))
-            or int(found[1]) < config.num_layers
-        ]
-        return take_apart(kept, MERGED)
+        return take_apart(within_layers(tensors, config.num_layers), MERGED)
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        return list(_joined(renamed(tensors, CORRECTION)))
+        return list(_joined(renamed(within_layers(tensors, config.num_layers), CORRECTION)))
 
     def make_attention(self, layer: int) -> nn.Module:
         config = self.config
@@ -188,7 +184,7 @@ class DeepseekV2ForCausalLM(CausalLM):
             sharper = yarn_mscale(
                 config.rope_scaling.get("factor", 1.0), config.rope_scaling["mscale_all_dim"]
             )
-        return LatentAttention(
+        return self.attention_class(
             config,
             layer,
             sizes,

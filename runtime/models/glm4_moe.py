@@ -4,7 +4,6 @@ beside one that all tokens go through.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
+from ..loader.checkpoint import renamed, within_layers
 from ..loader.experts import MERGED, take_apart
 from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
@@ -76,14 +75,11 @@ class Glm4MoeForCausalLM(CausalLM):
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        return renamed(
-            [tensor for tensor in tensors if _is_within(tensor.name, config)], CORRECTION
-        )
+        return renamed(within_layers(tensors, config.num_layers), CORRECTION)
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        kept = [tensor for tensor in tensors if _is_within(tensor.name, config)]
-        return take_apart(kept, MERGED)
+        return take_apart(within_layers(tensors, config.num_layers), MERGED)
 
     def make_attention(self, layer: int) -> nn.Module:
         config = self.config
@@ -114,9 +110,3 @@ class Glm4MoeForCausalLM(CausalLM):
             FusedMoE(size, width, config.n_routed_experts, activation=config.activation),
             GatedMLP(size, width * config.n_shared_experts),
         )
-
-
-def _is_within(name: str, config: Any) -> bool:
-    """Whether a tensor is of no layer behind the last one."""
-    found = re.match(r"(?:model\.layers|blk)\.(\d+)\.", name)
-    return found is None or int(found[1]) < config.num_layers

@@ -24,7 +24,7 @@ from torch import nn
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
 from ..layers.linear import CannotSplitError, Embedding, Linear, LinearMethod, StoredTensor
-from ..layers.moe import ExpertLinear, Router
+from ..layers.moe import ExpertLinear
 from ..models.causal_lm import CausalLM
 from .gguf import GGUFBlocks, kind_of, packed_kind
 from .on_load import COLUMNS, finished_kind
@@ -176,7 +176,7 @@ def scheme_kinds(
                 "which are multiplied as one; take a checkpoint that quantises them alike"
             )
         # Float8 checkpoints of DeepSeek leave it unsaid that routers have 16 bits.
-        if kind != PLAIN and not (isinstance(linear, Router) and kind.startswith("w8a8")):
+        if kind != PLAIN and not (linear.stays_in_16_bits and kind.startswith("w8a8")):
             is_widened = quantization == "none" or not products.take_layer(kind, linear)
             kinds[prefix] = WIDENED * is_widened + kind
     return kinds
@@ -197,9 +197,7 @@ def on_load_kinds(model: CausalLM, quantization: str, products: Products) -> Kin
         )
     kinds, columns = {}, COLUMNS[quantization]
     for prefix, linear in named_linears(model):
-        if isinstance(linear, Router) or not products.take_layer(
-            finished_kind(quantization), linear
-        ):
+        if linear.stays_in_16_bits or not products.take_layer(finished_kind(quantization), linear):
             continue
         if linear.whole_in_features % columns == 0:
             if linear.in_features % columns:

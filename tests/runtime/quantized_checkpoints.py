@@ -122,7 +122,8 @@ def make_fp8(path: Path, *, block: bool, static: bool = False, **config: Any) ->
     folder = make_tiny_model(path / "model", **SIZES | {"initializer_range": 0.05} | config)
     found = {}
     for name, weight in load_file(folder / "model.safetensors").items():
-        if not name.endswith(("_proj.weight", "_mqa.weight")):
+        is_quantised = name.endswith(("_proj.weight", "_mqa.weight", "wq_b.weight", "wk.weight"))
+        if not is_quantised or name.endswith("weights_proj.weight"):
             found[name] = weight
             continue
         prefix = name.removesuffix("weight")

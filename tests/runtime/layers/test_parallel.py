@@ -29,6 +29,7 @@ from tests.runtime.models.variants import (
     DELTA,
     FALCON,
     GEMMA3N,
+    INDEXED,
     LATENT,
     MAMBA,
     OTHERS,
@@ -131,9 +132,14 @@ def test_ranks_that_have_some_experts_or_columns_say_what_one_process_says(
     assert_alike(by_ranks, answer(load(path)))
 
 
-def test_ranks_share_the_heads_of_latent_attention(tmp_path: Path) -> None:
-    """And keep the same vectors of all tokens."""
-    path = make_tiny_model(tmp_path, "deepseek_v3", **LATENT)
+@pytest.mark.parametrize(
+    ("architecture", "sizes"), [("deepseek_v3", LATENT), ("glm_moe_dsa", INDEXED)]
+)
+def test_ranks_share_the_heads_of_latent_attention(
+    architecture: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    """And keep the same vectors of all tokens, and make the same choice of them."""
+    path = make_tiny_model(tmp_path, architecture, **sizes)
     (part, *_) = load(path, Shard(1, 2)).kv_layouts(torch.float32)
     (whole, *_) = load(path).kv_layouts(torch.float32)
     assert part == replace(whole, num_heads=2) and part.token_bytes == whole.token_bytes

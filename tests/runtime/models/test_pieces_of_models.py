@@ -41,7 +41,12 @@ LAYERS = 7
 def test_pieces_are_few_and_say_the_same(name: str, tmp_path: Path) -> None:
     architecture, overrides = VARIANTS[name]
     deeper: dict[str, Any] = {"num_hidden_layers": LAYERS}
-    for member in ("layer_types", "layers_block_type", "activation_sparsity_pattern"):
+    for member in (
+        "layer_types",
+        "layers_block_type",
+        "activation_sparsity_pattern",
+        "indexer_types",
+    ):
         if kinds := overrides.get(member):
             deeper[member] = (kinds * LAYERS)[:LAYERS]
     path = make_tiny_model(tmp_path / "model", architecture, **{**overrides, **deeper})

@@ -73,6 +73,13 @@ LATENT = {
     "qk_nope_head_dim": 24,
     "v_head_dim": 20,
 }
+INDEXED = {
+    **LATENT,
+    "index_topk": 16,
+    # Many, so that no scores are equal: all heads of a token give 0 once in 65,536 times.
+    "index_n_heads": 16,
+    "index_head_dim": 24,
+}
 LLAMA4 = {
     "head_dim": 16,
     "intermediate_size_mlp": 80,
@@ -291,6 +298,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**LATENT, "attention_bias": True, "rope_scaling": {**YARN, "mscale_all_dim": 1.0}},
     ),
     "glm4-moe-lite": ("glm4_moe_lite", LATENT),
+    "deepseek-v3.2": ("deepseek_v32", {**INDEXED, "rope_scaling": {**YARN, "mscale_all_dim": 1.0}}),
+    "glm5": ("glm_moe_dsa", {**INDEXED, "indexer_types": ["full", "shared", "full"]}),
     "llama4": ("llama4_text", LLAMA4),
     "llama4-vision": (
         "llama4",
