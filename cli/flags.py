@@ -6,6 +6,7 @@ import argparse
 import copy
 import dataclasses
 import difflib
+import json
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -74,12 +75,18 @@ class ArgumentParser(argparse.ArgumentParser):
         """MODEL, wherever it stands, becomes `arguments.model_path`; ends with exit code 2 for what
         is `unknown` otherwise.
         """
+        unknown = [*vars(arguments).pop("left", []), *unknown]
+        words: dict[str, list[str]] = vars(arguments).pop("last_words", {})
         given = [arguments.model] if self._takes_model and "model" in arguments else []
         if self._takes_model and not any(argument.startswith("-") for argument in unknown):
             # argparse takes an optional argument for missing where flags stand before it.
             given, unknown = [*given, *unknown[: 1 - len(given)]], unknown[1 - len(given) :]
         if unknown:
             self.reject(unknown)
+        names = words.get("served_model_name", [])
+        if self._takes_model and names and not given and "model_path" not in arguments:
+            # Who gives several names names the model too: `--served-model-name a MODEL`.
+            arguments.served_model_name, given = ",".join(names[:-1]), [names[-1]]
         for model in given:
             if getattr(arguments, "model_path", model) != model:
                 self.error(
@@ -102,6 +109,38 @@ class ArgumentParser(argparse.ArgumentParser):
             f"unknown flag {flags[0]}; "
             + (f"did you mean {close[0]}?" if close else f"`{self.prog} --help` lists them")
         )
+
+
+class ListAction(argparse.Action):
+    """A flag whose value is a text with commas; several words (`1 2 4`) and a JSON list are read
+    too. Words that do not match `items` are left for `ArgumentParser.settle`.
+    """
+
+    def __init__(self, items: str, **settings: Any) -> None:
+        super().__init__(**{**settings, "nargs": "+", "type": list_text})
+        self._items = items
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        own = 1
+        while own < len(values) and re.fullmatch(self._items, values[own]):
+            own += 1
+        setattr(namespace, self.dest, ",".join(values[:own]))
+        namespace.left = [*getattr(namespace, "left", []), *values[own:]]
+        if own > 1:
+            namespace.last_words = {**getattr(namespace, "last_words", {}), self.dest: values[:own]}
+
+
+def list_text(text: str) -> str:
+    """A list with commas between its items; `["a", "b"]` as vLLM writes lists becomes `a,b`."""
+    if not text.startswith("["):
+        return text
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON list") from None
+    return ",".join(map(str, found))
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -183,6 +222,10 @@ def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         text += f"; default: {item.default}"
     if item.name == "model_path":
         shared["action"] = _ModelPath
+    if item.metadata["items"] is not None:
+        metavar = item.metadata["metavar"]
+        return {**shared, "action": ListAction, "items": item.metadata["items"],
+                "metavar": metavar, "help": text}  # fmt: skip
     settings = {
         "choices": item.metadata["choices"],
         "metavar": item.metadata["metavar"],
@@ -198,7 +241,7 @@ def _value_type(name: str, hint: Any) -> Callable[[str], Any]:
     kinds = get_args(hint) or (hint,)
     if str in kinds:
         return partial(own_value, name)
-    read = _whole_number if int in kinds else _number
+    read = whole_number if int in kinds else _number
     return partial(_or_auto, read) if type(None) in kinds else read
 
 
@@ -206,7 +249,7 @@ def _or_auto(read: Callable[[str], Any], text: str) -> Any:
     return None if text == "auto" else read(text)
 
 
-def _whole_number(text: str) -> int:
+def whole_number(text: str) -> int:
     """`4096`, `4k` (4,000) or `4K` (4,096)."""
     found = re.fullmatch(r"([+-]?\d+(?:\.\d+)?)([kKmM]?)", text)
     number = Fraction(found[1]) * _MULTIPLES.get(found[2], 1) if found is not None else None
@@ -236,16 +279,10 @@ def check_model(config: EngineConfig) -> None:
     """Raises `ValueError` where the model cannot be served, before seconds of imports and minutes
     of loading.
     """
-    from ..runtime.loader.check import check_model
+    from ..runtime.loader.check import check_engine
     from ..runtime.loader.resolve import resolve_model_path
 
-    check_model(
-        resolve_model_path(config.model_path),
-        context_length=config.context_length,
-        weights=config.load_format != "dummy",
-        ranks=config.tp_size,
-        code=config.model_code,
-    )
+    check_engine(resolve_model_path(config.model_path), config)
 
 
 def refuse_flags(

@@ -159,7 +159,7 @@ def _member(
             raise ValueError("--nnodes: a model of several machines needs a server of its own")
         check_model(config.engine)
     name = config.served_model_name
-    if name == "default" or len(name) > 200 or not name.isprintable():
+    if name == "default" or "," in name or len(name) > 200 or not name.isprintable():
         raise ValueError(f"{name!r:.80} cannot be a model's name; choose another")
     return MemberConfig(name=name, server=config, **about)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..server.api_key import VARIABLE as API_KEY
 from ..server.api_key import take_api_key
-from .flags import ArgumentParser
+from .flags import ArgumentParser, ListAction
 
 if TYPE_CHECKING:
     from .config_file import Entry
@@ -191,7 +191,7 @@ def variable_of(key: str) -> str:
 
 def _read(action: argparse.Action, given: Any, where: str) -> Any:
     """What an action makes of a text, or of a list of texts. Raises `ValueError`."""
-    takes_list = str(action.metavar).startswith("LIST")
+    takes_list = isinstance(action, ListAction)
     if isinstance(given, list) and takes_list and all(isinstance(one, str) for one in given):
         given = ",".join(given)
     if isinstance(given, list):

@@ -14,6 +14,7 @@ from .cache.kv_events import KVEventsConfig
 from .distributed.nodes import check_experts, check_nodes
 from .models.registry import ModelCode
 from .options import check_options, check_threads, option
+from .quantization.registry import ON_LOAD, find_formats
 
 MODEL_IMPLS = ("auto", "piecework", "transformers")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -23,7 +24,7 @@ PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 LOAD_FORMATS = ("auto", "dummy")
 CPU_ACTIVATIONS = ("auto", "bf16", "int8")
-QUANTIZATIONS = ("auto", "none", "fp8", "int8", "q8_0", "q4_0")
+QUANTIZATIONS = tuple(dict.fromkeys(("auto", "none", *ON_LOAD, "gguf", *find_formats())))
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2", "int8")
 
 
@@ -109,7 +110,8 @@ class EngineConfig:
         "auto: weights stay in the 2 to 8 bits that a checkpoint or .gguf file holds them in, "
         "where the device can multiply by such; none: all are widened to --dtype; "
         "fp8, int8: weights of 16 bits are quantised while they are loaded, and activations "
-        "when they are multiplied; q8_0, q4_0: weights alone, in blocks of 32 numbers",
+        "when they are multiplied; q8_0, q4_0: weights alone, in blocks of 32 numbers; a format of "
+        "checkpoints (awq, gptq, ...): as auto, and refused if the model has another one",
         group=MODEL,
         choices=QUANTIZATIONS,
     )
@@ -160,8 +162,7 @@ class EngineConfig:
     )
     dist_key_file: str | None = option(
         None,
-        "a file with the key by which nodes know one another, 16 bytes or more; default: "
-        "PIECEWORK_DIST_KEY",
+        "file with the key of all nodes, 16 bytes or more; default: PIECEWORK_DIST_KEY",
         group=RANKS,
         metavar="FILE",
     )
@@ -175,8 +176,7 @@ class EngineConfig:
     mem_fraction_static: float | None = option(
         None,
         "share of the memory that is free once the weights are loaded that the KV cache may take; "
-        "default: on a CPU 0.2, elsewhere all "
-        "that steps and graphs leave",
+        "default: on a CPU 0.2, elsewhere all that steps and graphs leave",
         group=MEMORY,
         metavar="F",
     )
@@ -235,8 +235,7 @@ class EngineConfig:
     piecewise_cuda_graph: bool | None = option(
         None,
         "run steps in pieces, cut at attention, compiled by another process; on a GPU each piece "
-        "is captured as a graph for each number of "
-        "tokens; a server does so by default",
+        "is captured as a graph for each number of tokens; a server does so by default",
         group=GRAPHS,
     )
     disable_piecewise_cuda_graph: bool = option(
@@ -251,10 +250,10 @@ class EngineConfig:
     piecewise_cuda_graph_tokens: str | None = option(
         None,
         "numbers of tokens to capture (16,64,256), or auto:K for the K that waste least padding on "
-        "the lengths seen so far; "
-        "default: by device",
+        "the lengths seen so far; default: by device",
         group=GRAPHS,
         metavar="LIST",
+        items=r"[\d,]+",
     )
     piecewise_cuda_graph_max_tokens: int | None = option(
         None,
@@ -265,16 +264,15 @@ class EngineConfig:
     cuda_graph_backend_prefill: str | None = option(
         None,
         "graphs of prefills and mixed steps. piecewise: as --piecewise-cuda-graph; breakable: "
-        "recorded as the model runs, without a "
-        "compiler, with a break at each attention; default: piecewise",
+        "recorded as the model runs, without a compiler, with a break at each attention; default: "
+        "piecewise",
         group=GRAPHS,
         choices=PREFILL_BACKENDS,
     )
     cuda_graph_backend_decode: str | None = option(
         None,
         "graphs of steps of nothing but decodes: full records the whole forward for each batch "
-        "size; native runs it as one call of C++ on "
-        "a CPU, in bfloat16; default: by device",
+        "size; native runs it as one call of C++ on a CPU, in bfloat16; default: by device",
         group=GRAPHS,
         choices=DECODE_BACKENDS,
     )
@@ -283,6 +281,7 @@ class EngineConfig:
         "batch sizes of decodes to capture (1,2,4,8); default: those up to --cuda-graph-max-bs",
         group=GRAPHS,
         metavar="LIST",
+        items=r"[\d,]+",
     )
     cuda_graph_max_bs: int | None = option(
         None,
@@ -297,6 +296,7 @@ class EngineConfig:
         "to that: +norm_quant,-noop. `piecework explain` tells how often each matched",
         group=GRAPHS,
         metavar="LIST",
+        items=r"[+]\w+(,.*)?",
     )
     startup: str = option(
         "fast",
@@ -325,6 +325,7 @@ class EngineConfig:
         "the system's choice",
         group=MODEL,
         metavar="LISTS",
+        items=r"[\d,|-]+",
     )
 
     replica: int = 0

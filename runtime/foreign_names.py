@@ -32,10 +32,13 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
     "kv_cache_dtype": {"fp8": "fp8_e4m3"},
     "sampling_defaults": {"auto": "model", "vllm": "openai"},
     "load_format": dict.fromkeys(("safetensors", "gguf", "hf"), "auto"),
-    # These only repeat what the checkpoint says of itself.
-    "quantization": dict.fromkeys(
-        ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf"), "auto"
-    ),
+    "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq"},
+    "attention_backend": {
+        "FLASHINFER": "flashinfer",
+        "TRITON_ATTN": "triton",
+        "TORCH_SDPA": "torch",
+        "torch_native": "torch",
+    },
 }
 
 

@@ -17,7 +17,7 @@ from .engine.build import build_engine
 from .engine.messages import FinishReason, ProfileAnswer, StartProfile, TokenLogprob
 from .engine.profiling import Profiler
 from .foreign_names import own_names
-from .loader.check import check_model
+from .loader.check import check_engine
 from .loader.resolve import resolve_model_path
 from .sampling.params import SamplingParams
 from .tokenizer.output_processor import RequestOutput, RequestState, TextOptions, process_outputs
@@ -86,13 +86,7 @@ class LLM:
         if self.config.kv_events_config is not None:
             raise ValueError("kv_events_config is for servers, which have an engine process")
         path = resolve_model_path(self.config.model_path)
-        check_model(
-            path,
-            context_length=self.config.context_length,
-            weights=self.config.load_format != "dummy",
-            ranks=self.config.tp_size,
-            code=self.config.model_code,
-        )
+        check_engine(path, self.config)
         self.tokenizer = load_tokenizer(
             path,
             self.config.tokenizer_path,

@@ -16,15 +16,23 @@ def option(
     group: str,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
+    items: str | None = None,
 ) -> Any:
     """A dataclass field that is also a command-line flag of the same name (`max_total_tokens` ->
     `--max-total-tokens`).
 
-    `group`: the heading of `--help` that it stands under.
+    `group`: the heading of `--help` that it stands under. `items`: the value is a text with commas,
+    which a command line may give as several words too; a word belongs to it if it matches this.
     """
     return field(
         default=default,
-        metadata={"help": help, "group": group, "choices": choices, "metavar": metavar},
+        metadata={
+            "help": help,
+            "group": group,
+            "choices": choices,
+            "metavar": metavar,
+            "items": items,
+        },
     )
 
 

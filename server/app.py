@@ -93,7 +93,7 @@ def create_app(
     """An application that serves a language model; starting and stopping the engine is the
     caller's. `defaults`: sampling parameters of requests that name none.
     """
-    name = config.served_model_name
+    name = config.model_names[0]
     serving = Serving(
         engine=engine,
         config=config,

@@ -70,15 +70,18 @@ class CommonServerConfig(HttpLimits):
         "browser, * for all; default: none",
         group=SERVER,
         metavar="LIST",
+        items=r"\*|[a-z][a-z0-9+.-]*://.*",
     )
     no_page: bool = option(
         False, "no page at /, with chats, images and figures, for browsers", group=SERVER
     )
     served_model_name: str = option(
         "",
-        "the model's name in requests and in /v1/models; default: the last part of --model-path",
+        "the model's names in requests and in /v1/models (a,b); answers have the first one; "
+        "default: the last part of --model-path",
         group=SERVER,
-        metavar="NAME",
+        metavar="NAMES",
+        items=r"[^-].*",
     )
     require_model: bool = option(
         False,
@@ -175,6 +178,16 @@ class CommonServerConfig(HttpLimits):
             read_endpoint(self.otlp_traces_endpoint)
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", _last_name(self.engine.model_path))
+        if not all(self.model_names):
+            raise ValueError(
+                f"--served-model-name {self.served_model_name!r} has an empty name; leave out the "
+                "comma beside it"
+            )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that requests may call the model by. Answers have the first one."""
+        return tuple(dict.fromkeys(name.strip() for name in self.served_model_name.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

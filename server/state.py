@@ -20,7 +20,7 @@ from starlette.responses import Response
 from .. import __version__
 from ..runtime.engine.messages import EngineInfo
 from ..runtime.sampling.defaults import SamplingDefaults
-from .accounts import check_access
+from .accounts import check_access, may_use
 from .engine.interface import Engine, TextEngine
 from .engine.state import EngineUnavailable
 from .errors import InvalidRequest, NotFound
@@ -88,12 +88,18 @@ class AnyServing:
                 param="model",
                 code="missing_required_parameter",
             )
-        if name not in (None, DEFAULT_MODEL, self.model_name):
+        if name not in (None, DEFAULT_MODEL, *self.config.model_names):
             message = (
-                f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."
+                f"The model {name!r:.200} does not exist; this server has "
+                f"{' and '.join(map(repr, self.config.model_names))}."
             )
             raise NotFound(message, param="model", code="model_not_found")
-        check_access(self.model_name)
+        if not self.may_be_used():
+            check_access(self.model_name)
+
+    def may_be_used(self) -> bool:
+        """Whether the key of the request that runs may use the model, under any of its names."""
+        return any(map(may_use, self.config.model_names))
 
     def model_card(self) -> dict[str, Any]:
         """The model as `/v1/models` shows it."""

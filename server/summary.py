@@ -56,7 +56,7 @@ def table(
     """What every server prints: its name and address, what it is, and a command to try it."""
     lines = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
     head = (
-        f"piecework {__version__} serves {config.served_model_name} at {url} (ready after "
+        f"piecework {__version__} serves {config.model_names[0]} at {url} (ready after "
         f"{seconds:.1f} s)"
     )
     return f"\n{head}\n{lines}\n\n{example}\n"
@@ -126,6 +126,6 @@ def example(config: ServerConfig, url: str, *, chat: bool) -> str:
     """A curl command that asks the model something."""
     prompt = "Name the capital of France."
     asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    body = json.dumps({"model": config.served_model_name, **asked, "max_tokens": 64})
+    body = json.dumps({"model": config.model_names[0], **asked, "max_tokens": 64})
     path = "chat/completions" if chat else "completions"
     return f"{curl(config, f'{url}/v1/{path}')} -d {shlex.quote(body)}"

@@ -132,6 +132,7 @@ class DiffusionConfig:
         "pipeline's own size",
         group=DIFFUSION,
         metavar="LIST",
+        items=r"[\dx,]+",
     )
     warmup_steps: int = option(1, "denoising steps of a warm-up", group=DIFFUSION, metavar="N")
     max_batch_size: int | None = option(

@@ -30,7 +30,7 @@ from ..graphs.graph_runner import GraphCounts, GraphRunner
 from ..graphs.pieces import seen_lengths
 from ..layers.attention import register_attention
 from ..layers.parallel import Shard
-from ..loader.check import check_model
+from ..loader.check import check_engine
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
 from ..models.causal_lm import CausalLM
@@ -94,13 +94,7 @@ class ModelRunner:
             self.platform.default_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         )
         self.model_path = path = resolve_model_path(config.model_path)
-        check_model(
-            path,
-            context_length=config.context_length,
-            weights=config.load_format != "dummy",
-            ranks=config.tp_size,
-            code=config.model_code,
-        )
+        check_engine(path, config)
         with self.clock.phase("kernels"):
             kernels = self.platform.linear_kernels(
                 self.dtype,

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..config import EngineConfig
 from ..model_config import read_config
 from ..models.registry import FALLBACK, ModelCode, find_model
 from ..options import check_context_length
-from ..quantization.registry import quantization_of
+from ..quantization.registry import asked_of, quantization_of
 from .files import check_pointer, read_header, weight_files
 
 _SCALARS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -31,18 +32,21 @@ def check_model(
     weights: bool,
     ranks: int = 1,
     code: ModelCode | None = None,
+    quantization: str = "auto",
 ) -> None:
     """Raises `ValueError` with the reason where a folder or .gguf file holds no model that we
     serve.
 
     `context_length`, `ranks`: what was asked for; `weights` False leaves out the files of weights,
-    which a model with random ones does not need; `code`: whose computes it. What takes transformers
+    which a model with random ones does not need; `code`: whose computes it; `quantization`: as
+    `--quantization`. What takes transformers
     or the whole of a .gguf file to find out, the engine finds out later.
     """
     if Path(path).suffix == ".gguf":
         if code is not None and code.impl == "transformers":
             raise ValueError(f"{path}: --model-impl transformers takes folders, no .gguf files")
         longest, heads = _gguf_numbers(Path(path))
+        asked_of(path, quantization, None)
     else:
         config = read_config(Path(path), code=code)
         longest, heads = config.get("max_position_embeddings"), config.get("num_attention_heads")
@@ -52,6 +56,7 @@ def check_model(
                 "--tp-size out"
             )
         quantized = quantization_of(config) is not None
+        asked_of(path, quantization, config)
         for file in weight_files(Path(path)) if weights else ():
             read_header(file, quantized=quantized)
     if isinstance(longest, int):
@@ -60,6 +65,18 @@ def check_model(
     # Files of models without attention say 0.
     if isinstance(heads, int) and 0 < heads < ranks:
         raise ValueError(f"--tp-size {ranks} is more than the {heads} heads of {path}")
+
+
+def check_engine(path: str, config: EngineConfig) -> None:
+    """Check the model at a path as `check_model` does, for the settings of an engine."""
+    check_model(
+        path,
+        context_length=config.context_length,
+        weights=config.load_format != "dummy",
+        ranks=config.tp_size,
+        code=config.model_code,
+        quantization=config.quantization,
+    )
 
 
 def _gguf_numbers(path: Path) -> tuple[int | None, object]:

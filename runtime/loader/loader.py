@@ -42,7 +42,7 @@ from ..quantization.methods import (
     tied_head,
 )
 from ..quantization.on_load import COLUMNS
-from ..quantization.registry import Scheme, quantization_of, read_scheme
+from ..quantization.registry import Scheme, asked_of, quantization_of, read_scheme
 from . import safetensors
 from .checkpoint import check_fits
 from .experts import absent_experts, check_experts
@@ -85,8 +85,10 @@ def load_model(
     scheme: Scheme | None = None
     if Path(path).suffix == ".gguf":
         config, tensors = _open_gguf(Path(path))
+        quantization = asked_of(path, quantization, None)
     else:
         config, scheme = ModelConfig.from_pretrained(path, code=code), _scheme_of(Path(path))
+        quantization = asked_of(path, quantization, read_json(Path(path, "config.json")))
         found = safetensors.list_tensors(Path(path), quantized=scheme is not None)
         tensors = model_class(config.architecture).checkpoint_tensors(config, found)
     config = config.within(context_length)
@@ -160,6 +162,7 @@ def random_model(
     Norms are 1 and matrices small, as before training, so that activations stay finite in any
     dtype. Raises `ValueError` where a checkpoint's own kind of quantised weights is asked for.
     """
+    quantization = asked_of(path, quantization, read_json(Path(path, "config.json")))
     if quantization == "auto" and _scheme_of(Path(path)) is not None:
         raise ValueError(
             f"--load-format dummy makes weights of 16 bits, but those of {path} are quantised; add "

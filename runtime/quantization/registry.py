@@ -24,6 +24,8 @@ from . import __path__ as _folders
 Scheme = Callable[[str], str]
 """A linear layer's name in the checkpoint to the kind of its weight: `PLAIN` or a method's."""
 PLAIN = "bfloat16"
+ON_LOAD = ("fp8", "int8", "q8_0", "q4_0")
+"""What `--quantization` can make of weights of 16 bits while they are loaded."""
 _NAME = re.compile(r'^QUANT_METHOD = "([\w-]+)"', re.MULTILINE)
 _LEGACY = "compression_config"
 
@@ -59,6 +61,33 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
             ".gguf file"
         )
     return dict(quantization)
+
+
+def asked_of(path: str, asked: str, config: Mapping[str, Any] | None) -> str:
+    """Return what `--quantization` asks for of a model: `auto`, `none` or one of `ON_LOAD`.
+
+    `config`: its config.json; None for a .gguf file. A format of checkpoints says only which one
+    the model has. Raises `ValueError` if the model has another one.
+    """
+    if asked in ("auto", "none"):
+        return asked
+    found = {"quant_method": "gguf"} if config is None else quantization_of(config)
+    held = None if found is None else found["quant_method"]
+    if asked == held:
+        return "auto"
+    # The weights of a .gguf file may be of 16 bits, too: the loader finds out.
+    if asked in ON_LOAD and (held is None or config is None):
+        return asked
+    if asked in ON_LOAD:
+        raise ValueError(
+            f"--quantization {asked} is for weights of 16 bits, but those of {path} are quantised "
+            f"by {held}; take --quantization auto, or another checkpoint"
+        )
+    raise ValueError(
+        f"--quantization {asked}, but the weights of {path} are "
+        f"{f'quantised by {held}' if held else 'not quantised'}; take --quantization auto, or a "
+        f"checkpoint that is quantised by {asked}"
+    )
 
 
 def read_scheme(quantization: Mapping[str, Any]) -> Scheme:

@@ -39,7 +39,7 @@ def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes] | 
 
 def create_image_app(engine: ImageClient, config: ImageServerConfig) -> FastAPI:
     """An application that serves images; starting and stopping the engine is the caller's."""
-    name = config.served_model_name
+    name = config.model_names[0]
     store = ImageStore(config.image_url_memory * _MIB, config.image_url_lifetime)
     metrics = ImageMetrics(engine, store, name)
     return build_app(

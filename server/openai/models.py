@@ -6,7 +6,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..accounts import may_use
 from ..answers import ErrorAnswer, answers
 from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
 from ..anthropic.models import VERSION_HEADER, model_info, model_list
@@ -23,8 +22,9 @@ _ERROR = ErrorAnswer | MessagesErrorAnswer
     "/v1/models", responses=answers(ModelList | MessagesModels, errors=(503,), error=_ERROR)
 )
 async def list_models(request: Request, serving: AnyServingDep) -> Response:
-    """The one model of this server."""
-    cards = [serving.model_card()] if may_use(serving.model_name) else []
+    """The one model of this server, once for each of its names."""
+    names = serving.config.model_names if serving.may_be_used() else ()
+    cards = [serving.model_card() | {"id": name} for name in names]
     if VERSION_HEADER in request.headers:
         return json_response(model_list(cards))
     return json_response({"object": "list", "data": cards})
@@ -37,5 +37,5 @@ async def list_models(request: Request, serving: AnyServingDep) -> Response:
 async def retrieve_model(model_id: str, request: Request, serving: AnyServingDep) -> Response:
     """One model by its name."""
     serving.check_model(model_id)
-    card = serving.model_card()
+    card = serving.model_card() | {"id": model_id}
     return json_response(model_info(card) if VERSION_HEADER in request.headers else card)

@@ -57,7 +57,7 @@ def create_pooling_app(
     """An application that serves vectors or scores; starting and stopping the engine is the
     caller's.
     """
-    name = config.served_model_name
+    name = config.model_names[0]
     metrics = PoolingMetrics(engine, name)
     serving = PoolingServing(
         engine=engine, config=config, metrics=metrics, model_name=name, folder=folder
@@ -88,6 +88,6 @@ def pooling_summary(
         path, asked = "embeddings", {"input": ["A text.", "Another one."]}
     else:
         path, asked = "rerank", {"query": "Where is it?", "documents": ["Here.", "Once."]}  # type: ignore[dict-item]
-    body = json.dumps({"model": config.served_model_name, **asked})
+    body = json.dumps({"model": config.model_names[0], **asked})
     example = f"{curl(config, f'{url}/v1/{path}')} -d {shlex.quote(body)}"
     return table(config, url, seconds, rows | info.remarks, example)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -17,7 +18,9 @@ from piecework.cli.flags import (
     report,
     server_config,
 )
-from piecework.cli.foreign_flags import NOTHING_TO_DO, add_foreign_flags
+from piecework.cli.foreign_flags import add_foreign_flags, instead_of
+from piecework.cli.foreign_tables import NOTHING_TO_DO
+from piecework.cli.serve import describe
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.foreign_names import SAME
 
@@ -84,6 +87,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(["auto", "none", "0-15,16-31", "0-7,32-39|8-15,40-47"])
     if name == "otlp_traces_endpoint":
         return st.sampled_from(["http://127.0.0.1:4318", "https://collector.example/v1/traces"])
+    if name == "served_model_name":
+        return st.sampled_from(["a", "org/model", "first,second"])
     if name == "kv_events_config":
         return st.sampled_from(["{}", '{"endpoint": "ipc:///tmp/events", "hwm": 5}'])
     if name == "dist_init_addr":
@@ -294,7 +299,30 @@ def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
         (["-np", "4"], ["--max-running-requests", "4"]),
         (["-ngl", "99", "-tb", "2", "-fa", "on"], []),
         (["-fa", "-ub", "512"], []),
-        (["--load-format", "safetensors", "--quantization", "awq"], []),
+        (
+            ["--load-format", "safetensors", "--quantization", "awq_marlin"],
+            ["--quantization", "awq"],
+        ),
+        (["-np", "-1", "-t", "-1", "-s", "-1"], []),
+        (["-c", "4k"], ["--context-length", "4000"]),
+        (["--no-webui", "-cb", "--mlock", "--no-mmap", "--numa", "isolate"], ["--no-page"]),
+        (["-v", "--no-warmup", "--flash-attn", "off", "--log-colors", "on"], []),
+        (["--reasoning-format", "none"], ["--reasoning-parser", "none"]),
+        (["--rerank"], ["--runner", "pooling"]),
+        (["--enable-deterministic-inference"], ["--batch-invariant"]),
+        (["--bucket-e2e-request-latency", "1", "2", "--numa", "x"], []),
+        (["--served-model-name", "a", "b", "--model", "m"], ["m", "--served-model-name", "a,b"]),
+        (["--served-model-name", "a", "b"], ["b", "--served-model-name", "a"]),
+        (["m", "--alias", "a,b"], ["m", "--served-model-name", "a,b"]),
+        (["--cuda-graph-bs", "1", "2", "4", "m"], ["m", "--cuda-graph-bs", "1,2,4"]),
+        (["--piecewise-cuda-graph-tokens", "[16, 32]"], ["--piecewise-cuda-graph-tokens", "16,32"]),
+        (["--passes", "none", "+lower", "m"], ["m", "--passes", "none,+lower"]),
+        (["--cpu-bind", "0-1", "2-3", "--tp", "2"], ["--cpu-bind", "0-1,2-3", "--tp-size", "2"]),
+        (["--allowed-origins", '["*"]'], ["--cors-origins", "*"]),
+        (
+            ["--cors-origins", "http://a.example", "http://b.example", "m"],
+            ["m", "--cors-origins", "http://a.example,http://b.example"],
+        ),
     ],
 )
 def test_foreign_values_are_read_as_their_servers_read_them(
@@ -321,7 +349,11 @@ def test_foreign_values_are_read_as_their_servers_read_them(
         (["--tool-parser-plugin", "x.py"], "--tool-call-parser"),
         (["--temp", "0.2"], "--temp is no flag here: a request sets it"),
         (["-hf", "a/b:Q4_K_M"], "download one .gguf file of a/b"),
-        (["--mmproj", "x"], "images in requests are not supported"),
+        (["--mmproj", "x"], "images and audio in requests are not supported"),
+        (["-c", "abc"], "argument -c/--ctx-size: 'abc' is no whole number"),
+        (["-np", "x"], "-np/--parallel: 'x' is no whole number"),
+        (["--allowed-origins", "[*"], "'[*' is no JSON list"),
+        (["--offline"], "HF_HUB_OFFLINE=1"),
         (["-fa", "model"], "invalid choice: 'model'"),
         (["-d", "2"], "unknown flag -d"),
     ],
@@ -332,18 +364,32 @@ def test_what_means_nothing_here_is_told_by_its_name(
     assert answer in error_of(*argv, capsys=capsys)
 
 
-@pytest.mark.parametrize("flag", ["-temp", "-cb", "--top-n", "--keep", "--props", "--no-webui"])
+@pytest.mark.parametrize("flag", ["-temp", "--top-n", "--keep", "--propped"])
 def test_a_flag_that_is_like_none_of_ours_gets_no_guess(
     flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "did you mean" not in error_of(flag, "1", capsys=capsys)
 
 
+FOREIGN = (Path(__file__).parent / "foreign_flags.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_every_flag_of_other_servers_is_understood_ignored_or_told_what_to_do_instead() -> None:
+    parser = ArgumentParser(prog="piecework serve", add_help=False)
+    describe(parser)
+    known = {name for action in parser._actions for name in action.option_strings}
+    flags = [flag for line in FOREIGN if not line.startswith("#") for flag in line.split()]
+    assert len(flags) > 900
+    assert [flag for flag in flags if flag not in known and instead_of(flag) is None] == []
+
+
+@pytest.mark.parametrize("argv", [["-ngl", "99"], ["--mlock"], ["-fa"], ["--numa", "isolate"]])
 def test_a_flag_that_is_ignored_says_what_is_done_instead(
-    capsys: pytest.CaptureFixture[str],
+    argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parse("-ngl", "99")
-    assert "-ngl is ignored: all layers run on --device" in capsys.readouterr().err
+    parse(*argv)
+    told = capsys.readouterr().err
+    assert told.startswith(f"piecework serve: {argv[0]} is ignored: ") and told.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["4.5", "1.0001k", "nan", "infk", "k", "", "1e3", "4096 tokens"])

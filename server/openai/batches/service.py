@@ -74,7 +74,7 @@ class Batches:
             return None
         if config.batch_dir != AUTO:
             return Path(config.batch_dir).expanduser()
-        return kept_folder("batches", config.served_model_name)
+        return kept_folder("batches", config.model_names[0])
 
     async def storage(self) -> Storage:
         """Raises `NotFound` where batches are off, and `Unavailable` where the folder cannot be

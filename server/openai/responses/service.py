@@ -43,7 +43,7 @@ def store_path(config: ServerConfig) -> str:
     """Where responses are kept; `auto`: each model and port has a file."""
     match config.responses_store:
         case "auto":
-            folder = kept_folder("responses", config.served_model_name)
+            folder = kept_folder("responses", config.model_names[0])
             return str(folder / f"{config.port}.sqlite")
         case "memory":
             return MEMORY

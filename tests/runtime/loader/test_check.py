@@ -4,6 +4,7 @@ weight read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -350,3 +351,30 @@ def test_a_refusal_imports_nothing_heavy(folder: Path, command: str, fault: str)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"piecework {command}: error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "answer"),
+    [
+        ("awq", None, r"--quantization awq, but the weights of \S+ are not quantised; .* by awq"),
+        ("gptq", "awq", "--quantization gptq, but the weights of .* quantised by awq; .* by gptq"),
+        ("int8", "awq", "int8 is for weights of 16 bits, but those of .* are quantised by awq"),
+        ("awq", "gguf", "--quantization awq, but the weights of .* are quantised by gguf"),
+        ("awq", "awq", None),
+        ("fp8", "fp8", None),
+        ("fp8", None, None),
+        ("gguf", "gguf", None),
+        ("none", "awq", None),
+    ],
+)
+def test_a_format_that_the_checkpoint_does_not_have_is_refused_with_both_names(
+    folder: Path, asked: str, held: str | None, answer: str | None
+) -> None:
+    path = resolve_model_path("smollm2-135m") if held == "gguf" else str(folder)
+    if held not in (None, "gguf"):
+        file = folder / "config.json"
+        config = json.loads(file.read_text()) | {"quantization_config": {"quant_method": held}}
+        file.write_text(json.dumps(config))
+    expected = pytest.raises(ValueError, match=answer) if answer else contextlib.nullcontext()
+    with expected:
+        check_model(path, context_length=None, weights=False, quantization=asked)

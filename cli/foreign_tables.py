@@ -1,0 +1,366 @@
+"""Flags of vLLM, SGLang and llama.cpp that are not ours, sorted by what becomes of them.
+
+Names and meanings: `vllm serve --help` (vllm/engine/arg_utils.py, vllm/config/ and
+vllm/entrypoints/openai/cli_args.py), SGLang's docs/advanced_features/server_arguments.md,
+llama.cpp's tools/server/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_PRIORITY = "requests run by `priority`, higher first, then by arrival"
+
+ONE_VALUE: Mapping[tuple[str, ...], tuple[tuple[str, ...], str]] = {
+    ("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"): (
+        ("1",),
+        "pipeline parallelism is not supported; --tp-size splits a model over devices",
+    ),
+    ("--tokenizer-mode",): (("auto",), "there is one kind of tokenizer"),
+    ("--config-format",): (("auto", "hf"), "config.json is read"),
+    ("--schedule-policy", "--scheduling-policy"): (
+        ("fcfs",),
+        _PRIORITY,
+    ),
+    ("--stream-interval",): (("1",), "each step's tokens are sent at once"),
+    ("--api-server-count", "-asc", "--tokenizer-worker-num"): (
+        ("1",),
+        "one process answers HTTP; --dp-size N runs N engines behind it",
+    ),
+    ("--response-role",): (("assistant",), "answers are the assistant's"),
+    ("--logprobs-mode",): (("raw_logprobs",), "log-probabilities are the model's own"),
+    ("--radix-eviction-policy",): (("lru",), "what was used least recently is evicted first"),
+    ("--moe-runner-backend",): (("auto",), "kernels of experts are chosen for the machine"),
+    ("--moe-a2a-backend",): (("none",), "experts meet in the collectives of --ep-size"),
+    ("--reasoning-budget",): (("-1",), "a request sets how long the model may think"),
+    ("-rea", "--reasoning"): (
+        ("auto",),
+        "a request turns thoughts off: chat_template_kwargs or reasoning_effort",
+    ),
+    ("--disaggregation-mode",): (("null",), "prompts and answers are computed by one engine"),
+}
+"""Settings that have one value here, and why; giving that value is no mistake."""
+
+NOTHING_TO_DO = (
+    "--async-scheduling",
+    "--cache-prompt",
+    "--disable-log-requests",
+    "--disable-uvicorn-access-log",
+    "--enable-auto-tool-choice",
+    "--enable-cache-report",
+    "--enable-chunked-prefill",
+    "--enable-metrics",
+    "--enable-mixed-chunk",
+    "--enable-offline-docs",
+    "--enable-priority-scheduling",
+    "--enable-prompt-tokens-details",
+    "--enable-reasoning",
+    "--enable-request-id-headers",
+    "--enable-tokenizer-info-endpoint",
+    "--escape",
+    "--jinja",
+    "--metrics",
+    "--no-agent",
+    "-no-ag",
+    "--no-context-shift",
+    "--no-enable-log-requests",
+    "--no-enforce-eager",
+    "--no-mmproj",
+    "--no-mmproj-auto",
+    "--no-trust-remote-code",
+    "--prefill-assistant",
+    "--sleep-on-idle",
+    "--ui",
+    "--webui",
+    "-cb",
+    "--cont-batching",
+    "-e",
+    "-kvu",
+    "--kv-unified",
+)
+"""What these ask for, or allow, is so anyway."""
+
+_LOADING = "weights are mapped from disk, and copied where a device or a packed format needs it"
+_WAITING = "compute threads wait as suits the machine; --num-threads and --cpu-bind place them"
+_STEP = "--chunked-prefill-size bounds a step"
+_KEPT = "prefixes and states are kept in the KV cache as long as there is room"
+_METHODS = "--cors-origins lets pages use all methods and headers"
+_LOG_LINES = "the form of log lines is set by --log-format"
+_KERNELS = "kernels are chosen for the machine"
+_FIGURES = "the buckets and labels of /metrics are fixed"
+_TOKENIZE = "texts become tokens beside the engine, as they come"
+_FITS = "the KV cache takes what --mem-fraction-static or --max-total-tokens says"
+_SLOTS = "prefixes are shared between all requests, without slots"
+
+SWITCHES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
+    ("--mlock", "--mmap", "--no-mmap", "-dio", "--direct-io", "-ndio", "--no-direct-io"): _LOADING,
+    ("--repack", "-nr", "--no-repack", "--no-host", "--use-tqdm-on-load"): _LOADING,
+    ("--no-use-tqdm-on-load", "--check-tensors"): _LOADING,
+    ("-v", "--verbose", "--log-verbose"): "--log-level debug logs more",
+    ("--log-disable",): "--log-level error logs least",
+    ("--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps"): _LOG_LINES,
+    ("--no-warmup", "--skip-server-warmup"): "--startup says what is done before the "
+    "server is ready",
+    ("--no-kv-unified", "-no-kvu", "--swa-full", "--disable-hybrid-swa-memory"): _KEPT,
+    ("--disable-hybrid-kv-cache-manager", "--no-disable-hybrid-kv-cache-manager"): _KEPT,
+    ("--cache-idle-slots", "--no-cache-idle-slots"): _KEPT,
+    ("-kvo", "--kv-offload", "--op-offload", "--no-op-offload"): "all layers run on --device",
+    ("--perf", "--no-perf", "--show-time-cost"): "/metrics and the summary have times",
+    ("-bs", "--backend-sampling", "--disable-cascade-attn", "--no-disable-cascade-attn"): _KERNELS,
+    ("--disable-flashinfer-autotune", "--enable-p2p-check", "--disable-cuda-graph-padding"): (
+        _KERNELS
+    ),
+    ("--enable-flashinfer-allreduce-fusion", "--enable-aiter-allreduce-fusion"): _KERNELS,
+    ("--disable-custom-all-reduce",): "collectives are chosen for the machine",
+    ("--flashinfer-mla-disable-ragged", "--disable-shared-experts-fusion"): _KERNELS,
+    ("--disable-chunked-prefix-cache", "--enable-fused-qk-norm-rope"): _KERNELS,
+    ("--enable-tokenizer-batch-encode", "--disable-tokenizer-batch-decode"): _TOKENIZE,
+    ("--enable-dynamic-batch-tokenizer", "--disable-outlines-disk-cache"): _TOKENIZE,
+    ("--use-v2-block-manager", "--multi-step-stream-outputs", "--disable-async-output-proc"): _STEP,
+    ("--abort-on-priority-when-disabled", "--prefill-round-robin-balance"): _PRIORITY,
+    ("--scheduler-reserve-full-isl", "--no-scheduler-reserve-full-isl"): _STEP,
+    ("--enable-cudagraph-gc", "--enable-profile-cuda-graph"): _KERNELS,
+    ("--cors-credentials", "--no-cors-credentials", "--allow-credentials"): _METHODS,
+    ("--slots", "--no-slots"): _SLOTS,
+    ("--mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"): "the vision tower of a .gguf "
+    "model is not loaded",
+    ("--disable-frontend-multiprocessing", "--enable-server-load-tracking"): "one process answers "
+    "HTTP, and /metrics has its load",
+    ("--enable-mfu-metrics", "--enable-metrics-for-all-schedulers"): _FIGURES,
+    ("--collect-tokens-histogram", "--enable-request-time-stats-logging"): _FIGURES,
+    ("--enable-logging-iteration-details", "--kv-cache-metrics", "--cudagraph-metrics"): _FIGURES,
+    ("--kv-sharing-fast-prefill", "--no-kv-sharing-fast-prefill"): _KERNELS,
+    ("--enable-trace",): "--otlp-traces-endpoint alone turns traces on",
+    ("--log-error-stack", "--no-log-error-stack"): "--log-level debug logs stacks of errors",
+    ("--models-autoload", "--no-models-autoload"): "models load at their first request, unless "
+    "`preload` in the file of --config says otherwise",
+    ("--incremental-streaming-output",): "each chunk of a stream has what is new",
+}
+"""Harmless flags without a value that are ignored, and what is done instead."""
+
+VALUES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
+    ("-ngl", "--gpu-layers", "--n-gpu-layers"): "all layers run on --device",
+    ("-tb", "--threads-batch"): "--num-threads sets the threads of prompts too",
+    ("-b", "--batch-size", "-ub", "--ubatch-size"): _STEP,
+    ("--prefill-max-requests", "--max-num-partial-prefills", "--max-long-partial-prefills"): _STEP,
+    ("--long-prefill-token-threshold", "--schedule-conservativeness"): _STEP,
+    ("--num-continuous-decode-steps", "--num-scheduler-steps"): "a step gives each request one "
+    "token",
+    ("-lm", "--load-mode", "--max-parallel-loading-workers"): _LOADING,
+    ("--numa",): "--cpu-bind auto gives each rank a NUMA node",
+    ("--prio", "--prio-batch", "--poll", "--poll-batch", "--threads-http"): _WAITING,
+    ("-dt", "--defrag-thold", "-cram", "--cache-ram", "--cache-reuse"): _KEPT,
+    ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms", "--checkpoint-min-step"): _KEPT,
+    ("--swa-full-tokens-ratio", "--prefix-caching-hash-algo"): _KEPT,
+    ("--mamba-full-memory-ratio", "--max-mamba-cache-size", "--mamba-scheduler-strategy"): _KEPT,
+    ("--mamba-track-interval", "--mamba-block-size", "--mamba-cache-mode"): _KEPT,
+    ("--mamba-ssm-dtype", "--mamba-cache-dtype", "--mamba-ssm-cache-dtype"): "recurrent states "
+    "are float32",
+    ("-fitt", "--fit-target", "-fitc", "--fit-ctx"): _FITS,
+    ("--cors-methods", "--cors-headers", "--allowed-methods", "--allowed-headers"): _METHODS,
+    ("-lv", "--verbosity", "--log-verbosity"): "--log-level sets how much is logged",
+    ("-to", "--timeout"): "a request has as long as its client waits",
+    ("--sse-ping-interval",): "streams that are silent send a comment every few seconds",
+    ("-sps", "--slot-prompt-similarity"): _SLOTS,
+    ("--tags", "--weight-version", "--fingerprint-mode", "--fingerprint-value"): "answers name "
+    "the model alone",
+    ("--soft-watchdog-timeout", "--gc-warning-threshold-secs"): "--watchdog-timeout sets how long "
+    "an engine may give no sign of life",
+    ("--decode-log-interval",): "--log-stats-interval SECONDS sets how often throughput is logged",
+    ("--chat-template-content-format",): "a chat template is read to find what content it takes",
+    ("--sampling-backend", "--mm-attention-backend", "--fp8-gemm-backend"): _KERNELS,
+    ("--fp4-gemm-backend", "--prefill-attention-backend", "--decode-attention-backend"): _KERNELS,
+    ("--mamba-backend", "--linear-attn-backend", "--gdn-prefill-backend"): _KERNELS,
+    ("--triton-attention-num-kv-splits", "--triton-attention-reduce-in-fp32"): _KERNELS,
+    ("--load-balance-method",): "a request goes to the replica that has its prefix, or least to do",
+    ("--tokenizer-metrics-custom-labels-header",): _FIGURES,
+    ("--dynamic-batch-tokenizer-batch-size", "--dynamic-batch-tokenizer-batch-timeout"): _TOKENIZE,
+    ("--priority-scheduling-preemption-threshold", "--preemption-mode"): _PRIORITY,
+    ("--scheduler-recv-interval", "--num-reserved-decode-tokens", "--num-lookahead-slots"): _STEP,
+    ("--hybrid-kvcache-ratio", "--load-watch-interval"): _KEPT,
+    ("--triton-attention-split-tile-size", "--flashinfer-mxfp4-moe-precision"): _KERNELS,
+    ("--safetensors-load-strategy", "--pt-load-map-location"): _LOADING,
+    ("--show-hidden-metrics-for-version", "--kv-cache-metrics-sample"): _FIGURES,
+    ("--warmups",): "--startup says what is done before the server is ready",
+    ("--h11-max-incomplete-event-size", "--h11-max-header-count"): "--max-header-bytes bounds the "
+    "header of a request",
+    ("--max-log-len", "--collect-detailed-traces"): "logs and traces have nothing of what "
+    "requests say",
+}
+"""Harmless flags with a value that are ignored, and what is done instead."""
+
+LISTS_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
+    ("--bucket-time-to-first-token", "--bucket-inter-token-latency"): _FIGURES,
+    ("--bucket-e2e-request-latency", "--prompt-tokens-buckets"): _FIGURES,
+    ("--generation-tokens-buckets", "--tokenizer-metrics-allowed-custom-labels"): _FIGURES,
+    ("--uvicorn-access-log-exclude-prefixes", "--disable-access-log-for-endpoints"): "--log-level "
+    "debug alone logs HTTP requests",
+}
+"""Harmless flags with several values that are ignored, and what is done instead."""
+
+CHOICES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
+    ("-fa", "--flash-attn"): "--attention-backend sets the kernel of attention",
+    ("-fit", "--fit"): _FITS,
+    ("--log-colors",): _LOG_LINES,
+}
+"""Flags that take on, off or auto, or nothing, and are ignored."""
+
+_TOOLS = "--tool-call-parser says how calls are written, and nothing else needs a flag"
+_LORA = "LoRA adapters are not supported; merge the adapter into its model, and serve that"
+_SPECULATION = "speculative decoding is not supported"
+_POOLING = "the folder's modules.json and architecture say how states become vectors or scores"
+_SIZES = "--cuda-graph-bs and --piecewise-cuda-graph-tokens say which sizes are captured"
+_FOLDER_SAYS = "change the model's config.json instead"
+_REQUEST = "a request sets it; --sampling-defaults FOLDER takes defaults from a " + (
+    "generation_config.json"
+)
+_IN_REQUEST = "a request sets it"
+_IMAGES = "images and audio in requests are not supported"
+_PREFIX = "the server answers at the root; let the reverse proxy take the prefix away"
+_COLLECTIVES = "collectives are chosen for the machine; --tp-size and --ep-size split a model"
+_HOST_MEMORY = "nothing is moved to the host's memory; a request that gives its pages back is "
+_HOST_MEMORY += "computed again"
+_PULL = "download the file (piecework pull), and name it with --model-path"
+_TEMPLATE = "--chat-template FILE sets it"
+_ONE_ENGINE = "prompts and answers are computed by one engine; --dp-size runs several"
+_AS_IT_IS = "a model is read as it is; prepare its folder first, and name it with --model-path"
+_SEVERAL = "--model-path NAME=PATH, more than once, serves several models"
+_TRACES = "--log-requests logs a line for each request, without what it says"
+
+REFUSED: Mapping[str, str] = {
+    "--gpu-memory-utilization": "a share of all memory, weights included, is not what is set here; "
+    "--mem-fraction-static F is the share of "
+    "the memory left once the weights are loaded that the KV cache takes",
+    "--kv-cache-memory-bytes|--num-gpu-blocks-override": "--max-total-tokens N sets the size of "
+    "the KV cache, in tokens",
+    "--max-prefill-tokens": "--chunked-prefill-size N bounds the new tokens of a step",
+    "--no-enable-chunked-prefill|--enable-dynamic-chunking|--(enable-)?prefill-delayer.*": "long "
+    "prompts are always computed in chunks, of --chunked-prefill-size tokens",
+    "-nocb|--no-cont-batching": "requests always share steps; --max-running-requests 1 computes "
+    "one at a time",
+    "--swap-space|--cpu-offload-.*|--(no-)?kv-offloading-.*|--(enable-)?hierarchical-.*|"
+    "--hicache-.*|--enable-lmcache|-nkvo|--no-kv-offload|--enable-(sleep-mode|memory-saver|weights-cpu-backup)|"
+    "--offload-.*": _HOST_MEMORY,
+    "--compilation-config|-cc(\\..*)?|-O.*|--optimization-level|--performance-mode|"
+    "--enable-torch-compile.*|--torch-compile-.*|--torchao-config": "--piecewise-cuda-graph "
+    "compiles; see `pieces and graphs` in --help",
+    "--cuda-?graph-(capture-)?sizes|--max-cudagraph-capture-size|--max-seq-len-to-capture|"
+    "--max-context-len-to-capture|--piecewise-cuda-graph-tokens-.*": _SIZES,
+    "--tool-parser-plugin|--tool-server|--tools|-ag|--agent|--reasoning-parser-plugin|"
+    "--exclude-tools-when-tool-choice-none": _TOOLS,
+    "--(enable-)?lora(-.*)?|--max-loras.*|--max-lora-.*|--max-cpu-loras|--max-loaded-loras|"
+    "--fully-sharded-loras|--long-lora-.*|--qlora-.*|--enable-prompt-adapter|"
+    "--max-prompt-adapter.*|--default-mm-loras|--specialize-active-lora": _LORA,
+    "--control-vector(-.*)?": "control vectors are not supported; leave them out",
+    "--speculative-.*|--num-speculative-tokens|-sc|--spec-.*|--draft.*|"
+    "-(m|t|tb|C|Cr|Cb|ctk|ctv|hf|hfr|ot|cmoe|ncmoe|dev|ngl)d|--.*-draft(-.*)?|"
+    "--enable-multi-layer-eagle|-lcs|-lcd|--lookup-cache-.*|"
+    "--ngram-.*|--typical-acceptance-.*|--disable-logprobs-during-spec-decoding": (_SPECULATION),
+    "--guided-decoding-.*|--structured-outputs-.*|--grammar-backend|--constrained-json-.*": (
+        "structured output is llguidance's, and needs no flag"
+    ),
+    "--convert|--pooler-config|--override-pooler-config|--pooling|--embd-normalize": _POOLING,
+    "--enable-multimodal|--limit-mm-per-prompt|--mm-.*|--(no-)?.*-mm-.*|--allowed-(local-)?media-.*|"
+    "--mmproj|-mm|--mmproj-url|-mmu|--image-.*|--mtmd-.*|--media-.*|--video-.*|"
+    "--enable-multimodal-.*|--disable-fast-image-processor|--enable-precise-embedding-interpolation|--language-only|"
+    "--disable-chunked-mm-input|--(no-)?(language-model-only|interleave-mm-strings)|"
+    "--(no-)?skip-mm-profiling": _IMAGES,
+    "-mv|--model-vocoder|-hfv|-hfrv|--hf-repo-v|-hffv|--hf-file-v|--tts-.*": "speech is not made; "
+    "leave it out",
+    "--hf-overrides|--hf-config-path|--json-model-override-args|--rope-.*|--yarn-.*|"
+    "--override-kv|--model-config-.*|--(no-)?disable-sliding-window|--override-attention-dtype": (
+        _FOLDER_SAYS
+    ),
+    "--revision|--code-revision|--tokenizer-revision": "fetch that revision into a folder "
+    "(huggingface-cli download), and serve the folder",
+    "--download-dir": "the variable HF_HUB_CACHE says where models of the hub are kept",
+    "--offline": "the variable HF_HUB_OFFLINE=1 keeps the server off the network",
+    "-hft|--hf-token": "the variable HF_TOKEN holds it",
+    "--uvicorn-log-level|--log-level-http": "--log-level sets the level of both processes; debug "
+    "logs every HTTP request",
+    "--log-config-file|--log-file|--log-prompts-dir|--crash-dump-folder|--log-outputs": "logs go "
+    "to standard error, which you can send anywhere; --log-format json makes objects of them",
+    "--enable-log-requests|--log-requests-.*|--enable-log-(outputs|deltas)|--export-metrics-.*": (
+        _TRACES
+    ),
+    "--max-logprobs": "100 log-probabilities a token may be asked for",
+    "--(enable-)?ssl-.*": "TLS is not spoken; put a reverse proxy in front",
+    "--root-path|--fastapi-root-path|--api-prefix": _PREFIX,
+    "--uds|--reuse-port|--grpc-mode|--smg-.*": "the server listens on --host and --port, for HTTP",
+    "--path|--(ui|webui)-config(-file)?|--(no-)?(ui|webui)-mcp-proxy": "the page at / takes no "
+    "settings; --no-page leaves it out",
+    "--disable-fastapi-docs": "/docs says nothing of the model; --no-page leaves the page at / out",
+    "--middleware": "put a reverse proxy in front, which changes requests and answers",
+    "--base-gpu-id|--gpu-id-step|-dev": "--device chooses the kind of device; the variable "
+    "CUDA_VISIBLE_DEVICES says which GPU is used",
+    "--list-devices": "`piecework explain` shows what runs where",
+    "-cl|--cache-list": "`piecework models` lists what is here",
+    "--completion-bash": "`piecework completion bash` prints it",
+    "--version": "`piecework --version` prints it",
+    "--usage": "--help prints it",
+    "-C|-Cr|-Cb|-Crb|--cpu-mask(-batch)?|--cpu-range(-batch)?|"
+    "--cpu-strict(-batch)?|--numa-(bind|node).*": (
+        "--cpu-bind says on which cores each rank computes"
+    ),
+    "-ot|--override-tensor|-cmoe|--cpu-moe|-ncmoe|--n-cpu-moe|--rpc|--kt-.*": "all layers run on "
+    "--device; nothing is split between devices of two kinds",
+    "-sm|--split-mode|-ts|--tensor-split|-mg|--main-gpu": "--tp-size splits a model over devices",
+    "--master-addr|--master-port|--nccl-port|--nccl-init-addr|--data-parallel-.*|-dp[a-z]|"
+    "--nnodes-.*|--node-rank-.*": "--dist-init-addr HOST:PORT says where the nodes meet",
+    "--nccl-.*|--distributed-.*|--enable-.*expert.*|--(enable-)?eplb.*|--ep-.*|--expert-.*|"
+    "--(enable-)?dbo.*|--all2all-.*|--.*-deepep.*|--deepep-.*|--enable-dp-.*|--moe-.*|--elastic-.*|"
+    "--init-expert-location|--mooncake-.*|--(decode|prefill)-context-parallel-.*|-dcp|-pcp|"
+    "--enable-nccl-.*|--attn-cp-.*|--attention-context-.*|--cp-.*|--dcp-.*|--pp-.*|"
+    "--enable-(elastic-ep|quant-communications|symm-mem|torch-symm-mem|mscclpp|attn-tp-.*)|"
+    "--ray-.*|--enable-(two|single)-batch-overlap|--tbo-.*|--num-redundant-experts|"
+    "--disable-nccl-.*|--headless": _COLLECTIVES,
+    "--(enable-)?(dsa|nsa)-.*|--enable-.*-moe|--enable-fused-grouped-.*|"
+    "--disable-flashinfer-cutlass-.*": _KERNELS,
+    "--enable-layerwise-nvtx-.*": "POST /start_profile profiles steps by torch.profiler",
+    "--enforce-piecewise-cuda-graph": "--piecewise-cuda-graph asks for pieces",
+    "--enable-fp32-lm-head": "--dtype float32 computes all in 32 bits",
+    "--calculate-kv-scales": "--kv-cache-dtype fp8_e4m3 takes the scales that a checkpoint has",
+    "--dllm-.*": "diffusion language models are not supported",
+    "--multi-item-scoring-delimiter": "POST /v1/score takes several texts",
+    "--enable-nan-detection|--crash-on-nan": "there is no such check; leave it out",
+    "--schedule-low-priority-values-first": _PRIORITY,
+    "--enable-custom-logit-processor|--logits-processor.*|--io-processor-plugin|--scheduler-cls|"
+    "--worker-.*|--forward-hooks|--msprobe-.*|--debug-tensor-.*|--custom-sigquit-handler|"
+    "--additional-config": "code of others is not run in the server",
+    "--enable-return-(hidden-states|routed-experts)|--enable-prompt-embeds": "prompts are text or "
+    "token ids, and answers text and log-probabilities",
+    "--skip-tokenizer-init": "the tokenizer is always read; prompts of token ids do not go through "
+    "it",
+    "--temp|--temperature|--top-k|--top-p|--min-p|--repeat-.*|--presence-penalty|"
+    "--frequency-penalty|--top-?n-?sigma|--xtc-.*|--typical(-p)?|--dry-.*|--dynatemp-.*|"
+    "--mirostat.*|--adaptive-.*|--samplers|--sampl(er|ing)-seq|--preferred-sampling-params|"
+    "--override-generation-config": _REQUEST,
+    "--ignore-eos|-l|--logit-bias|--grammar(-file)?|-j|--json-schema|-jf|--json-schema-file|"
+    "-sp|--special|-r|--reverse-prompt|--keep|--return-tokens-as-token-ids|"
+    "--enable-force-include-usage|--(default-)?chat-template-kwargs|--allow-auto-truncate|"
+    "--reasoning-budget-message|--(no-)?reasoning-preserve|--no-prefill-assistant|"
+    "--enable-per-request-metrics": _IN_REQUEST,
+    "--no-escape": "prompts are never read for escapes",
+    "--props": "settings do not change while the server runs",
+    "--context-shift": "an answer ends where the context does",
+    "--no-jinja": "chat templates are always rendered by Jinja",
+    "--chat-template-file|--hf-chat-template-name|--completion-template|"
+    "--trust-request-chat-template": _TEMPLATE,
+    "--(no-)?skip-chat-parsing": "--reasoning-parser none leaves thoughts in the text",
+    "--spm-infill": "the tokenizer's own marks say how a gap is filled",
+    "-hff|--hf-file|-mu|--model-url|-dr|--docker-repo|--.*-(default|spec)": _PULL,
+    "-n|--predict|--n-predict": "--default-max-tokens bounds answers whose requests set no limit",
+    "-ctk|--cache-type-k|-ctv|--cache-type-v": "--kv-cache-dtype sets the format of the cache",
+    "--slot-.*": _SLOTS,
+    "--models-(dir|preset|max)": _SEVERAL,
+    "--sleep-idle-seconds": "--idle-unload SECONDS unloads models of a server of several",
+    "--kv-transfer-config|--ec-transfer-config|--disaggregation-.*|--encoder-.*|"
+    "--(enable-)?pdmux.*|--sm-group-num|--tokens-only": (_ONE_ENGINE),
+    "--admin-api-key": "--api-keys FILE says what each key may do",
+    "--file-storage-path": "--batch-dir FOLDER keeps files and batches",
+    "--model-loader-extra-config|--ignore-patterns|--model-checksum|--checkpoint-.*|"
+    "--custom-weight-loader|--weight-loader-.*|--delete-ckpt-after-loading|--remote-instance-.*|"
+    "--rl-.*|--modelopt-.*|--quantize-and-serve|--quantization-param-path|"
+    "--decrypted-.*|--override-neuron-config|--weight-transfer-.*": (_AS_IT_IS),
+}
+"""A pattern of flags that mean nothing here to what to do instead."""
