@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .runtime.config import PassConfig as PassConfig
+    from .runtime.config.engine import PassConfig as PassConfig
+    from .runtime.core.sampling_params import SamplingParams as SamplingParams
     from .runtime.llm import LLM as LLM
-    from .runtime.sampling.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
@@ -19,11 +19,11 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "PassConfig":
-        from .runtime.config import PassConfig as PassConfig
+        from .runtime.config.engine import PassConfig as PassConfig
 
         return PassConfig
     if name == "SamplingParams":
-        from .runtime.sampling.params import SamplingParams as SamplingParams
+        from .runtime.core.sampling_params import SamplingParams as SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..runtime.config import CPU_ACTIVATIONS
+from ..runtime.config.engine import CPU_ACTIVATIONS
+from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.llm import LLM
-from ..runtime.sampling.params import SamplingParams
 from .datasets import Question, load_gsm8k
 
 _EXACT: dict[str, Any] = {"dtype": "float32", "attention_backend": "torch"}

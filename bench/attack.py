@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..runtime.progress import progress_bar
-from ..server.http.limits import room_for_connections
+from ..runtime.process.progress import progress_bar
+from ..server.config.http_limits import room_for_connections
 from . import attack_answers, attack_bodies, attack_connections, attack_crowds
 from .attack_arena import Arena, Attack, together
 from .attack_watch import Seen, Watcher, server_process

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..runtime.core.image_params import DiffusionParams
 from ..runtime.diffusion.clock import Clock
 from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.diffusion.model import DiffusionModel
-from ..runtime.diffusion.params import DiffusionParams
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {},

@@ -14,7 +14,7 @@ import numpy as np
 from ..runtime.pooling.config import PoolingConfig
 from ..runtime.pooling.model import PoolingModel, PoolInput
 from ..runtime.tokenizer.tokenizer import load_tokenizer
-from ..server.limits import Limits
+from ..server.core.limits import Limits
 from ..server.pooling.inputs import InputEncoder
 from .report import Report
 

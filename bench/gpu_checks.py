@@ -19,8 +19,8 @@ from ..kernels.cache_format import CACHE_DTYPES, pages_shape, store
 from ..kernels.detect import detect
 from ..kernels.paged_attention import TorchAttention
 from ..kernels.platform import Platform
-from ..runtime.engine.messages import GenerateRequest
-from ..runtime.sampling.params import SamplingParams
+from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.sampling_params import SamplingParams
 from .gpu_engines import LLAMA_TINY, QWEN3_TINY, Scale, close, make_engine
 from .gpu_quantized import Fusion, fusions, products
 

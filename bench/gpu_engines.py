@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from ..kernels.platform import Platform
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
+from ..runtime.core.batch import Batch, Scheduled, build_batch
+from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.request import Request
+from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.engine.build import Engine, build_engine
-from ..runtime.engine.messages import GenerateRequest
-from ..runtime.engine.request import Request
-from ..runtime.executor.batch import Batch, Scheduled, build_batch
-from ..runtime.sampling.params import SamplingParams
 
 _WARM_UPS = 3
 _COMMON = {

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from ..kernels.detect import detect
+from ..runtime.config.model import ModelConfig
+from ..runtime.config.resolve import resolve_steps
+from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.engine.build import Engine
-from ..runtime.engine.messages import GenerateRequest
 from ..runtime.graphs.compile_process import start
-from ..runtime.model_config import ModelConfig
 from ..runtime.quantization.methods import NOTHING_PACKED
-from ..runtime.resolve_config import resolve_steps
-from ..runtime.sampling.params import SamplingParams
 from .gpu_attention import attention
 from .gpu_checks import OFF, correctness
 from .gpu_diffusion import diffusion

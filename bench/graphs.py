@@ -24,24 +24,24 @@ import torch
 from ..compilation.cache import CompileCache
 from ..compilation.piece_maker import PieceMaker
 from ..kernels.cache_folder import kernels_folder
-from ..kernels.cpu.cores import choose_threads
+from ..kernels.cpu.machine.cores import choose_threads
 from ..kernels.detect import detect
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
+from ..runtime.config.resolve import resolve_steps
+from ..runtime.core.batch import Batch
 from ..runtime.engine.build import Engine, build_engine
-from ..runtime.executor.batch import Batch
+from ..runtime.files.resolve import resolve_model_path
 from ..runtime.graphs.compile_pieces import make_pieces
 from ..runtime.graphs.pieces import piece_store
 from ..runtime.layers.attention import register_attention
 from ..runtime.loader.loader import empty_model, load_model
-from ..runtime.loader.resolve import resolve_model_path
-from ..runtime.resolve_config import resolve_steps
 from .gpu_engines import decode_batch, fill_cache, prefill_batch
 from .graph_faults import FAULTS, WITHOUT, watch
 from .report import Report
 
 _WARM_UPS = 3
 _READY = (
-    "import json, sys\nfrom piecework.runtime.config import EngineConfig\nfrom "
+    "import json, sys\nfrom piecework.runtime.config.engine import EngineConfig\nfrom "
     "piecework.runtime.engine.build import build_engine\n"
     "engine = build_engine(EngineConfig(**json.loads(sys.argv[1])), "
     "progress=False)\nprint('ready', flush=True)\nengine.startup.stop()"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runtime.progress import progress_bar
+from ..runtime.process.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
 from .client import Client, RequestFailed, resolve
 from .datasets import GSM8K_STOPS, Question, few_shot_prompts, load_gsm8k

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..runtime.models.registry import ModelNames, find_encoders, find_models
+from ..runtime.config.model_registry import ModelNames, find_encoders, find_models
 
 _ROOT = Path(__file__).parents[1]
 DOCUMENT = _ROOT / "docs" / "models.md"

@@ -21,7 +21,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.loader.resolve import find_model
+from ..runtime.files.resolve import find_model
 
 _ARCHITECTURE = "qwen3moe"
 _Q4_0 = gguf.GGMLQuantizationType.Q4_0

@@ -22,7 +22,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.loader.resolve import find_model
+from ..runtime.files.resolve import find_model
 
 _BLOCK = 256
 _QUANTIZED = ("general.file_type", "general.quantization_version")

@@ -20,7 +20,7 @@ from ..kernels.cpu.native.attention import native_or_torch
 from ..kernels.cpu.platform import CpuPlatform
 from ..runtime.cache.pool import KVPool
 from ..runtime.cache.slabs import PageAllocator, SharedPages, Slabs
-from ..runtime.executor.forward_context import PagedAttention
+from ..runtime.core.forward_context import PagedAttention
 from ..runtime.layers.attention import attention, register_attention
 
 PAGE, WINDOW, REQUESTS, CONTEXT = 16, 512, 8, 700

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
+from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.distributed.processes import start_ranks
 from ..runtime.engine.build import Engine, build_engine
-from ..runtime.engine.messages import GenerateRequest
-from ..runtime.engine.parent import ENVIRONMENT
-from ..runtime.sampling.params import SamplingParams
+from ..runtime.process.parent import ENVIRONMENT
 
 _START_SECONDS = 600.0
 _DECODED = 64

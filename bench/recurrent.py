@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
+from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.engine.build import build_engine
 from ..runtime.engine.core import EngineCore
-from ..runtime.engine.messages import GenerateRequest
-from ..runtime.sampling.params import SamplingParams
 
 _VOCABULARY = 8192
 _HYBRID = ["linear_attention"] * 5 + ["full_attention"]

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from ..kernels.platform import Platform
 from ..runtime.cache.kv_cache import KVCache
 from ..runtime.cache.pool import is_windowed, page_bytes, shared_pages, window_of
-from ..runtime.config import EngineConfig, ResolvedConfig
-from ..runtime.engine.messages import GenerateRequest
-from ..runtime.engine.request import Request
+from ..runtime.config.engine import EngineConfig, ResolvedConfig
+from ..runtime.config.model import ModelConfig
+from ..runtime.config.resolve import WindowPages, resolve_cache, resolve_steps
+from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.request import Request
+from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.engine.scheduler import Scheduler
-from ..runtime.model_config import ModelConfig
-from ..runtime.resolve_config import WindowPages, resolve_cache, resolve_steps
-from ..runtime.sampling.params import SamplingParams
 from .window_cache import SHAPES, Shape
 
 CONTEXT = 32_768

@@ -19,10 +19,10 @@ import torch
 from ..kernels.attention import AttentionMetadata, KVLayout
 from ..kernels.cpu.native.linear import Layout, layout_name
 from ..kernels.cpu.native.peaks import Peaks, measure_peaks
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
+from ..runtime.core.batch import Batch
+from ..runtime.core.forward_context import PagedAttention
 from ..runtime.engine.build import Engine, build_engine
-from ..runtime.executor.batch import Batch
-from ..runtime.executor.forward_context import PagedAttention
 from ..runtime.layers.attention import attention
 from ..runtime.layers.linear import Linear
 from ..runtime.layers.moe import ExpertLinear, SparseMoE

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from ..runtime.progress import progress_bar
+from ..runtime.process.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
 from .client import Client, RequestFailed, ServerUnusable, resolve
 from .load import poisson_arrivals, run_load

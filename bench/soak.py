@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from ..runtime.progress import progress_bar
+from ..runtime.process.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
 from .client import MALFORMED, Client, RequestFailed, ServerUnusable, resolve
 from .load import run_load

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.loader.resolve import resolve_model_path
+from ..runtime.files.resolve import resolve_model_path
 from ..runtime.sampling import grammar
 from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .client import Client, RequestFailed, resolve

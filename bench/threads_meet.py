@@ -12,9 +12,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
 from ..runtime.engine.build import build_engine
-from ..runtime.engine.parent import ENVIRONMENT
+from ..runtime.process.parent import ENVIRONMENT
 from .ranks import LOADS, run_load
 
 _SECONDS = 0.05

@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
 from ..runtime.engine.build import Engine, build_engine
 from .ranks import Load, run_load
 from .server_process import PORT, first_token, running_server

@@ -16,9 +16,9 @@ import torch
 from ..kernels.attention import KVLayout
 from ..kernels.platform import Platform
 from ..runtime.cache.pool import is_windowed, page_bytes, shared_pages, window_of
-from ..runtime.config import EngineConfig
-from ..runtime.model_config import ModelConfig
-from ..runtime.resolve_config import WindowPages, resolve_cache, resolve_steps
+from ..runtime.config.engine import EngineConfig
+from ..runtime.config.model import ModelConfig
+from ..runtime.config.resolve import WindowPages, resolve_cache, resolve_steps
 
 
 class Shape(NamedTuple):

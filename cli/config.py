@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
 from ..server.fleet.config import FleetConfig, FleetLimits, of_all_models
 from . import serve
-from .flags import option_names
+from .core.flags import option_names
 from .fleet import fleet_config, model_entries
 
 _SECRETS = ("api_key",)
@@ -125,9 +125,9 @@ def _rows(arguments: argparse.Namespace, *configs: Any) -> Iterator[Row]:
 def _chosen(config: EngineConfig) -> dict[str, Any]:
     """What is chosen before weights are loaded; the size of the cache depends on them."""
     from ..kernels.detect import detect
+    from ..runtime.config.resolve import resolve_steps
+    from ..runtime.files.resolve import resolve_model_path
     from ..runtime.loader.loader import read_model_config
-    from ..runtime.loader.resolve import resolve_model_path
-    from ..runtime.resolve_config import resolve_steps
 
     model = read_model_config(resolve_model_path(config.model_path), config.model_code)
     steps = resolve_steps(config, model, detect(config.device))

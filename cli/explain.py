@@ -14,13 +14,13 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.config import EngineConfig
-from .flags import add_config_arguments, check_model, engine_config, report
-from .foreign_flags import add_foreign_flags
+from ..runtime.config.engine import EngineConfig
+from .core.flags import add_config_arguments, check_model, engine_config, report
+from .core.foreign_flags import add_foreign_flags
 
 if TYPE_CHECKING:
     from ..compilation.plan import Stretch
-    from ..runtime.graphs.explain import Explanation, ForwardRow
+    from ..runtime.engine.explain import Explanation, ForwardRow
 
 EXIT_FAILED = 1
 _SHOTS = 5
@@ -74,8 +74,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.svg is not None and not Path(arguments.svg).absolute().parent.is_dir():
         raise ValueError(f"--svg {arguments.svg}: there is no such folder")
     check_model(config)
-    from ..compilation.errors import GraphError
-    from ..runtime.graphs.explain import explain, lengths_of_file, lengths_of_prompts
+    from ..compilation.core.errors import GraphError
+    from ..runtime.engine.explain import explain, lengths_of_file, lengths_of_prompts
 
     logging.basicConfig(format="%(levelname)s: %(message)s")
     lengths = None

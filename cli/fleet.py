@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.pooling.config import PoolingConfig
-from ..server.config import ServerConfig
+from ..server.config.server import ServerConfig
 from ..server.fleet.config import FleetConfig, FleetLimits, MemberConfig, of_all_models
 from ..server.images.config import ImageServerConfig
 from ..server.pooling.config import PoolingServerConfig
-from .flags import ArgumentParser, add_config_arguments, check_model, given, option_names
-from .settings import PREFIX, ModelSettings, Setting, with_sources
+from .core.flags import ArgumentParser, add_config_arguments, check_model, given, option_names
+from .core.settings import PREFIX, ModelSettings, Setting, with_sources
 
 KINDS: tuple[type, ...] = (
     EngineConfig,

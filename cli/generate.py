@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 from ..runtime.diffusion.config import DiffusionConfig
-from ..runtime.progress import progress_bar
-from .flags import add_config_arguments, given, report
+from ..runtime.process.progress import progress_bar
+from .core.flags import add_config_arguments, given, report
 from .output_config import OutputConfig
 
 if TYPE_CHECKING:
+    from ..runtime.core.image_params import InvalidParams
     from ..runtime.diffusion.clock import Clock
     from ..runtime.diffusion.media import Output
     from ..runtime.diffusion.model import DiffusionModel
-    from ..runtime.diffusion.params import InvalidParams
     from ..runtime.diffusion.state import State
     from ..runtime.distributed.ranks import Ranks
 
@@ -55,10 +55,10 @@ def _generate(arguments: argparse.Namespace) -> int:
 def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     """Run the pipeline; returns the exit code. Raises `ValueError` that the user can mend."""
     from ..kernels.collectives import CollectiveError
+    from ..runtime.core.image_params import InvalidParams
     from ..runtime.diffusion.clock import Clock
     from ..runtime.diffusion.media import Output
     from ..runtime.diffusion.model import DiffusionModel
-    from ..runtime.diffusion.params import InvalidParams
     from ..runtime.diffusion.rank_process import start_ranks
     from ..runtime.diffusion.report import performance_report, table, write_report
     from ..runtime.distributed.ranks import ALONE, RankError

@@ -9,8 +9,8 @@ import sys
 from dataclasses import asdict, fields
 from typing import Any
 
-from ..server.keys import Key, hash_of
-from .flags import ArgumentParser
+from ..server.config.keys import Key, hash_of
+from .core.flags import ArgumentParser
 
 _BYTES = 32
 

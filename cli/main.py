@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from .. import __version__
 from . import bench, cache, chat, completion, config, explain, generate, key, models, pull, serve
-from .flags import EXIT_USER_ERROR, ArgumentParser, report
-from .settings import parse, with_sources
+from .core.flags import EXIT_USER_ERROR, ArgumentParser, report
+from .core.settings import parse, with_sources
 
 EXIT_INTERRUPTED = 130
 _ELSEWHERE = {

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..runtime.loader.resolve import ALIASES, find_model, is_pipeline
-from .printable import printable
+from ..runtime.files.resolve import ALIASES, find_model, is_pipeline
+from .core.printable import printable
 from .pull import told_size
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..runtime.diffusion.params import OF_A_PIPELINE, DiffusionParams
-from ..runtime.options import option
+from ..runtime.config.options import option
+from ..runtime.core.image_params import OF_A_PIPELINE, DiffusionParams
 
 _WHAT = "what to make"
 _WHERE = "where it goes"

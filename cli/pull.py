@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..runtime.loader.resolve import ALIASES, HUB_COPIES, HUB_FILES, find_model, hub_reason
+from ..runtime.files.resolve import ALIASES, HUB_COPIES, HUB_FILES, find_model, hub_reason
 
 _ROOM = 64 * 2**20
 """Bytes that a disk keeps beside what is fetched."""

@@ -18,16 +18,16 @@ from typing import Any, NoReturn
 from ray import serve
 from ray.serve import Application
 
-from ..runtime.options import option
-from ..server.config import BatchServerConfig, ServerConfig
+from ..runtime.config.options import option
+from ..server.config.server import BatchServerConfig, ServerConfig
 from ..server.ray_serve.autoscaling import queue_length
 from ..server.ray_serve.ingress import Ingress
 from ..server.ray_serve.replica import Replica
 from ..server.services import AnyServerConfig
 from . import serve as serve_command
-from .flags import ArgumentParser, add_config_arguments, given
+from .core.flags import ArgumentParser, add_config_arguments, given
+from .core.settings import parse
 from .fleet import fleet_config
-from .settings import parse
 
 _GROUP = "placement"
 _ENGINE = "Engine"

@@ -7,18 +7,18 @@ import os
 import time
 from typing import Any
 
-from ..runtime.config import EngineConfig
+from ..runtime.config.engine import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
-from ..runtime.engine.parent import ENVIRONMENT
-from ..runtime.logs import FORMAT_VARIABLE
 from ..runtime.pooling.config import PoolingConfig
-from ..server.config import ServerConfig
+from ..runtime.process.logs import FORMAT_VARIABLE
+from ..runtime.process.parent import ENVIRONMENT
+from ..server.config.server import ServerConfig
 from ..server.engine.spawn import spawned
 from ..server.fleet.config import FleetConfig, FleetLimits
 from ..server.images.config import ImageServerConfig
 from ..server.listener import listen
 from ..server.pooling.config import PoolingServerConfig
-from .flags import (
+from .core.flags import (
     ArgumentParser,
     add_config_arguments,
     check_model,
@@ -26,8 +26,8 @@ from .flags import (
     refuse_flags,
     server_config,
 )
+from .core.foreign_flags import add_foreign_flags
 from .fleet import fleet_config, models_parser
-from .foreign_flags import add_foreign_flags
 
 _BEGAN = time.perf_counter()
 _TEXT: tuple[type, ...] = (EngineConfig, ServerConfig)
@@ -78,7 +78,7 @@ class _ServeHelp(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any
     ) -> None:
-        from ..runtime.loader.resolve import is_pipeline
+        from ..runtime.files.resolve import is_pipeline
 
         model = getattr(namespace, "model", getattr(namespace, "model_path", ""))
         shown = ArgumentParser(prog=parser.prog, add_help=False)
@@ -126,7 +126,7 @@ def serving_config(
     """The settings for what the model path holds. Raises `ValueError` for flags that are for
     something else.
     """
-    from ..runtime.loader.resolve import find_model, is_pipeline
+    from ..runtime.files.resolve import find_model, is_pipeline
 
     model_path = getattr(arguments, "model_path", EngineConfig().model_path)
     found = find_model(model_path)

@@ -18,7 +18,7 @@ import torch
 
 from ..kernels import ops
 from ..kernels.platform import Platform
-from .errors import CaptureError
+from .core.errors import CaptureError
 from .recording import Recordable, Recorder, Recording
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .errors import TraceError
+from .core.errors import TraceError
 from .shapes import TensorSpec
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from .compiler import CompiledPiece, EagerCompiler, PieceCompiler, traced_function
-from .errors import CompileError, NotStoredError
+from .core.errors import CompileError, NotStoredError
 from .passes.context import PassContext
 from .passes.cpu.pack_linear import unpacked
 from .piece_store import PiecesReport, PieceStore, PreparedForward, SingleForward, named_tensors

@@ -21,12 +21,12 @@ from ..kernels.platform import Platform
 from .by_length import ForwardByLength
 from .cache import CompileCache, entry_key
 from .compiler import CompiledPiece, EagerCompiler, PieceLoader
-from .errors import NotStoredError
+from .core.errors import NotStoredError
+from .core.split_ops import registered
+from .pass_manager import PassManager
 from .passes.config import DEFAULT_PASSES, PassConfig
-from .passes.manager import PassManager
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece, Plan
-from .split_ops import registered
 
 T = TypeVar("T")
 

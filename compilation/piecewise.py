@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import split_ops
 from .compiler import CompiledPiece
+from .core import split_ops
 from .plan import Plan, Step
 from .recording import Recorder, Recording
 

@@ -13,7 +13,7 @@ import torch
 
 from ..kernels.graph import Graph, HostArguments, Work
 from ..kernels.platform import Platform
-from .split_ops import Implementation
+from .core.split_ops import Implementation
 
 
 class Recording:

@@ -30,7 +30,7 @@ import torch
 from torch import fx
 
 from .compiler import CompiledPiece
-from .errors import CaptureError
+from .core.errors import CaptureError
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece
 from .shapes import TensorSpec

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .errors import TraceError
+from .core.errors import TraceError
 
 
 class Extent(NamedTuple):

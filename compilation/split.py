@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from .errors import TraceError
+from .core.errors import TraceError
+from .core.split_ops import split_op_name
 from .piece_key import op_names
 from .shapes import Extent, TensorSpec, TokenShapes
-from .split_ops import split_op_name
 from .torch_private import Trace
 
 

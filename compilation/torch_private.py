@@ -23,7 +23,7 @@ from torch import fx
 
 from ..kernels.platform import CompileOptions
 from ..kernels.toolchain import version_of
-from .errors import CompileError, TraceError
+from .core.errors import CompileError, TraceError
 from .shapes import Extent, TensorSpec, TokenShapes
 
 _EXAMPLE_TOKENS = 64

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .core.split_ops import Implementation, recording_around_split_ops
 from .piecewise import PiecewiseForward
 from .recording import Recorder, Recording
-from .split_ops import Implementation, recording_around_split_ops
 
 Forward = Callable[..., torch.Tensor]
 HostArgumentsOfSize = Callable[[int], Mapping[str, Any]]

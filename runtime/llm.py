@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, cast
 
-from .config import EngineConfig, PassConfig
+from .config.engine import EngineConfig, PassConfig
+from .config.foreign_names import own_names
+from .core.messages import FinishReason, ProfileAnswer, StartProfile, TokenLogprob
+from .core.sampling_params import SamplingParams
 from .distributed.processes import start_ranks
 from .engine.build import build_engine
-from .engine.messages import FinishReason, ProfileAnswer, StartProfile, TokenLogprob
 from .engine.profiling import Profiler
-from .foreign_names import own_names
+from .files.resolve import resolve_model_path
 from .loader.check import check_engine
-from .loader.resolve import resolve_model_path
-from .sampling.params import SamplingParams
 from .tokenizer.output_processor import RequestOutput, RequestState, TextOptions, process_outputs
 from .tokenizer.tokenizer import load_tokenizer
 

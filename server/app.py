@@ -13,38 +13,39 @@ from starlette.exceptions import HTTPException
 
 from .. import __version__
 from ..runtime.sampling.defaults import SamplingDefaults
-from . import operations
-from .accounts import Accounts
-from .answers import Application
+from . import models
 from .anthropic import messages
-from .auth import ApiKey
-from .config import parse_origins
+from .auth.accounts import Accounts
+from .auth.middleware import ApiKey
+from .auth.origins import CrossOrigin, SameOrigin
+from .config.server import parse_origins
+from .core.answers import Application
+from .core.errors import ApiError, answer_error
+from .core.open_paths import is_open
 from .engine.interface import Engine, TextEngine
 from .engine.state import EngineUnavailable, QueueFull
-from .errors import ApiError, answer_error
 from .http.body import Bodies
 from .http.content_coding import DecodeBodies
-from .metrics import Metrics
 from .middleware import EveryAnswer
 from .native import control, generate, loads, profiling
-from .open_paths import is_open
-from .openai import chat, completions, models, tokenize
+from .observability.metrics import Metrics
+from .observability.otlp import read_endpoint
+from .observability.request_record import RecordRequests, Watcher, log_request, request_logger
+from .openai import chat, completions, tokenize
 from .openai.batches import files, routes
 from .openai.batches.service import Batches
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses
-from .origins import CrossOrigin, SameOrigin
-from .otlp import read_endpoint
 from .page import docs as docs_page
 from .page import files as page_files
 from .page import status as page_status
-from .request_record import RecordRequests, Watcher, log_request, request_logger
-from .state import AnyServing, Serving
-from .throughput_log import ThroughputLog
+from .serving import operations
+from .serving.state import AnyServing, Serving
+from .serving.throughput_log import ThroughputLog
 
 if TYPE_CHECKING:
-    from .config import BatchServerConfig, ServerConfig
-    from .tracing import Tracer
+    from .config.server import BatchServerConfig, ServerConfig
+    from .observability.tracing import Tracer
 
 
 class Service(NamedTuple):
@@ -178,7 +179,7 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         request_logger.setLevel(logging.INFO)
         watchers.append(log_request)
     if serving.config.otlp_traces_endpoint is not None:
-        from .tracing import Tracer
+        from .observability.tracing import Tracer
 
         app.state.tracer = Tracer(read_endpoint(serving.config.otlp_traces_endpoint))
         watchers.append(app.state.tracer.trace)

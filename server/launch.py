@@ -23,14 +23,14 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from ..runtime.logs import set_up_logging, with_fields
-from .accounts import Accounts
+from ..runtime.process.logs import set_up_logging, with_fields
 from .app import Service
-from .config import CommonServerConfig
+from .auth.accounts import Accounts
+from .config.http_limits import HttpLimits, room_for_connections
+from .config.server import CommonServerConfig
 from .engine.state import EngineState
 from .fleet.config import FleetConfig
 from .http.connections import Connections
-from .http.limits import HttpLimits, room_for_connections
 from .http.protocol import BoundedHttpProtocol
 from .services import AnyServerConfig, service_of
 
@@ -66,7 +66,7 @@ def serve(
     """
     _set_up_logging(config.log_level)
     if isinstance(config, FleetConfig):
-        from .fleet.service import prepare_fleet
+        from .fleet_service import prepare_fleet
 
         make = prepare_fleet(config)
     else:

@@ -8,8 +8,8 @@ import uuid
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .anthropic.errors import is_messages
-from .errors import REQUEST_ID, answer_error
+from .core.anthropic_errors import is_messages
+from .core.errors import REQUEST_ID, answer_error
 
 _USABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
-from ..runtime.loader.resolve import resolve_model_path
-from ..runtime.parsing.detection import detect
-from ..runtime.parsing.reasoning import choose_reasoning
-from ..runtime.parsing.tool_calls import AUTO, choose_format
+from ..runtime.files.resolve import resolve_model_path
 from ..runtime.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ..runtime.tokenizer.chat_template import ChatTemplates
 from ..runtime.tokenizer.template_reads import template_reads
 from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .app import Service, create_app
-from .config import ServerConfig
+from .config.server import ServerConfig
 from .engine.client import EngineClient
 from .engine.interface import TextEngine
 from .engine.replicas import Replicas
 from .engine.supervisor import settings_of
 from .images.config import ImageServerConfig
 from .openai.responses.service import check_store
+from .parsing.detection import detect
+from .parsing.reasoning import choose_reasoning
+from .parsing.tool_calls import AUTO, choose_format
 from .pooling.config import PoolingServerConfig
 from .summary import summary
 
@@ -37,11 +37,11 @@ def service_of(
     tokenizer: raises `ValueError`.
     """
     if isinstance(config, ImageServerConfig):
-        from .images.service import image_service
+        from .image_service import image_service
 
         return lambda: image_service(config, process)
     if isinstance(config, PoolingServerConfig):
-        from .pooling.service import pooling_service
+        from .pooling_service import pooling_service
 
         return pooling_service(config, process)
     model_path = resolve_model_path(config.engine.model_path)

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping
 
 from .. import __version__
-from ..runtime.config import EngineConfig
-from ..runtime.engine.messages import EngineInfo, GraphInfo
-from .config import CommonServerConfig, ServerConfig
+from ..runtime.config.engine import EngineConfig
+from ..runtime.core.messages import EngineInfo, GraphInfo
+from .config.server import CommonServerConfig, ServerConfig
 
 _MIB = 2**20
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -7,16 +7,16 @@ from __future__ import annotations
 import torch
 
 from piecework.compilation.capture import Reason
-from piecework.compilation.errors import TraceError
+from piecework.compilation.core.errors import TraceError
 from piecework.compilation.piece_maker import PieceMaker
 from piecework.kernels.detect import detect
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.graphs.compile_pieces import make_pieces
 from piecework.runtime.graphs.compile_process import Outcome
 from piecework.runtime.graphs.pieces import piece_store
-from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.loader.loader import hollow_model
-from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.loader.parallel import Shard
 from piecework.runtime.quantization.methods import Kinds
 
 

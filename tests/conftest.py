@@ -21,7 +21,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from piecework.compilation import split_ops
+from piecework.compilation.core import split_ops
 from piecework.kernels.cache_folder import kernels_folder
 from piecework.kernels.cpu.native.build import load_kernels
 from piecework.runtime.graphs import compile_process
@@ -133,7 +133,7 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from compiled_here import CompiledHere
 
-    from piecework.runtime.graphs import startup
+    from piecework.runtime.engine import graph_startup as startup
 
     monkeypatch.setattr(startup, "start", CompiledHere)
 

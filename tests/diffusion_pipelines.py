@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 
+from piecework.runtime.core.image_params import DiffusionParams
 from piecework.runtime.diffusion.clock import Clock
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.diffusion.model import DiffusionModel
-from piecework.runtime.diffusion.params import DiffusionParams
 from piecework.runtime.diffusion.state import State
 
 Folder = Callable[[str], Path]

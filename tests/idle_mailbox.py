@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from piecework.runtime.engine.ipc import encode
-from piecework.runtime.engine.mailbox import Mailbox
-from piecework.runtime.engine.messages import Shutdown
+from piecework.runtime.core.messages import Shutdown
+from piecework.runtime.process.ipc import encode
+from piecework.runtime.process.mailbox import Mailbox
 
 
 class _Nobody:

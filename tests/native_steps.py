@@ -15,7 +15,7 @@ from piecework.kernels.cpu.native.step import NativeStep
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
 from piecework.runtime.cache.pool import KVPool, in_cache_dtype, window_of
-from piecework.runtime.executor.forward_context import PagedAttention
+from piecework.runtime.core.forward_context import PagedAttention
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.loader.loader import load_model
 

@@ -15,10 +15,10 @@ from piecework.kernels.paged_attention import TorchAttention
 from piecework.kernels.platform import Platform
 from piecework.runtime.cache.pool import KVPool, in_cache_dtype
 from piecework.runtime.cache.states import StatePool
-from piecework.runtime.executor.forward_context import PagedAttention
+from piecework.runtime.core.forward_context import PagedAttention
 from piecework.runtime.layers.attention import register_attention
-from piecework.runtime.layers.parallel import WHOLE, Shard
 from piecework.runtime.loader.loader import load_model
+from piecework.runtime.loader.parallel import WHOLE, Shard
 from piecework.runtime.models.llama import LlamaForCausalLM
 from tests.thread_ranks import on_ranks, thread_ranks
 

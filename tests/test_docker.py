@@ -15,8 +15,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from piecework.cli.flags import ArgumentParser, ServerConfig, add_config_arguments
-from piecework.runtime.config import EngineConfig
+from piecework.cli.core.flags import ArgumentParser, ServerConfig, add_config_arguments
+from piecework.runtime.config.engine import EngineConfig
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))

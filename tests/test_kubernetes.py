@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from piecework.cli.flags import ArgumentParser, ServerConfig, add_config_arguments
-from piecework.cli.settings import settable, variable_of
-from piecework.runtime.config import EngineConfig
-from piecework.runtime.engine.messages import EngineStats
-from piecework.server.gateway_metrics import gateway_metrics
+from piecework.cli.core.flags import ArgumentParser, ServerConfig, add_config_arguments
+from piecework.cli.core.settings import settable, variable_of
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.messages import EngineStats
+from piecework.server.core.open_paths import OPEN_PATHS
 from piecework.server.launch import END_TIMEOUT
-from piecework.server.open_paths import OPEN_PATHS
+from piecework.server.observability.gateway_metrics import gateway_metrics
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docker" / "kubernetes"

@@ -29,7 +29,7 @@ KNOWS = {
 WEB_STACK = {"fastapi", "starlette", "uvicorn", "pydantic"}
 WIRE = {"msgspec", "zmq"}
 WIRE_MODULES = {
-    "runtime/engine/ipc.py",
+    "runtime/process/ipc.py",
     "runtime/engine/kv_publisher.py",
 }
 SERVING = {
@@ -272,12 +272,12 @@ def packages_that_must_not_be(root: Path) -> list[str]:
 GOOD_TREE = {
     "pyproject.toml": "[tool.setuptools]\npackages = "
     '["piecework", "piecework.cli", "piecework.kernels", "piecework.runtime", '
-    '"piecework.runtime.engine", "piecework.server"]\n',
+    '"piecework.runtime.process", "piecework.server"]\n',
     "__init__.py": '"""The root."""\n\n\ndef lazy():\n    from .runtime.llm import LLM\n',
     "kernels/platform.py": '"""A floor."""\n\nimport torch\n',
     "runtime/llm.py": '"""A floor."""\n\nfrom ..kernels.platform import Platform\nfrom . import '
     "batch\n",
-    "runtime/engine/ipc.py": '"""A floor."""\n\nimport msgspec\n',
+    "runtime/process/ipc.py": '"""A floor."""\n\nimport msgspec\n',
     "server/app.py": '"""A floor."""\n\nimport fastapi\n\nfrom .. import __version__\nfrom '
     "..runtime import llm\n",
     "cli/main.py": '"""A floor."""\n\nfrom ..bench.gsm8k import run\n',

@@ -19,22 +19,22 @@ import pytest_asyncio
 
 import piecework
 from piecework.cli.main import EXIT_INTERRUPTED, build_parser
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.messages import FinishReason
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.diffusion.config import DiffusionConfig
-from piecework.runtime.engine.messages import FinishReason
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.pooling.config import PoolingConfig
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.server.app import create_app
-from piecework.server.config import ServerConfig
+from piecework.server.config.server import ServerConfig
 from piecework.server.engine.client import EngineClient
+from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
-from piecework.server.images.service import create_image_app
 from piecework.server.launch import EXIT_ENGINE_GONE, EXIT_USER_ERROR
 from piecework.server.pooling.client import PoolingClient
 from piecework.server.pooling.config import PoolingServerConfig
-from piecework.server.pooling.service import create_pooling_app
+from piecework.server.pooling_service import create_pooling_app
 
 LISTED = Path(__file__).with_suffix(".json")
 """Written by `python tests/test_public_surface.py`; what changes in it is for the changelog."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...runtime.config import DTYPES
+from ...runtime.config.engine import DTYPES
 from .flags import add_flag, add_json, add_measurement, given, positive
 
 _TEXT = """\

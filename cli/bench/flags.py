@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 from ...bench.target import Api
-from ..flags import report
+from ..core.flags import report
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...runtime.config import DTYPES, PIECE_COMPILERS, QUANTIZATIONS
+from ...runtime.config.engine import DTYPES, PIECE_COMPILERS, QUANTIZATIONS
 from .flags import (
     add_flag,
     add_json,

@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from ..printable import printable
+from ..core.printable import printable
 from .screen import BLOCK
 
 _UPDATES = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from ..printable import printable
+from ..core.printable import printable
 
 BLOCK = '"""'
 """Begins and ends an input of several lines."""

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
-from ..errors import TraceError
+from ..core.errors import TraceError
 
 
 def inline(

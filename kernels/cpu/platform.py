@@ -21,16 +21,16 @@ from ..paged_attention import TorchAttention
 from ..platform import ALONE, MemoryInfo, MemoryUse, Place, Platform
 from ..step_parts import StepKernels
 from . import packed_linear
-from .binding import bind, split_cores
-from .cores import Threads, choose_threads
 from .graph import CpuGraph, CpuGraphPool
-from .host_memory import host_memory
+from .machine.binding import bind, split_cores
+from .machine.cores import Threads, choose_threads
+from .machine.host_memory import host_memory
+from .matrix_units import panels_pay
 from .native import ops as native_ops
 from .native.attention import NativeAttention, native_or_torch
 from .native.build import load_kernels, runnable_variants
 from .native.instruction_sets import instruction_sets
 from .native.linear import NativeLinear
-from .native.matrix_units import panels_pay
 from .native.step import make_native_step
 from .shared_memory import NoSharedMemory, shared_memory_group
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from ..engine.request import Request
+from ..core.request import Request
 from .block_pool import HOLE, BlockGroup, BlockPool
 from .kv_events import KVEvents
 from .radix import Column, RadixCache

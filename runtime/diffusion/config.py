@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..config import DEVICES, DIST_TIMEOUT, MODEL, RANKS
-from ..options import check_options, check_threads, option
+from ..config.engine import DEVICES, DIST_TIMEOUT, MODEL, RANKS
+from ..config.options import check_options, check_threads, option
 
 DIFFUSION = "diffusion models"
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")

@@ -7,19 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from ...kernels.collectives import CollectiveError
+from ..core.image_params import DiffusionParams, InvalidParams
+from ..core.messages import AbortRequests, DiffusionInfo, DiffusionReady, GenerateImage, ImageStep
 from ..distributed.ranks import RankError
-from ..engine.heartbeat import Heartbeat
-from ..engine.mailbox import Mailbox
-from ..engine.messages import (
-    AbortRequests,
-    DiffusionInfo,
-    DiffusionReady,
-    GenerateImage,
-    ImageStep,
-)
+from ..process.heartbeat import Heartbeat
+from ..process.mailbox import Mailbox
 from .config import DiffusionConfig
 from .model import DiffusionModel, OutOfMemory
-from .params import DiffusionParams, InvalidParams
 from .rank_process import start_ranks
 from .scheduler import ImageScheduler
 

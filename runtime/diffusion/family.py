@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .params import DiffusionParams, InvalidParams
+from ..core.image_params import DiffusionParams, InvalidParams
 from .state import State, Text
 from .ulysses import check_heads, check_version
 

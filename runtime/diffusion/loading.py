@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...kernels.platform import Platform
-from ..loader.resolve import PIPELINE_FILE
+from ..files.resolve import PIPELINE_FILE
 from .config import DiffusionConfig
 from .offload import is_offloaded
 

@@ -15,8 +15,9 @@ import torch
 from ...compilation.regional import CompiledModels
 from ...kernels.detect import detect
 from ...kernels.platform import Place
+from ..core.image_params import DiffusionParams, InvalidParams
 from ..distributed.ranks import ALONE, Ranks
-from ..loader.resolve import find_model
+from ..files.resolve import find_model
 from .attention import choose_attention
 from .clock import Clock, Stage
 from .config import DiffusionConfig
@@ -24,7 +25,6 @@ from .family import Family
 from .flux import Flux
 from .loading import load_pipeline, read_index
 from .offload import check_offload, offload
-from .params import DiffusionParams, InvalidParams
 from .qwen_image import QwenImage
 from .state import State, Text
 from .ulysses import collective_errors, split_tokens

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.image_params import DiffusionParams
 from .family import Defaults, Family, call_defaults, truncation_warning
 from .packed_latents import set_shifted_timesteps
-from .params import DiffusionParams
 from .state import State, Text
 
 _LENGTH = 512

@@ -19,16 +19,16 @@ from typing import Any
 
 from ...kernels.collectives import CollectiveError
 from ...kernels.detect import detect
+from ..core.image_params import DiffusionParams
 from ..distributed.channel import Follower
 from ..distributed.processes import EXIT_USER_ERROR, follower, start_processes
 from ..distributed.ranks import ALONE, EngineEnded, RankEnded, Ranks
-from ..engine.parent import end_with_parent, read_line
-from ..loader.resolve import find_model
-from ..logs import set_up_logging
+from ..files.resolve import find_model
+from ..process.logs import set_up_logging
+from ..process.parent import end_with_parent, read_line
 from .clock import Clock
 from .config import DiffusionConfig
 from .model import DiffusionModel, check_ranks
-from .params import DiffusionParams
 from .scheduler import ImageScheduler
 
 logger = logging.getLogger(__name__)

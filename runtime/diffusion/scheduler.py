@@ -8,12 +8,12 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from ..engine.messages import FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
+from ..core.image_params import InvalidParams
+from ..core.messages import FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
 from .clock import Clock
 from .family import Family
 from .media import to_bytes
 from .model import DiffusionModel, OutOfMemory
-from .params import InvalidParams
 from .state import State
 from .whole_pipeline import WholePipeline
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .params import DiffusionParams
+from ..core.image_params import DiffusionParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

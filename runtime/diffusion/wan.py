@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.image_params import DiffusionParams, InvalidParams
 from .family import Defaults, Family, call_defaults, stacked, truncation_warning
-from .params import DiffusionParams, InvalidParams
 from .qwen_image import unscaled
 from .state import State, Text
 

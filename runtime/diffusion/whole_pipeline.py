@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..core.image_params import OF_A_PIPELINE, DiffusionParams, InvalidParams
 from .clock import Clock, Stage
 from .family import call_defaults, check_size, transformers_of, truncation_warning
-from .params import OF_A_PIPELINE, DiffusionParams, InvalidParams
 from .state import State
 
 Watch = Callable[[int, int], None]

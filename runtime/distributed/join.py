@@ -25,10 +25,10 @@ import psutil
 
 from ... import __version__
 from ...compilation.piece_store import source_hash
-from ..config import EngineConfig
+from ..config.engine import EngineConfig
+from ..config.nodes import split_address
+from ..files.resolve import resolve_model_path
 from ..loader.fingerprint import fingerprint
-from ..loader.resolve import resolve_model_path
-from .nodes import split_address
 from .sealed import OtherKey, Sealed, hung_up, knock, welcome
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from ..config import EngineConfig
-from ..logs import set_up_logging
-from .nodes import ranks_of
+from ..config.engine import EngineConfig
+from ..config.nodes import ranks_of
+from ..process.logs import set_up_logging
 from .sealed import read_key
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 _COMMAND = (
     sys.executable,
     "-m",
-    "piecework.runtime.engine.parent",
-    "piecework.runtime.distributed.rank_process",
+    "piecework.runtime.process.parent",
+    "piecework.runtime.engine.rank_process",
 )
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 10.0

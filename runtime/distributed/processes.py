@@ -28,10 +28,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from ...kernels.collectives import TENSOR_PARALLEL, get_group, has_group, set_group
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
-from ..config import DIST_TIMEOUT, EngineConfig
-from ..engine.parent import ENVIRONMENT
+from ..config.engine import DIST_TIMEOUT, EngineConfig
+from ..files.resolve import resolve_model_path
 from ..loader.loader import read_model_config
-from ..loader.resolve import resolve_model_path
+from ..process.parent import ENVIRONMENT
 from .channel import Channel, Follower, Leader, MakeGroup
 from .join import Hello, accept, await_ranks, hello, keep_to_interface, listen
 from .ranks import ALONE, Ranks
@@ -39,8 +39,8 @@ from .sealed import Sealed, hung_up, read_key
 
 logger = logging.getLogger(__name__)
 
-_OF_AN_ENGINE = "piecework.runtime.distributed.rank_process"
-KILLED_WITH_PARENT = "piecework.runtime.engine.parent"
+_OF_AN_ENGINE = "piecework.runtime.engine.rank_process"
+KILLED_WITH_PARENT = "piecework.runtime.process.parent"
 EXIT_USER_ERROR = 2
 END = "end"
 """The call that ends a rank."""

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from ..cache.kv_cache import KVCache
 from ..cache.kv_events import KVEvents
-from ..config import EngineConfig
+from ..config.engine import EngineConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.model_runner import ModelRunner
-from ..graphs.startup import GraphStartup
 from ..sampling.grammar import Grammars
 from ..tokenizer.tokenizer import load_tokenizer
 from .core import EngineCore
+from .graph_startup import GraphStartup
 
 
 class Engine(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from ..core.messages import GenerateRequest
 from ..sampling.grammar import Grammars
-from .messages import GenerateRequest
 
 
 class CompilingRequests:

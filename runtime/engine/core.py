@@ -17,13 +17,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ..cache.kv_cache import KVCache
-from ..distributed.ranks import ALONE, Ranks
-from ..executor.batch import Scheduled, digest
-from ..executor.step import PendingStep, StepTokens
-from ..graphs.graph_runner import GraphCounts
-from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault, Grammars, Matcher
-from ..sampling.sampler import NO_TOKEN
-from .messages import (
+from ..core.batch import Scheduled, digest
+from ..core.messages import (
     EngineStats,
     FinishReason,
     GenerateRequest,
@@ -31,7 +26,12 @@ from .messages import (
     TokenLogprob,
     TokenOutput,
 )
-from .request import Request
+from ..core.request import Request
+from ..distributed.ranks import ALONE, Ranks
+from ..executor.step import PendingStep, StepTokens
+from ..graphs.graph_runner import GraphCounts
+from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault, Grammars, Matcher
+from ..sampling.sampler import NO_TOKEN
 from .scheduler import Scheduler, StepInFlight
 
 logger = logging.getLogger(__name__)

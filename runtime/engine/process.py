@@ -17,11 +17,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
-from ..logs import set_up_logging
-from .mailbox import Mailbox
-from .message_socket import MessageSocket
-from .messages import EngineFailed, FromEngine
-from .parent import end_with_parent, killed_with_parent, read_line
+from ..core.messages import EngineFailed, FromEngine
+from ..process.logs import set_up_logging
+from ..process.mailbox import Mailbox
+from ..process.message_socket import MessageSocket
+from ..process.parent import end_with_parent, killed_with_parent, read_line
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.profiler as torch_profiler
 
-from .messages import MOST_PROFILED_STEPS, ProfileAnswer, StartProfile
+from ..core.messages import MOST_PROFILED_STEPS, ProfileAnswer, StartProfile
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..cache.kv_cache import KVCache
 from ..cache.radix import Tokens
-from ..executor.batch import Scheduled
-from .request import Request
+from ..core.batch import Scheduled
+from ..core.request import Request
 
 _ORDER = attrgetter("order")
 

@@ -9,16 +9,9 @@ from typing import Any
 
 from ...kernels.collectives import CollectiveError
 from ..cache.kv_events import KVEventsConfig
-from ..config import EngineConfig
-from ..distributed.processes import start_ranks
-from ..distributed.ranks import RankError
-from ..executor.forward_context import tell_each_layer
-from .build import Engine, build_engine
-from .compiling import CompilingRequests
-from .heartbeat import Heartbeat
-from .kv_publisher import KVPublisher
-from .mailbox import Mailbox
-from .messages import (
+from ..config.engine import EngineConfig
+from ..core.forward_context import tell_each_layer
+from ..core.messages import (
     AbortRequests,
     CacheFlushed,
     EngineChanged,
@@ -29,6 +22,13 @@ from .messages import (
     StepOutput,
     StopProfile,
 )
+from ..distributed.processes import start_ranks
+from ..distributed.ranks import RankError
+from ..process.heartbeat import Heartbeat
+from ..process.mailbox import Mailbox
+from .build import Engine, build_engine
+from .compiling import CompilingRequests
+from .kv_publisher import KVPublisher
 from .profiling import Profiler
 
 _STARTUP_POLL_MS = 20

@@ -12,11 +12,11 @@ from ...compilation.capture import Graphs
 from ...compilation.histogram import LengthHistogram
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
-from ..config import Backend, ResolvedConfig
+from ..config.engine import Backend, ResolvedConfig
+from ..core.forward_context import PagedAttention
 from ..distributed.ranks import ALONE, Ranks
 from ..graphs.graph_runner import GraphRunner
 from ..models.causal_lm import CausalLM
-from .forward_context import PagedAttention
 from .warm_up import run_dummy_batch, sample
 
 ComputeLogits = Callable[[torch.Tensor], torch.Tensor | None]

@@ -23,27 +23,21 @@ from ...kernels.linear import LinearKernels
 from ...kernels.platform import Place, Platform
 from ..cache.pool import KVPool, in_cache_dtype, is_windowed, page_bytes, shared_pages, window_of
 from ..cache.states import StatePool, slot_bytes
-from ..config import EngineConfig, ResolvedConfig
+from ..config.engine import EngineConfig, ResolvedConfig
+from ..config.resolve import LEAST_PAGES, WindowPages, resolve_cache, resolve_steps, with_states
+from ..core.batch import Batch, Layout, Scheduled
+from ..core.forward_context import PagedAttention
+from ..core.messages import EngineInfo, RankInfo
 from ..distributed.ranks import ALONE, Ranks
-from ..engine.messages import EngineInfo, RankInfo
+from ..files.resolve import resolve_model_path
 from ..graphs.graph_runner import GraphCounts, GraphRunner
 from ..graphs.pieces import seen_lengths
 from ..layers.attention import register_attention
-from ..layers.parallel import Shard
 from ..loader.check import check_engine
 from ..loader.loader import load_model, random_model
-from ..loader.resolve import resolve_model_path
+from ..loader.parallel import Shard
 from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
-from ..resolve_config import (
-    LEAST_PAGES,
-    WindowPages,
-    resolve_cache,
-    resolve_steps,
-    with_states,
-)
-from .batch import Batch, Layout, Scheduled
-from .forward_context import PagedAttention
 from .memory_profile import profile_memory
 from .step import PendingStep
 from .warm_up import warm_up

@@ -10,11 +10,11 @@ import torch
 
 from ...kernels.collectives import Group
 from ...kernels.staging import HostCopy, to_device
-from ..engine.messages import TokenLogprob
-from ..engine.request import Request
+from ..core.batch import Batch, Layout, Scheduled
+from ..core.messages import TokenLogprob
+from ..core.request import Request
 from ..sampling.logprobs import gather_logprobs, gather_ranks, read_logprobs, with_ranks
 from ..sampling.sampler import NO_TOKEN, KnownSamples, Samples, choose, sample
-from .batch import Batch, Layout, Scheduled
 
 _LOGIT_ROWS = 256
 """Prompt positions whose logits are held at once: 256 rows of a vocabulary of 150,000 take 150 MB.

@@ -10,9 +10,9 @@ import torch
 from ...kernels import ops
 from ...kernels.platform import Platform
 from ...kernels.staging import to_device
+from ..core.forward_context import PagedAttention
+from ..graphs.dummy_batch import dummy_batch
 from ..models.causal_lm import CausalLM
-from .dummy_batch import dummy_batch
-from .forward_context import PagedAttention
 
 _PROMPTS = (256, 48, 8)
 """Tokens that fill large tiles, middle ones, and small ones."""

@@ -19,18 +19,18 @@ import torch
 from torch import nn
 
 from ...compilation.capture import Reason
-from ...compilation.errors import TraceError
+from ...compilation.core.errors import TraceError
 from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PreparedForward
 from ...compilation.torch_private import change_inductor
 from ...kernels.detect import detect
-from ..config import ResolvedConfig
+from ..config.engine import ResolvedConfig
+from ..config.model import ModelConfig
 from ..layers.attention import register_attention
-from ..layers.parallel import Shard
 from ..loader.loader import hollow_model
-from ..logs import set_up_logging
-from ..model_config import ModelConfig
-from ..progress import progress_bar
+from ..loader.parallel import Shard
+from ..process.logs import set_up_logging
+from ..process.progress import progress_bar
 from ..quantization.methods import NOTHING_PACKED, Kinds
 from .pieces import TRACE_TOKENS, piece_store, stored_key
 

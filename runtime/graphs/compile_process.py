@@ -16,12 +16,12 @@ import torch
 
 from ...compilation.capture import Reason
 from ...compilation.torch_private import inductor_changes
-from ..config import ResolvedConfig
-from ..model_config import ModelConfig
+from ..config.engine import ResolvedConfig
+from ..config.model import ModelConfig
 from ..quantization.methods import Kinds
 
 COMMAND = (
-    *(sys.executable, "-m", "piecework.runtime.engine.parent", "--no-job"),
+    *(sys.executable, "-m", "piecework.runtime.process.parent", "--no-job"),
     "piecework.runtime.graphs.compile_pieces",
 )
 _MOST_BYTES = 2**16

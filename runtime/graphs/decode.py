@@ -15,10 +15,10 @@ from ...compilation.whole import FullForward
 from ...kernels.attention import AttentionMetadata, GraphAttention, HostPlan
 from ...kernels.platform import Platform
 from ...kernels.state import StateMetadata
-from ..config import BATCH_SIZES, BATCH_SIZES_FLAG, ResolvedConfig
-from ..executor.batch import Batch
-from ..executor.dummy_batch import dummy_decode
-from ..executor.forward_context import PagedAttention
+from ..config.engine import BATCH_SIZES, BATCH_SIZES_FLAG, ResolvedConfig
+from ..core.batch import Batch
+from ..core.forward_context import PagedAttention
+from .dummy_batch import dummy_decode
 
 
 class DecodeGraph:

@@ -20,11 +20,11 @@ from ...compilation.whole import BreakableForward
 from ...kernels.attention import AttentionMetadata, GraphAttention
 from ...kernels.platform import Platform
 from ...kernels.step_parts import StepCall
-from ..config import Backend, ResolvedConfig
+from ..config.engine import Backend, ResolvedConfig
+from ..core.batch import Batch
+from ..core.forward_context import PagedAttention
+from ..core.messages import GraphInfo
 from ..distributed.ranks import ALONE, Ranks
-from ..engine.messages import GraphInfo
-from ..executor.batch import Batch
-from ..executor.forward_context import PagedAttention
 from ..sampling.sampler import draws_of
 from .decode import DecodeGraph, batch_sizes
 from .prefill import PrefillGraph

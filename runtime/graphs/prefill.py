@@ -21,10 +21,10 @@ from ...compilation.self_check import CHECKED_TOKENS, check_pieces, traced_piece
 from ...compilation.sizes import FLAG, choose_sizes, parse_sizes, within_budget
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
-from ..config import ResolvedConfig
-from ..engine.messages import PieceCalls
-from ..executor.dummy_batch import dummy_prefill
-from ..executor.forward_context import PagedAttention
+from ..config.engine import ResolvedConfig
+from ..core.forward_context import PagedAttention
+from ..core.messages import PieceCalls
+from .dummy_batch import dummy_prefill
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ...compilation.split_ops import register_split_op
+from ...compilation.core.split_ops import register_split_op
 from ...kernels import ops
 from ...kernels.attention import AttentionMetadata, QuantizedAttention
 from ...kernels.latent_attention import LatentLayer, LatentPlan, are_long, plan_latent, run_latent
@@ -20,7 +20,7 @@ from ...kernels.sparse_attention import (
     run_sparse,
     store_index,
 )
-from ..executor.forward_context import ForwardContext, current_context, layer_begins
+from ..core.forward_context import ForwardContext, current_context, layer_begins
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()")  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...kernels.step_parts import DecoderParts, LayerParts, NoParts, part_of
-from ..model_config import ModelConfig
+from ..config.model import ModelConfig
 from .linear import Embedding
 from .norm import RMSNorm
 from .rotary import Rotations

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...kernels.attention import KVLayout
-from ..model_config import ModelConfig
+from ..config.model import ModelConfig
 from .attention import latent_attention
 from .linear import Linear
 from .norm import RMSNorm

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...compilation.split_ops import Implementation, register_split_op
+from ...compilation.core.split_ops import Implementation, register_split_op
 from ...kernels import recurrent
 from ...kernels.recurrent_steps import DeltaWeights, Mamba2Weights, ScanWeights, States
-from ..executor.forward_context import current_states, layer_begins
+from ..core.forward_context import current_states, layer_begins
 from .linear import Stretch
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..model_config import ModelConfig
+from ..config.model import ModelConfig
 
 Scaled = tuple[torch.Tensor, float]
 """Frequencies [rotary dim / 2], and what cosines and sines are multiplied by."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...kernels import ops
-from ..model_config import ModelConfig
+from ..config.model import ModelConfig
 from .rope_scaling import SCALINGS, Scaled
 
 _POSITIONS = 2**16

@@ -7,7 +7,7 @@ from torch import nn
 
 from ...kernels.attention import KVLayout
 from ...kernels.step_parts import AttentionParts, NoParts, part_or_none
-from ..model_config import ModelConfig
+from ..config.model import ModelConfig
 from .attention import attention
 from .linear import FusedLinear, Linear, Stretch, weight
 from .rotary import Rotations, rotate

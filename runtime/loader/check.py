@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..config import EngineConfig
-from ..model_config import read_config
-from ..models.registry import FALLBACK, ModelCode, find_model
-from ..options import check_context_length
-from ..quantization.registry import asked_of, quantization_of
-from .files import check_pointer, read_header, weight_files
+from ..config.engine import EngineConfig
+from ..config.model import read_config
+from ..config.model_registry import FALLBACK, ModelCode, find_model
+from ..config.options import check_context_length
+from ..config.quantization_registry import asked_of, quantization_of
+from ..files.folder import check_pointer, read_header, weight_files
 
 _SCALARS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9

@@ -8,9 +8,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from ..model_config import read_config
-from ..models.registry import ModelCode
-from .files import Header, read_header, weight_files
+from ..config.model import read_config
+from ..config.model_registry import ModelCode
+from ..files.folder import Header, read_header, weight_files
 
 _SHOWN = 12
 
@@ -21,7 +21,7 @@ def fingerprint(path: str, *, weights: bool) -> str:
     """
     digest = hashlib.sha256()
     if Path(path).suffix == ".gguf":
-        from .gguf_reader import open_gguf
+        from ..files.gguf_reader import open_gguf
 
         offset = open_gguf(Path(path)).data_offset
         with Path(path).open("rb") as file:

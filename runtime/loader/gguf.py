@@ -16,11 +16,11 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
 
-from ..gguf_config import GGUF_ROPE_FACTORS
+from ..config.gguf import GGUF_ROPE_FACTORS
+from ..config.model import ModelConfig
+from ..config.model_registry import model_class
+from ..files.gguf_reader import FastGGUFReader
 from ..layers.linear import StoredTensor
-from ..model_config import ModelConfig
-from ..models.registry import model_class
-from .gguf_reader import FastGGUFReader
 
 _NUMBERS = {
     GGMLQuantizationType.F32,

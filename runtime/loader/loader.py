@@ -15,6 +15,10 @@ import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
+from ..config.model import ModelConfig
+from ..config.model_registry import ModelCode, model_class
+from ..config.quantization_registry import Scheme, asked_of, quantization_of, read_scheme
+from ..files.folder import read_json
 from ..layers.linear import (
     CannotSplitError,
     Embedding,
@@ -22,12 +26,11 @@ from ..layers.linear import (
     Place,
     StoredTensor,
 )
-from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
-from ..model_config import ModelConfig
 from ..models.causal_lm import CausalLM
-from ..models.registry import ModelCode, model_class
-from ..progress import progress_bar
+from ..models.checkpoint import check_fits
+from ..models.experts import absent_experts, check_experts
+from ..process.progress import progress_bar
 from ..quantization.methods import (
     NOTHING_PACKED,
     Kinds,
@@ -42,13 +45,10 @@ from ..quantization.methods import (
     tied_head,
 )
 from ..quantization.on_load import COLUMNS
-from ..quantization.registry import Scheme, asked_of, quantization_of, read_scheme
 from . import safetensors
-from .checkpoint import check_fits
-from .experts import absent_experts, check_experts
-from .files import read_json
 from .kv_scales import split_kv_scales
 from .narrow import copies_of, copy_of, whole_place
+from .parallel import WHOLE, Shard, split
 
 _THREADS = 4
 _INITIAL_STD = 0.02
@@ -134,9 +134,9 @@ def _scheme_of(folder: Path) -> Scheme | None:
 
 def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
     # Machines that only measure have no gguf library.
+    from ..files.gguf_reader import open_gguf
     from ..tokenizer.gguf import gguf_eos_token_ids
     from . import gguf
-    from .gguf_reader import open_gguf
 
     reader = open_gguf(path)
     config = ModelConfig.from_gguf(reader, eos_token_ids=gguf_eos_token_ids(reader))

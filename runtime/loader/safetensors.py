@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ..files.folder import Header, read_header, weight_files
 from ..layers.linear import StoredTensor
-from .files import Header, read_header, weight_files
 
 _DTYPES = {
     "F64": torch.float64,

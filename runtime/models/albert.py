@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...kernels.attention import KVLayout
-from ..encoder_config import EncoderConfig, check_whole
+from ..config.encoder import EncoderConfig, check_whole
 from ..layers.linear import Linear, StoredTensor
 from .bert import Bert, BertLayer, encoder_layouts, renamed_parts
 

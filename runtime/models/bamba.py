@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.decoder import DecoderLayer
 from ..layers.linear import StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM
+from .checkpoint import renamed
 from .hybrid import Mamba2Config, kinds_of_layers, mamba2_mixer, mamba_fields
 
 ARCHITECTURE = "BambaForCausalLM"

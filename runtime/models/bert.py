@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...kernels.attention import Bias, KVLayout
-from ..encoder_config import EncoderConfig, check_whole
+from ..config.encoder import EncoderConfig, check_whole
 from ..layers.activation import ACTIVATIONS
 from ..layers.attention import attention
 from ..layers.linear import Embedding, FusedLinear, Linear, StoredTensor

@@ -13,13 +13,13 @@ from torch import nn
 from ...kernels.attention import KVLayout
 from ...kernels.state import StateLayout
 from ...kernels.step_parts import DecoderParts, part_of
+from ..config.model import ModelConfig
 from ..layers.decoder import Decoder, DecoderLayer
 from ..layers.linear import Linear, StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.rotary import Rotary
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig
 
 GGUF_BLOCK = {
     "attn_norm": "input_layernorm",

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.decoder import ParallelLayer
 from ..layers.norm import LayerNorm
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM
 
 ARCHITECTURE = "CohereForCausalLM"

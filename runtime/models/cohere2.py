@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import patterned_windows
 from ..layers.self_attention import SelfAttention
-from ..model_config import patterned_windows
 from .cohere import CohereForCausalLM
 
 ARCHITECTURE = "Cohere2ForCausalLM"

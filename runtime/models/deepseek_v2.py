@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..config.model import ModelConfig
+from ..config.rope import gguf_rope
 from ..layers.latent_attention import LatentAttention, LatentSizes
 from ..layers.linear import StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.rope_scaling import yarn_mscale
-from ..loader.checkpoint import renamed, within_layers
-from ..loader.experts import MERGED, take_apart
-from ..model_config import ModelConfig
-from ..rope_config import gguf_rope
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .checkpoint import renamed, within_layers
+from .experts import MERGED, take_apart
 from .qwen3_moe import GGUF_EXPERTS
 
 ARCHITECTURE = "DeepseekV2ForCausalLM"

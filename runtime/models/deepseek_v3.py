@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..config.model import ModelConfig
 from ..layers.moe import Routing
-from ..model_config import ModelConfig
 from .deepseek_v2 import DeepseekV2ForCausalLM, LatentConfig
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"

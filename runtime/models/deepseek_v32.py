@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.latent_attention import LatentAttention
 from ..layers.sparse_attention import Indexer, IndexSizes, SparseLatentAttention
-from ..model_config import ModelConfig
 from .causal_lm import gguf_names
 from .deepseek_v3 import DeepseekV3ForCausalLM
 from .glm4_moe_lite import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM

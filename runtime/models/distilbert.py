@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..encoder_config import EncoderConfig
+from ..config.encoder import EncoderConfig
 from ..layers.linear import Linear, StoredTensor
 from .bert import Bert, renamed_parts
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig, patterned_windows
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig, patterned_windows
 from .causal_lm import CausalLM
 from .olmo2 import Olmo2ForCausalLM, Olmo2Layer
 

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..config.model import ModelConfig
+from ..config.model_registry import UnsupportedError
 from ..layers.activation import ACTIVATIONS
 from ..layers.decoder import ParallelLayer
 from ..layers.linear import StoredTensor
@@ -18,11 +20,9 @@ from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import grouped_heads, renamed
-from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .checkpoint import grouped_heads, renamed
 from .phi3 import unfused_layers
-from .registry import UnsupportedError
 
 ARCHITECTURE = "FalconForCausalLM"
 MODEL_TYPE = "falcon"

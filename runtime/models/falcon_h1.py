@@ -11,16 +11,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..config.model import ModelConfig
+from ..config.rope import is_number
 from ..layers.linear import StoredTensor
 from ..layers.mamba2 import Mamba2Mixer
 from ..layers.mlp import GatedMLP
 from ..layers.norm import GatedRMSNorm, RMSNorm
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import from_llama_cpp, renamed
-from ..model_config import ModelConfig
-from ..rope_config import is_number
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .checkpoint import from_llama_cpp, renamed
 from .hybrid import GGUF_MAMBA, GGUF_MAMBA_KEYS, Mamba2Config, mamba_fields
 
 ARCHITECTURE = "FalconH1ForCausalLM"

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.decoder import MixerLayer
 from ..layers.norm import UnweightedRMSNorm
-from ..model_config import ModelConfig
 from .hybrid import MambaConfig, mamba_mixer
 from .mamba import MambaForCausalLM
 

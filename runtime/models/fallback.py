@@ -25,9 +25,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
 from ...kernels.attention import KVLayout
+from ..config.model import ModelConfig
 from ..layers.attention import attention
 from ..layers.linear import Linear, StoredTensor
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM
 from .transformers_build import ATTENTION, build
 

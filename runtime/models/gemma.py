@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.linear import StoredTensor
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import plus_one
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM
+from .checkpoint import plus_one
 
 ARCHITECTURE = "GemmaForCausalLM"
 MODEL_TYPE = "gemma"

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from ...kernels.step_parts import LayerParts, part_of
+from ..config.model import ModelConfig, patterned_windows
 from ..layers.activation import soft_cap
 from ..layers.norm import RMSNorm
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig, patterned_windows
 from .causal_lm import GGUF_BLOCK, gguf_names
 from .gemma import GemmaForCausalLM
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig, patterned_windows
+from ..config.model_registry import UnsupportedError
+from ..config.rope import number
 from ..layers.norm import RMSNorm
 from ..layers.rotary import Rotary
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig, patterned_windows
-from ..rope_config import number
 from .gemma2 import Gemma2Config, Gemma2ForCausalLM, query_scalar
-from .registry import UnsupportedError
 
 ARCHITECTURE = "Gemma3ForCausalLM"
 MODEL_TYPE = "gemma3_text"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..layers.linear import StoredTensor
-from ..loader.checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
+from .checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
 from .gemma import add_one_to_norms
 from .gemma3 import Gemma3ForCausalLM
 

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from ...kernels.attention import KVLayout
+from ..config.model import ModelConfig, check_size, patterned_windows
+from ..config.rope import is_number
 from ..layers.activation import ACTIVATIONS, soft_cap
 from ..layers.altup import AltUp, Laurel, rounded
 from ..layers.attention import attention
@@ -27,10 +29,8 @@ from ..layers.mlp import GatedMLP, GaussianTopKMLP
 from ..layers.norm import RMSNorm, UnweightedRMSNorm
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
-from ..model_config import ModelConfig, check_size, patterned_windows
-from ..rope_config import is_number
 from .causal_lm import gguf_names
+from .checkpoint import renamed
 from .gemma2 import GGUF_SANDWICH
 from .gemma3 import Gemma3ForCausalLM, local_theta
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..layers.linear import StoredTensor
-from ..loader.checkpoint import TEXT_ALONE, renamed
+from .checkpoint import TEXT_ALONE, renamed
 from .gemma3n import Gemma3nForCausalLM
 
 ARCHITECTURE = "Gemma3nForConditionalGeneration"

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.linear import StoredTensor
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM, gguf_names
+from .checkpoint import renamed
 from .gemma2 import GGUF_SANDWICH, Gemma2Layer
 from .phi3 import unfused_layers
 

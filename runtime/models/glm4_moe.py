@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.linear import StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed, within_layers
-from ..loader.experts import MERGED, take_apart
-from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .checkpoint import renamed, within_layers
 from .deepseek_v2 import CORRECTION, GGUF_ROUTING, GGUF_SHARED_EXPERTS
+from .experts import MERGED, take_apart
 from .qwen3_moe import GGUF_EXPERTS
 
 ARCHITECTURE = "Glm4MoeForCausalLM"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..model_config import ModelConfig
+from ..config.model import ModelConfig
 from .deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
 
 ARCHITECTURE = "Glm4MoeLiteForCausalLM"

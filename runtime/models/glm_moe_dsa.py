@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..model_config import ModelConfig
+from ..config.model import ModelConfig
 from .deepseek_v32 import DeepseekV32ForCausalLM, SparseConfig
 
 ARCHITECTURE = "GlmMoeDsaForCausalLM"

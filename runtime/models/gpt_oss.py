@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig, sliding_windows
+from ..config.model_registry import UnsupportedError
 from ..layers.linear import StoredTensor
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
-from ..loader.experts import Merged, take_apart
-from ..model_config import ModelConfig, sliding_windows
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .checkpoint import renamed
+from .experts import Merged, take_apart
 from .qwen3_moe import GGUF_EXPERTS
-from .registry import UnsupportedError
 
 ARCHITECTURE = "GptOssForCausalLM"
 MODEL_TYPE = "gpt_oss"

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ...kernels.step_parts import LayerParts
+from ..config.model import ModelConfig
 from ..layers.decoder import DecoderLayer
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig
 from .llama import LlamaConfig, LlamaForCausalLM
 
 ARCHITECTURE = "GraniteForCausalLM"

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.linear import StoredTensor
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
-from ..loader.checkpoint import renamed
-from ..loader.experts import MERGED, take_apart
-from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, gguf_names
+from .checkpoint import renamed
+from .experts import MERGED, take_apart
 from .granite import GraniteConfig, GraniteForCausalLM
 from .qwen3_moe import GGUF_EXPERTS
 

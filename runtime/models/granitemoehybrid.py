@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.linear import StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import from_llama_cpp, renamed, unfused
-from ..loader.experts import MERGED, take_apart
-from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, gguf_names
+from .checkpoint import from_llama_cpp, renamed, unfused
+from .experts import MERGED, take_apart
 from .granite import GraniteForCausalLM, GraniteLayer
 from .hybrid import (
     GGUF_MAMBA,

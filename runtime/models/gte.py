@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ..encoder_config import EncoderConfig
+from ..config.encoder import EncoderConfig
 from ..layers.linear import Linear
 from .bert import Bert
 from .nomic_bert import Mlp, NomicBert, check_only, plain_rope, positive, rotary_fields

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
+from ..config.model import ModelConfig
+from ..config.rope import number
 from ..layers.linear import StoredTensor
 from ..layers.mamba import MambaMixer, MambaSizes
 from ..layers.mamba2 import Mamba2Mixer, Mamba2Sizes
 from ..layers.norm import GatedRMSNorm
-from ..loader.checkpoint import changed, renamed
-from ..model_config import ModelConfig
-from ..rope_config import number
+from .checkpoint import changed, renamed
 
 GGUF_MAMBA = {
     "ssm_in": "mamba.in_proj",

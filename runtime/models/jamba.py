@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.decoder import DecoderLayer
 from ..layers.linear import StoredTensor
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import from_llama_cpp, renamed
-from ..loader.experts import MERGED, take_apart
-from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .checkpoint import from_llama_cpp, renamed
+from .experts import MERGED, take_apart
 from .hybrid import (
     GGUF_FIRST_MAMBA,
     GGUF_FIRST_MAMBA_KEYS,

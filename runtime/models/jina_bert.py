@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...kernels.attention import KVLayout
-from ..encoder_config import EncoderConfig
+from ..config.encoder import EncoderConfig
 from ..layers.activation import ACTIVATIONS
 from ..layers.distance_bias import alibi_slopes, distances, spread
 from ..layers.linear import Linear, StoredTensor

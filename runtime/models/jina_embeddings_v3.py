@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..encoder_config import EncoderConfig, check_whole
+from ..config.encoder import EncoderConfig, check_whole
 from ..layers.linear import Embedding, Linear
 from ..layers.task_adapter import Adapter, Task
 from .bert import Bert

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig, check_size
+from ..config.rope import number
 from ..layers.decoder import DecoderLayer
 from ..layers.linear import StoredTensor
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
 from ..layers.short_conv import ShortConv
-from ..loader.checkpoint import from_llama_cpp, renamed
-from ..model_config import ModelConfig, check_size
-from ..rope_config import number
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .checkpoint import from_llama_cpp, renamed
 from .hybrid import check_columns, kinds_in_gguf, kinds_of_layers
 
 ARCHITECTURE = "Lfm2ForCausalLM"

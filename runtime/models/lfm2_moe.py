@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.linear import StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
-from ..loader.checkpoint import renamed
-from ..loader.experts import MERGED, take_apart
-from ..model_config import ModelConfig
 from .causal_lm import gguf_names
+from .checkpoint import renamed
+from .experts import MERGED, take_apart
 from .lfm2 import GGUF, NAMES, Lfm2Config, Lfm2ForCausalLM
 from .qwen3_moe import GGUF_EXPERT_KEYS, GGUF_EXPERTS
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.mlp import GatedMLP
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM
 
 ARCHITECTURE = "LlamaForCausalLM"

@@ -12,17 +12,17 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..config.model import ModelConfig, check_size
 from ..layers.linear import StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.norm import UnweightedRMSNorm
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
-from ..loader.experts import Merged, take_apart
-from ..model_config import ModelConfig, check_size
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .checkpoint import renamed
 from .deepseek_v2 import GGUF_SHARED_EXPERTS
+from .experts import Merged, take_apart
 from .qwen3_moe import GGUF_EXPERTS
 
 ARCHITECTURE = "Llama4ForCausalLM"

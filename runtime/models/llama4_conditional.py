@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..layers.linear import StoredTensor
-from ..loader.checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
+from .checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
 from .llama4 import Llama4ForCausalLM
 
 ARCHITECTURE = "Llama4ForConditionalGeneration"

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.decoder import MixerLayer
 from ..layers.linear import StoredTensor
-from ..loader.checkpoint import from_llama_cpp, renamed
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM, gguf_names
+from .checkpoint import from_llama_cpp, renamed
 from .hybrid import (
     GGUF_FIRST_MAMBA,
     GGUF_FIRST_MAMBA_KEYS,

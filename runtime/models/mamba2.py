@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.decoder import MixerLayer
 from ..layers.linear import StoredTensor
-from ..loader.checkpoint import from_llama_cpp, renamed
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM, gguf_names
+from .checkpoint import from_llama_cpp, renamed
 from .hybrid import GGUF_MAMBA, GGUF_MAMBA_KEYS, Mamba2Config, mamba2_mixer, mamba_fields
 
 ARCHITECTURE = "Mamba2ForCausalLM"

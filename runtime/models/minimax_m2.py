@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.linear import StoredTensor
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.norm import AllHeadsRMSNorm
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM, gguf_names
+from .checkpoint import renamed
 from .deepseek_v2 import CORRECTION
 from .mixtral import MixtralForCausalLM
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..config.model import ModelConfig
+from ..config.rope import number
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig
-from ..rope_config import number
 from .mistral import MistralForCausalLM
 
 ARCHITECTURE = "Ministral3ForCausalLM"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ..model_config import ModelConfig, sliding_windows
+from ..config.model import ModelConfig, sliding_windows
 from .causal_lm import CausalLM
 from .llama import LlamaForCausalLM
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ..layers.linear import StoredTensor
-from ..loader.checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
+from .checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
 from .ministral3 import Ministral3ForCausalLM
 
 ARCHITECTURE = "Mistral3ForConditionalGeneration"

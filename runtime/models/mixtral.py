@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.linear import StoredTensor
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
-from ..loader.checkpoint import renamed
-from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, gguf_names
+from .checkpoint import renamed
 from .mistral import MistralForCausalLM
 
 ARCHITECTURE = "MixtralForCausalLM"

@@ -15,7 +15,7 @@ from torch import nn
 
 from ...kernels import ops
 from ...kernels.attention import KVLayout
-from ..encoder_config import EncoderConfig
+from ..config.encoder import EncoderConfig
 from ..layers.activation import ACTIVATIONS
 from ..layers.attention import attention
 from ..layers.linear import Embedding, Linear, StoredTensor

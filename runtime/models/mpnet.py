@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from ...kernels.attention import KVLayout
-from ..encoder_config import EncoderConfig, check_whole
+from ..config.encoder import EncoderConfig, check_whole
 from ..layers.distance_bias import bucket_numbers, distances, spread
 from ..layers.linear import Embedding, StoredTensor
 from .bert import Bert, encoder_layouts, renamed_parts

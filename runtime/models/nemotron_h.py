@@ -11,15 +11,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..config.model import ModelConfig, check_size
+from ..config.model_registry import UnsupportedError
 from ..layers.activation import ACTIVATIONS
 from ..layers.decoder import MixerLayer
 from ..layers.linear import StoredTensor
 from ..layers.mlp import MLP
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import from_llama_cpp, renamed
-from ..model_config import ModelConfig, check_size
 from .causal_lm import CausalLM, gguf_names
+from .checkpoint import from_llama_cpp, renamed
 from .hybrid import (
     GGUF_MAMBA,
     GGUF_MAMBA_KEYS,
@@ -28,7 +29,6 @@ from .hybrid import (
     mamba2_mixer,
     mamba_fields,
 )
-from .registry import UnsupportedError
 
 ARCHITECTURE = "NemotronHForCausalLM"
 MODEL_TYPE = "nemotron_h"

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from ...kernels import ops
-from ..encoder_config import EncoderConfig, check_whole
+from ..config.encoder import EncoderConfig, check_whole
+from ..config.rope import number
 from ..layers.activation import ACTIVATIONS
 from ..layers.attention import attention
 from ..layers.linear import FusedLinear, Linear, StoredTensor, weight
 from ..layers.norm import LayerNorm
 from ..layers.rotary import Rotation, plain_rotation
-from ..rope_config import number
 from .bert import Bert, bert_fields, renamed_parts
 
 ENCODER = "NomicBert"

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from ...kernels.step_parts import LayerParts, part_of
+from ..config.model import ModelConfig, patterned_windows
 from ..layers.norm import AllHeadsRMSNorm, RMSNorm
 from ..layers.rotary import Rotary, Rotations
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig, patterned_windows
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
 
 ARCHITECTURE = "Olmo2ForCausalLM"

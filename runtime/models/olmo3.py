@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ..model_config import patterned_windows
+from ..config.model import patterned_windows
 from .gemma3 import local_theta, rope_of_kind
 from .olmo2 import Olmo2ForCausalLM
 

@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
+from ..config.model_registry import UnsupportedError
 from ..layers.linear import StoredTensor
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.norm import AllHeadsRMSNorm
 from ..layers.self_attention import SelfAttention
-from ..loader.experts import MERGED, take_apart
-from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .experts import MERGED, take_apart
 from .qwen3_moe import GGUF_EXPERTS
-from .registry import UnsupportedError
 
 ARCHITECTURE = "OlmoeForCausalLM"
 MODEL_TYPE = "olmoe"

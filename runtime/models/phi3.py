@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from ..config.model import sliding_windows
 from ..layers.linear import StoredTensor
-from ..loader.checkpoint import unfused
-from ..model_config import sliding_windows
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .checkpoint import unfused
 
 ARCHITECTURE = "Phi3ForCausalLM"
 MODEL_TYPE = "phi3"

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import sliding_windows
 from ..layers.self_attention import SelfAttention
-from ..model_config import sliding_windows
 from .causal_lm import CausalLM
 
 ARCHITECTURE = "Qwen2ForCausalLM"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..layers.linear import StoredTensor
-from ..loader.checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
 from .causal_lm import CausalLM
+from .checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
 from .qwen2 import Qwen2ForCausalLM
 
 ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"

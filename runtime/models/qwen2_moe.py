@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from ...kernels.step_parts import MixtureParts, part_of
+from ..config.model import ModelConfig, sliding_windows
 from ..layers.linear import Linear, StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.self_attention import SelfAttention
-from ..loader.experts import MERGED, one_row, take_apart
-from ..model_config import ModelConfig, sliding_windows
 from .causal_lm import GGUF_BLOCK, gguf_names
+from .experts import MERGED, one_row, take_apart
 from .qwen2 import Qwen2ForCausalLM
 from .qwen3_moe import GGUF_EXPERT_KEYS, GGUF_EXPERTS, has_experts
 

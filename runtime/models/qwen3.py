@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig
 from .qwen2 import Qwen2ForCausalLM
 
 ARCHITECTURE = "Qwen3ForCausalLM"

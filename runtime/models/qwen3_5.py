@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..config.model import ModelConfig
 from ..layers.gated_delta_net import DeltaSizes, GatedDeltaNet
 from ..layers.linear import FusedLinear, Linear, StoredTensor
-from ..loader.checkpoint import TEXT_ALONE, renamed, reordered
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM, gguf_names
+from .checkpoint import TEXT_ALONE, renamed, reordered
 from .qwen3_next import ApartDeltaNet, Qwen3NextConfig, Qwen3NextForCausalLM
 
 ARCHITECTURE = "Qwen3_5ForCausalLM"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..loader.checkpoint import VISION_LEFT_OUT
+from .checkpoint import VISION_LEFT_OUT
 from .qwen3_5 import Qwen3_5ForCausalLM
 
 ARCHITECTURE = "Qwen3_5ForConditionalGeneration"

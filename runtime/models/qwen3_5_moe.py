@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..model_config import ModelConfig
+from ..config.model import ModelConfig
 from .qwen3_5 import Qwen3_5Config, Qwen3_5ForCausalLM
 
 ARCHITECTURE = "Qwen3_5MoeForCausalLM"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..loader.checkpoint import VISION_LEFT_OUT
+from .checkpoint import VISION_LEFT_OUT
 from .qwen3_5_moe import Qwen3_5MoeForCausalLM
 
 ARCHITECTURE = "Qwen3_5MoeForConditionalGeneration"

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.linear import StoredTensor
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
-from ..loader.experts import MERGED, take_apart
-from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, gguf_names
+from .experts import MERGED, take_apart
 from .qwen3 import Qwen3Config, Qwen3ForCausalLM
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"

@@ -11,16 +11,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.decoder import DecoderLayer
 from ..layers.gated_delta_net import DeltaSizes, GatedDeltaNet
 from ..layers.linear import FusedLinear, Linear, StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import from_llama_cpp, plus_one, renamed
-from ..loader.experts import MERGED, take_apart
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM, gguf_names
+from .checkpoint import from_llama_cpp, plus_one, renamed
+from .experts import MERGED, take_apart
 from .hybrid import check_columns, every_nth, kinds_of_layers
 from .qwen2_moe import Qwen2MoeBlock, Qwen2MoeForCausalLM
 from .qwen3_moe import has_experts

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..encoder_config import EncoderConfig, check_whole
+from ..config.encoder import EncoderConfig, check_whole
 from ..layers.linear import Linear
 from .bert import Bert
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
 from .llama import LlamaConfig, LlamaForCausalLM
 

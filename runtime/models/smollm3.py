@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig, sliding_windows
 from ..layers.self_attention import SelfAttention
-from ..model_config import ModelConfig, sliding_windows
 from .causal_lm import CausalLM
 from .llama import LlamaConfig, LlamaForCausalLM
 

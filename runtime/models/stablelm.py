@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig
 from ..layers.decoder import ParallelLayer
 from ..layers.linear import StoredTensor
 from ..layers.norm import LayerNorm
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import stacked
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM
+from .checkpoint import stacked
 
 ARCHITECTURE = "StableLmForCausalLM"
 MODEL_TYPE = "stablelm"

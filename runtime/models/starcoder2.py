@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config.model import ModelConfig, sliding_windows
 from ..layers.activation import ACTIVATIONS
 from ..layers.linear import StoredTensor
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
-from ..model_config import ModelConfig, sliding_windows
 from .causal_lm import CausalLM
+from .checkpoint import renamed
 
 ARCHITECTURE = "Starcoder2ForCausalLM"
 MODEL_TYPE = "starcoder2"

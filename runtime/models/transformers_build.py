@@ -11,8 +11,8 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from ..loader.files import read_json
-from ..model_config import check_size
+from ..config.model import check_size
+from ..files.folder import read_json
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...kernels.attention import KVLayout
+from ..config.model import ModelConfig
 from ..layers.activation import GATED
 from ..layers.attention import attention
 from ..layers.decoder import Decoder
@@ -21,9 +22,8 @@ from ..layers.linear import FusedLinear, Linear, StoredTensor
 from ..layers.mamba2 import Mamba2Mixer
 from ..layers.norm import GatedRMSNorm, RMSNorm
 from ..layers.rotary import Rotary, Rotations, rotate
-from ..loader.checkpoint import renamed, unfused
-from ..model_config import ModelConfig
 from .causal_lm import CausalLM
+from .checkpoint import renamed, unfused
 from .hybrid import Mamba2Config, kinds_of_layers, mamba_fields
 
 ARCHITECTURE = "Zamba2ForCausalLM"

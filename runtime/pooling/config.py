@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import DEVICES, DTYPES, MEMORY, MODEL
-from ..options import check_options, check_threads, option
+from ..config.engine import DEVICES, DTYPES, MEMORY, MODEL
+from ..config.options import check_options, check_threads, option
 
 _POSITIVE = ("context_length", "chunked_prefill_size", "max_running_requests", "num_threads")
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ...kernels.attention import KVLayout
+from ..config.model import ModelConfig
+from ..config.model_registry import model_class
 from ..layers.linear import Linear, StoredTensor
-from ..model_config import ModelConfig
-from ..models.registry import model_class
 
 
 class PooledDecoder(nn.Module):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine.heartbeat import Heartbeat
-from ..engine.mailbox import Mailbox
-from ..engine.messages import AbortRequests
-from ..executor.forward_context import tell_each_layer
+from ..core.forward_context import tell_each_layer
+from ..core.messages import AbortRequests
+from ..core.pooling_messages import PoolingReady, PoolRequest, PoolStep
+from ..process.heartbeat import Heartbeat
+from ..process.mailbox import Mailbox
 from .config import PoolingConfig
-from .messages import PoolingReady, PoolRequest, PoolStep
 from .model import PoolingModel
 from .scheduler import PoolingScheduler
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..encoder_config import label_count
-from ..loader.files import no_model, read_json
-from ..models.registry import ModelNames, find_encoders, find_models
+from ..config.encoder import label_count
+from ..config.model_registry import ModelNames, find_encoders, find_models
+from ..files.folder import no_model, read_json
 from .prompts import NO_PROMPTS, Prompts, read_prompts
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..encoder_config import EncoderConfig
+from ..config.encoder import EncoderConfig
+from ..config.model import ModelConfig
+from ..config.model_registry import encoder_class
 from ..layers.linear import Linear, StoredTensor
 from ..loader import safetensors
 from ..loader.loader import fill, finish, make_empty
-from ..model_config import ModelConfig
-from ..models.registry import encoder_class
 from .decoder import PooledDecoder
 from .folder import Dense, PoolingFolder
 from .pooler import DenseLayer

@@ -17,14 +17,14 @@ from ...kernels.detect import detect
 from ...kernels.platform import Platform
 from ...kernels.varlen_attention import VarlenAttention, equal_runs
 from ..cache.pool import KVPool
-from ..encoder_config import EncoderConfig
-from ..executor.forward_context import PagedAttention
+from ..config.encoder import EncoderConfig
+from ..core.forward_context import PagedAttention
+from ..core.pooling_messages import NO_ADAPTER, PoolingInfo
+from ..files.resolve import find_model
 from ..layers.attention import register_attention
-from ..loader.resolve import find_model
 from .config import PoolingConfig
 from .folder import PoolingFolder, read_folder
 from .loading import load_dense, load_transformer, read_transformer_config, stored_dtype
-from .messages import NO_ADAPTER, PoolingInfo
 from .packing import pack_numbers
 from .pooler import ACTIVATIONS, pool
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..loader.files import read_json
-from .messages import NO_ADAPTER
+from ..core.pooling_messages import NO_ADAPTER
+from ..files.folder import read_json
 
 _FILE = "config_sentence_transformers.json"
 _QUERIES = ("query", "retrieval.query")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .messages import NO_ADAPTER, PoolOutput, PoolRequest, PoolStats, PoolStep
+from ..core.pooling_messages import NO_ADAPTER, PoolOutput, PoolRequest, PoolStats, PoolStep
 from .model import PoolingModel, PoolInput
 
 logger = logging.getLogger(__name__)

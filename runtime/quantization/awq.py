@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from ..config.quantization_registry import PLAIN, Scheme
 from ..layers.linear import Axis, Linear, Place
 from .config import Patterns, names, setting
 from .grouped_weight import GroupedWeight, check_scale, fields, regrouped, word_bytes
-from .registry import PLAIN, Scheme
 from .weight_only import INT32, PackedFormat, group_size, words_of
 
 QUANT_METHOD = "awq"

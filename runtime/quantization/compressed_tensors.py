@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..config.quantization_registry import PLAIN, Scheme
 from . import pack_quantized
 from .config import EXPRESSION, Patterns, names, setting
-from .registry import PLAIN, Scheme
 from .w8a8 import BLOCK
 
 QUANT_METHOD = "compressed-tensors"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..config.quantization_registry import PLAIN, Scheme
 from .config import Patterns, names, setting
-from .registry import PLAIN, Scheme
 from .w8a8 import BLOCK
 
 QUANT_METHOD = "fp8"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..config.quantization_registry import PLAIN, Scheme
 from ..layers.linear import Axis, CannotSplitError, Linear, Place
 from .config import Patterns, names, setting
 from .grouped_weight import (
@@ -21,7 +22,6 @@ from .grouped_weight import (
     reordered,
     word_bytes,
 )
-from .registry import PLAIN, Scheme
 from .weight_only import ACT_ORDER, INT32, PackedFormat, group_size, words_of
 
 QUANT_METHOD = "gptq"

@@ -23,12 +23,12 @@ from torch import nn
 
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
+from ..config.quantization_registry import PLAIN, Scheme
 from ..layers.linear import CannotSplitError, Embedding, Linear, LinearMethod, StoredTensor
 from ..layers.moe import ExpertLinear
 from ..models.causal_lm import CausalLM
 from .gguf import GGUFBlocks, kind_of, packed_kind
 from .on_load import COLUMNS, finished_kind
-from .registry import PLAIN, Scheme
 from .unquantized import WIDENED, Unquantized, Widened
 
 Kinds = Mapping[str, str]

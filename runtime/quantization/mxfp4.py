@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ...kernels.linear import LinearKernels
+from ..config.quantization_registry import PLAIN, Scheme
 from ..layers.linear import Axis, Linear, Place, StoredTensor
 from .config import Patterns, names
-from .registry import PLAIN, Scheme
 
 QUANT_METHOD = "mxfp4"
 _KIND = "mxfp4 MXFP4"

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...kernels.linear import LinearKernels
+from ..config.quantization_registry import PLAIN
 from ..layers.linear import Axis, Linear, Place, StoredMethod, weight
-from .registry import PLAIN
 
 WIDENED = "widened "
 """Before the kind of what is stored."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..loader.files import read_json
-from ..loader.resolve import ALIASES
-from .params import SamplingParams
+from ..core.sampling_params import SamplingParams
+from ..files.folder import read_json
+from ..files.resolve import ALIASES
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def read_sampling_defaults(choice: str, model: str, path: str) -> SamplingDefaul
 
 def _of_gguf(path: Path) -> SamplingDefaults:
     # Imported where needed: the gguf library brings numpy.
-    from ..loader.gguf_reader import metadata, open_gguf
+    from ..files.gguf_reader import metadata, open_gguf
 
     reader = open_gguf(path)
     found = {own: metadata(reader, f"general.sampling.{key}") for key, own in _GGUF_KEYS.items()}

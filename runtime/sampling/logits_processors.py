@@ -18,8 +18,8 @@ import torch
 
 from ...kernels import ops
 from ...kernels.staging import to_device
+from ..core.sampling_params import SamplingParams
 from .grammar import Matcher
-from .params import SamplingParams
 
 
 class Progress(Protocol):

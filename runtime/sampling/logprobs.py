@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from ..engine.messages import TokenLogprob
+from ..core.messages import TokenLogprob
 
 
 def gather_logprobs(logits: torch.Tensor, tokens: torch.Tensor, widest: int) -> list[torch.Tensor]:

@@ -17,8 +17,8 @@ import torch
 from ...kernels import ops
 from ...kernels.staging import HostCopy, is_at_hand, to_device
 from ...kernels.step_parts import DRAW, Choosing
-from ..engine.messages import TokenLogprob
-from ..engine.request import Request
+from ..core.messages import TokenLogprob
+from ..core.request import Request
 from .logits_processors import adjust, ban_by_grammar
 from .logprobs import gather_logprobs, read_logprobs
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from ..loader.gguf_reader import FastGGUFReader, open_gguf
+from ..files.gguf_reader import FastGGUFReader, open_gguf
 from .data import TokenizerData
 from .gguf_kinds import KINDS
 from .gguf_vocabulary import END_KEYS, TokenType, Vocabulary

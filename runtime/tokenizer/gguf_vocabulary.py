@@ -12,7 +12,7 @@ from typing import Any
 
 from gguf import GGUFReader
 
-from ..loader.gguf_reader import metadata
+from ..files.gguf_reader import metadata
 from .chat_template import DEFAULT
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")

@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from ..loader.files import check_pointer, config_eos_token_ids, read_json
+from ..files.folder import check_pointer, config_eos_token_ids, read_json
 from .chat_template import DEFAULT
 from .data import TokenizerData
 from .tekken import read_tekken

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..engine.messages import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
-from ..sampling.params import SamplingParams
+from ..core.messages import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
+from ..core.sampling_params import SamplingParams
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
 
-from ..loader.files import read_json
+from ..files.folder import read_json
 from .token_bytes import byte_alphabet
 
 # Special tokens of files that list none, by id.

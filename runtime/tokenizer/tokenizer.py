@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
-from ..loader.files import config_eos_token_ids
+from ..files.folder import config_eos_token_ids
 from .chat_template import DEFAULT, ChatTemplateError, ChatTemplates, read_chat_template
 from .data import TokenizerData
 from .hf import read_hf_tokenizer
@@ -173,7 +173,7 @@ def _read(path: Path, gguf_pre_tokenizer: str | None) -> TokenizerData:
 
 def _read_eos_token_ids(path: Path) -> list[int]:
     if path.suffix == ".gguf":
-        from ..loader.gguf_reader import open_gguf
+        from ..files.gguf_reader import open_gguf
         from .gguf import gguf_eos_token_ids
 
         return gguf_eos_token_ids(open_gguf(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..answers import Answer
+from ..core.answers import Answer
 
 StopReason = Literal[
     "end_turn",

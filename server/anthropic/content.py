@@ -8,7 +8,7 @@ from typing import Any
 
 import pydantic_core
 
-from ...runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
+from ..parsing.events import Arguments, CallBegins, Event, Text, Thought
 
 SIGNATURE = "unsigned"
 """Anthropic's clients send a thought back with the signature that it came with; here nothing is

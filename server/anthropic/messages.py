@@ -9,19 +9,19 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.engine.messages import FinishReason
+from ...runtime.core.messages import FinishReason
 from ...runtime.tokenizer.output_processor import RequestOutput
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..answers import BODY_ERRORS, answers
-from ..collector import Collector, Update, generate_all
-from ..errors import REQUEST_ID, ApiError
+from ..core.answers import BODY_ERRORS, answers
+from ..core.anthropic_errors import OVERLOADED, PATH
+from ..core.errors import REQUEST_ID, ApiError
 from ..http.body import JsonRequest, JsonRoute
 from ..openai.conversation import Conversation, begin, chat_prompt
-from ..sse import EventStream, named_event
-from ..state import Serving, ServingDep, json_response
+from ..serving.collector import Collector, Update, generate_all
+from ..serving.sse import EventStream, named_event
+from ..serving.state import Serving, ServingDep, json_response
 from .answers import InputTokens, MessageAnswer, MessagesErrorAnswer, StreamEvent
 from .content import ContentStream, content_of
-from .errors import OVERLOADED, PATH
 from .protocol import CountTokensRequest, MessagesRequest
 from .to_chat import chat_options, chat_request
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..errors import UNION_TAG
-from ..limits import MAX_MESSAGES
+from ..core.errors import UNION_TAG
+from ..core.limits import MAX_MESSAGES
+from ..core.parameters import MESSAGES, Others
+from ..core.schemas import Integer, Unsupported, WireModel, disagreement, type_of
 from ..openai.tools import MAX_TOOLS
-from ..parameters import MESSAGES, Others
-from ..schemas import Integer, Unsupported, WireModel, disagreement, type_of
 
 _BY_ROLE = {
     "system": ("text",),

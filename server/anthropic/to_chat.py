@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ..errors import InvalidRequest, from_validation
+from ..core.errors import InvalidRequest, from_validation
 from ..openai.protocol import ChatCompletionRequest, ChatOptions
 from .protocol import (
     CountTokensRequest,

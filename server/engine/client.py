@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
 
-from ...runtime.config import EngineConfig
-from ...runtime.engine.messages import (
+from ...runtime.config.engine import EngineConfig
+from ...runtime.core.messages import (
     CacheFlushed,
     EngineChanged,
     EngineInfo,

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from ...runtime.engine.ipc import encode
-from ...runtime.engine.message_socket import MessageSocket
-from ...runtime.engine.messages import ToEngine
+from ...runtime.core.messages import ToEngine
 from ...runtime.engine.process import DUMP_SIGNAL
+from ...runtime.process.ipc import encode
+from ...runtime.process.message_socket import MessageSocket
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from ...runtime.engine.messages import (
+from ...runtime.core.messages import (
     EngineInfo,
     EngineStats,
     ProfileAnswer,

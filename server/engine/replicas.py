@@ -13,8 +13,8 @@ from dataclasses import fields, replace
 from itertools import chain
 from typing import Any, Unpack
 
-from ...runtime.config import EngineConfig
-from ...runtime.engine.messages import (
+from ...runtime.config.engine import EngineConfig
+from ...runtime.core.messages import (
     EngineInfo,
     EngineStats,
     ProfileAnswer,

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ...runtime.engine.parent import ENVIRONMENT
+from ...runtime.process.parent import ENVIRONMENT
 
-_PARENT, _ENGINE = "piecework.runtime.engine.parent", "piecework.runtime.engine.process"
+_PARENT, _ENGINE = "piecework.runtime.process.parent", "piecework.runtime.engine.process"
 _PROCESS = (sys.executable, "-m", _PARENT, _ENGINE)
 LANGUAGE_MODEL = (*_PROCESS, "piecework.runtime.engine.text_process")
 DIFFUSION_PIPELINE = (*_PROCESS, "piecework.runtime.diffusion.engine_process")

@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ...runtime.engine.ipc import Unreadable, decode
-from ...runtime.engine.messages import EngineAlive, EngineFailed, FinishReason, Shutdown
+from ...runtime.core.messages import EngineAlive, EngineFailed, FinishReason, Shutdown
+from ...runtime.process.ipc import Unreadable, decode
 from .connection import EngineConnection
 from .crash_limit import CrashLimit
 from .interface import Engine
@@ -22,7 +22,7 @@ from .unfinished import R, UnfinishedRequests
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from ..config import CommonServerConfig
+    from ..config.server import CommonServerConfig
 
 logger = logging.getLogger(__name__)
 

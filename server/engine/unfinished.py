@@ -9,14 +9,8 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from ...runtime.engine.messages import (
-    AbortRequests,
-    FinishReason,
-    ImageOutput,
-    ToEngine,
-    TokenOutput,
-)
-from ...runtime.pooling.messages import PoolOutput
+from ...runtime.core.messages import AbortRequests, FinishReason, ImageOutput, ToEngine, TokenOutput
+from ...runtime.core.pooling_messages import PoolOutput
 from .connection import EngineConnection
 from .quarantine import Quarantine
 

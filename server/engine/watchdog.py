@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from ...runtime.engine.messages import EngineAlive
+from ...runtime.core.messages import EngineAlive
 
 _TICKS = 16
 """Looks within the timeout, at least one a second."""

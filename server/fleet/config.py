@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from ...runtime.options import option
-from ..config import BatchServerConfig, ServerConfig
+from ...runtime.config.options import option
+from ..config.server import BatchServerConfig, ServerConfig
 from ..images.config import ImageServerConfig
 from ..pooling.config import PoolingServerConfig
 

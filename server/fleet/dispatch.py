@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
-from ..accounts import check_access, may_use
-from ..collector import unless_client_goes
-from ..errors import InvalidRequest, NotFound, Unavailable
+from ..auth.accounts import check_access, may_use
+from ..core.errors import InvalidRequest, NotFound, Unavailable
 from ..http.body import (
     LARGE_BODY_BYTES,
     MAX_LARGE_BYTES,
@@ -20,7 +19,8 @@ from ..http.body import (
     has_no_body,
     read_json_body,
 )
-from ..state import DEFAULT_MODEL
+from ..serving.collector import unless_client_goes
+from ..serving.state import DEFAULT_MODEL
 from .fleet import Fleet
 from .member import Member
 

@@ -11,12 +11,13 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..accounts import check_access, may_use
-from ..answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
 from ..anthropic.models import VERSION_HEADER, model_info, model_list
-from ..config import ServerConfig
-from ..errors import NotFound
+from ..auth.accounts import check_access, may_use
+from ..config.server import ServerConfig
+from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
+from ..core.errors import NotFound
+from ..core.schemas import WireModel
 from ..http.body import JsonRoute
 from ..images.config import ImageServerConfig
 from ..images.generations import FILE_ROUTE, get_file
@@ -28,8 +29,7 @@ from ..page import status as page_status
 from ..page.status import ServerStatus
 from ..pooling.config import PoolingServerConfig
 from ..pooling.state import PoolingServing
-from ..schemas import WireModel
-from ..state import AnyServingDep, Serving, json_response
+from ..serving.state import AnyServingDep, Serving, json_response
 from .dispatch import told
 from .fleet import Fleet
 from .member import Member, MemberState

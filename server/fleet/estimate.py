@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...runtime.loader.files import read_header
-from ...runtime.loader.resolve import find_model
-from ...runtime.machine_memory import free_memory
-from ..config import ServerConfig
+from ...runtime.files.folder import read_header
+from ...runtime.files.resolve import find_model
+from ...runtime.process.memory import free_memory
+from ..config.server import ServerConfig
 from .config import FleetLimits, MemberConfig
 
 _GIB = 2**30

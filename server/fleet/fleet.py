@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from ...runtime.engine.messages import EngineStats
-from ...runtime.machine_memory import free_memory, resident_memory
+from ...runtime.core.messages import EngineStats
+from ...runtime.process.memory import free_memory, resident_memory
 from ..app import Service
+from ..core.errors import Unavailable
 from ..engine.interface import Engine
 from ..engine.state import EngineState, EngineUnavailable, QueueFull
-from ..errors import Unavailable
 from .config import FleetConfig
 from .estimate import estimate, with_share
 from .member import Closing, Member, MemberState

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-from ...runtime.machine_memory import resident_memory
+from ...runtime.process.memory import resident_memory
 from ..app import Service
 from ..engine.spawn import spawn
-from ..metrics import Latency
+from ..observability.metrics import Latency
 from ..services import service_of
 from .config import MemberConfig
 

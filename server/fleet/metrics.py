@@ -8,7 +8,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..metrics import PREFIX, MetricRegistry
+from ..observability.metrics import PREFIX, MetricRegistry
 from .fleet import Fleet
 from .member import Member, MemberState
 

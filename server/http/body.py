@@ -12,9 +12,9 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..collector import unless_client_goes
-from ..errors import BodyTooLarge, ClientGone, InvalidRequest, Unavailable, UnsupportedMedia
-from .body_stages import tells_checked, watched
+from ..core.body_stages import tells_checked, watched
+from ..core.errors import BodyTooLarge, ClientGone, InvalidRequest, Unavailable, UnsupportedMedia
+from ..serving.collector import unless_client_goes
 from .turns import Room, Turns
 
 MAX_BODY_BYTES = 4 * 2**20

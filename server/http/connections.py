@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ..open_paths import HEALTH_PATHS
-from .limits import HttpLimits
+from ..config.http_limits import HttpLimits
+from ..core.open_paths import HEALTH_PATHS
 
 RESERVE = 32
 """Connections beyond `--max-connections`, for monitoring: one that asks for anything else is

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import InvalidRequest, UnsupportedMedia
-from ..metrics import MetricRegistry
-from ..sse import CONNECTION, Connection
+from ..core.errors import InvalidRequest, UnsupportedMedia
+from ..observability.metrics import MetricRegistry
+from ..serving.sse import CONNECTION, Connection
 
 _PART = 2**17
 """Decoded bytes that are made at a time, so that whoever reads them can refuse the rest."""

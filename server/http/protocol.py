@@ -14,8 +14,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ..errors import ApiError, MethodNotAllowed
-from ..sse import CONNECTION
+from ..core.errors import ApiError, MethodNotAllowed
+from ..serving.sse import CONNECTION
 from .connections import Connections, is_monitoring
 from .old_client import send_without_chunks
 from .refusals import (

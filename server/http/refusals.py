@@ -8,7 +8,8 @@ from http.client import responses
 
 import msgspec
 
-from ..errors import (
+from ..config.http_limits import HttpLimits
+from ..core.errors import (
     ApiError,
     HeadersTooLarge,
     InvalidRequest,
@@ -16,7 +17,6 @@ from ..errors import (
     Unavailable,
     UrlTooLong,
 )
-from .limits import HttpLimits
 
 _RETRY_SECONDS = 5
 

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from .limits import HttpLimits
+from ..config.http_limits import HttpLimits
 
 SECOND_LOOK = 0.2
 """Seconds between a time-out and its effect: what came while this process stood still is read

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..answers import Answer
+from ..core.answers import Answer
 
 
 class GeneratedImage(Answer):

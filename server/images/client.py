@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from ...runtime.diffusion.config import DiffusionConfig
-from ...runtime.engine.messages import (
+from ...runtime.core.messages import (
     DiffusionInfo,
     DiffusionReady,
     FinishReason,
@@ -17,6 +16,7 @@ from ...runtime.engine.messages import (
     ImageStats,
     ImageStep,
 )
+from ...runtime.diffusion.config import DiffusionConfig
 from ..engine.spawn import DIFFUSION_PIPELINE
 from ..engine.supervisor import EngineSupervisor, SupervisorSettings
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...runtime.config.options import option
 from ...runtime.diffusion.config import DiffusionConfig
-from ...runtime.options import option
-from ..config import CommonServerConfig
+from ..config.server import CommonServerConfig
 from ..engine.spawn import DIFFUSION_PIPELINE
 
 IMAGES = "images"

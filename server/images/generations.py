@@ -14,15 +14,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...runtime.core.image_params import DiffusionParams, InvalidParams
+from ...runtime.core.messages import FinishReason, GenerateImage, ImageOutput
 from ...runtime.diffusion.media import encode_image
-from ...runtime.diffusion.params import DiffusionParams, InvalidParams
-from ...runtime.engine.messages import FinishReason, GenerateImage, ImageOutput
-from ..answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, answers
+from ..core.errors import InternalError, InvalidRequest, NotFound
+from ..core.open_paths import OPEN_FOLDER
 from ..engine.state import EngineUnavailable
-from ..errors import InternalError, InvalidRequest, NotFound
 from ..http.body import JsonRoute
-from ..open_paths import OPEN_FOLDER
-from ..state import json_response
+from ..serving.state import json_response
 from .answers import Images
 from .protocol import ImagesRequest
 from .state import ImageServing, ImageServingDep

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..schemas import Integer, Seed, Unsupported, WireModel, disagreement
+from ..core.schemas import Integer, Seed, Unsupported, WireModel, disagreement
 
 MAX_IMAGES = 10
 """Largest `n`, as OpenAI's."""

@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import Depends
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from ..metrics import Figure, MetricRegistry
-from ..state import AnyServing, serving_of
+from ..observability.metrics import Figure, MetricRegistry
+from ..serving.state import AnyServing, serving_of
 from .client import ImageClient
 from .config import ImageServerConfig
 from .store import ImageStore

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from ..answers import Answer
+from ..core.answers import Answer
 
 Triple = tuple[float | None, int, str | None]
 """Log-probability, token id, text or null."""

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...runtime.cache.kv_events import KVEventsConfig
-from ..answers import answers
+from ..core.answers import answers
 from ..http.body import JsonRoute
-from ..state import ServingDep, json_response
+from ..serving.state import ServingDep, json_response
 from .answers import AbortCount, CacheFlush, ModelInfo, ServerInfo
 from .protocol import AbortBody
 

@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.engine.messages import FinishReason, TokenLogprob
+from ...runtime.core.messages import FinishReason, TokenLogprob
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..answers import BODY_ERRORS, answers
-from ..collector import Collector, Update, generate_all
-from ..errors import ApiError
+from ..core.answers import BODY_ERRORS, answers
+from ..core.errors import ApiError
 from ..http.body import JsonRoute
-from ..kept_logprobs import check_logprobs
 from ..openai.logprobs import finite, token_text
-from ..request_builder import WireNames, build_requests, check_prompt_logprobs
-from ..sse import DONE, EventStream, event
-from ..state import DEFAULT_MODEL, Serving, ServingDep, json_response
-from ..structured import grammar_of
+from ..serving.collector import Collector, Update, generate_all
+from ..serving.kept_logprobs import check_logprobs
+from ..serving.request_builder import WireNames, build_requests, check_prompt_logprobs
+from ..serving.sse import DONE, EventStream, event
+from ..serving.state import DEFAULT_MODEL, Serving, ServingDep, json_response
+from ..serving.structured import grammar_of
 from .answers import Generated, GeneratedSoFar
 from .protocol import GenerateBody
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ... import __version__
-from ..answers import answers
-from ..state import Serving, ServingDep, json_response
+from ..core.answers import answers
+from ..serving.state import Serving, ServingDep, json_response
 from .answers import Load, Loads
 
 router = APIRouter()

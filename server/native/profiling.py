@@ -12,17 +12,12 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from ...runtime.engine.messages import (
-    MOST_PROFILED_STEPS,
-    ProfileAnswer,
-    StartProfile,
-    StopProfile,
-)
-from ..answers import Answer, answers
-from ..errors import InvalidRequest
+from ...runtime.core.messages import MOST_PROFILED_STEPS, ProfileAnswer, StartProfile, StopProfile
+from ..core.answers import Answer, answers
+from ..core.errors import InvalidRequest
+from ..core.schemas import Unsupported, WireModel
 from ..http.body import OptionalJsonRoute
-from ..schemas import Unsupported, WireModel
-from ..state import Serving, ServingDep, json_response
+from ..serving.state import Serving, ServingDep, json_response
 
 body_router = APIRouter(route_class=OptionalJsonRoute)
 router = APIRouter()

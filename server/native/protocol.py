@@ -20,9 +20,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from ..limits import MAX_SEQUENCES
-from ..parameters import GENERATION, Others
-from ..schemas import (
+from ..core.limits import MAX_SEQUENCES
+from ..core.parameters import GENERATION, Others
+from ..core.schemas import (
     Count,
     IdLists,
     Integer,
@@ -35,7 +35,7 @@ from ..schemas import (
     disagreement,
     only,
 )
-from ..structured import StructuredFields
+from ..serving.structured import StructuredFields
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ..answers import Answer
+from ..core.answers import Answer
 
 FinishReason = Literal["stop", "length", "abort"]
 ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]

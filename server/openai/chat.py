@@ -10,14 +10,14 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
 from ...runtime.tokenizer.output_processor import RequestOutput
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..answers import BODY_ERRORS, answers
-from ..collector import Collector
+from ..core.answers import BODY_ERRORS, answers
 from ..http.body import JsonRequest, JsonRoute
-from ..sse import EventStream
-from ..state import Serving, ServingDep, json_response
+from ..parsing.events import Arguments, CallBegins, Event, Text, Thought
+from ..serving.collector import Collector
+from ..serving.sse import EventStream
+from ..serving.state import Serving, ServingDep, json_response
 from .answers import ChatCompletion, ChatCompletionChunk
 from .chunks import ChunkWriter, head, usage_of
 from .conversation import AnswerReader, Conversation, begin

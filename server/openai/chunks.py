@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
-from ..collector import Update
-from ..errors import ApiError
-from ..sse import DONE, encode_json, event
-from ..state import Serving
+from ..core.errors import ApiError
+from ..serving.collector import Update
+from ..serving.sse import DONE, encode_json, event
+from ..serving.state import Serving
 from .protocol import GenerationBody
 
 

@@ -10,12 +10,12 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
-from ..answers import BODY_ERRORS, answers
-from ..collector import Collector
+from ..core.answers import BODY_ERRORS, answers
 from ..http.body import JsonRoute
-from ..sse import EventStream
-from ..state import Serving, ServingDep, json_response
-from ..structured import grammar_of
+from ..serving.collector import Collector
+from ..serving.sse import EventStream
+from ..serving.state import Serving, ServingDep, json_response
+from ..serving.structured import grammar_of
 from .answers import Completion, CompletionChunk
 from .chunks import ChunkWriter, head, usage_of
 from .generation import best, generation_requests

@@ -12,15 +12,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...runtime.engine.messages import FinishReason
-from ...runtime.parsing.events import CallBegins, Event, Parser, PlainText
-from ...runtime.parsing.reasoning import ReasoningFormat, choose_reasoning
+from ...runtime.core.messages import FinishReason
 from ...runtime.tokenizer.chat_template import ChatTemplateError
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..errors import InvalidRequest
-from ..limits import check_text
-from ..state import THREAD_FROM, Serving
+from ..core.errors import InvalidRequest
+from ..core.limits import check_text
+from ..parsing.events import CallBegins, Event, Parser, PlainText
+from ..parsing.reasoning import ReasoningFormat, choose_reasoning
+from ..serving.state import THREAD_FROM, Serving
 from .generation import generation_requests
 from .protocol import ChatCompletionRequest, ChatOptions
 from .rendering import render_chat

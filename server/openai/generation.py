@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
-from ..errors import InvalidRequest
-from ..kept_logprobs import check_logprobs
-from ..request_builder import WireNames, build_requests, check_prompt_logprobs
-from ..state import Serving
+from ..core.errors import InvalidRequest
+from ..serving.kept_logprobs import check_logprobs
+from ..serving.request_builder import WireNames, build_requests, check_prompt_logprobs
+from ..serving.state import Serving
 from .protocol import ChatCompletionRequest, CompletionRequest
 
 

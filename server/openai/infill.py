@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...runtime.tokenizer.infill import find_infill
-from ..errors import InvalidRequest
-from ..state import THREAD_FROM, Serving
+from ..core.errors import InvalidRequest
+from ..serving.state import THREAD_FROM, Serving
 from .protocol import CompletionRequest
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.engine.messages import TokenLogprob
-from ...runtime.parsing.events import Event, Text
+from ...runtime.core.messages import TokenLogprob
 from ...runtime.tokenizer.detokenizer import Detokenizer
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from ..parsing.events import Event, Text
 
 FLOOR = -9999.0
 """Stands for minus infinity, which JSON does not have."""

@@ -22,9 +22,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..limits import MAX_MESSAGES
-from ..parameters import GENERATION, Others
-from ..schemas import (
+from ..core.limits import MAX_MESSAGES
+from ..core.parameters import GENERATION, Others
+from ..core.schemas import (
     Count,
     IdLists,
     Priority,
@@ -39,7 +39,7 @@ from ..schemas import (
     disagreement,
     only,
 )
-from ..structured import OpenAIStructuredFields
+from ..serving.structured import OpenAIStructuredFields
 from .tools import ToolFields
 
 

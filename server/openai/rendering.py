@@ -10,12 +10,12 @@ from typing import Any
 
 import regex
 
-from ...runtime.parsing.in_text import tools_in_text, turns_in_text
-from ...runtime.parsing.tool_calls import Tool, ToolCallFormat
 from ...runtime.tokenizer.chat_messages import in_order, joined, linked, native_calls
 from ...runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
 from ...runtime.tokenizer.template_reads import TemplateReads, template_reads
 from ..http.body import check_structure
+from ..parsing.in_text import tools_in_text, turns_in_text
+from ..parsing.tool_calls import Tool, ToolCallFormat
 from .protocol import ChatOptions
 
 Message = dict[str, Any]

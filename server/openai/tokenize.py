@@ -11,11 +11,11 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..answers import BODY_ERRORS, answers
-from ..errors import InvalidRequest
+from ..core.answers import BODY_ERRORS, answers
+from ..core.errors import InvalidRequest
+from ..core.limits import check_text
 from ..http.body import JsonRequest, JsonRoute
-from ..limits import check_text
-from ..state import ServingDep, json_response
+from ..serving.state import ServingDep, json_response
 from .answers import DetokenizedText, TokenizerInfo, Tokens
 from .conversation import chat_prompt
 from .protocol import DetokenizeRequest, TokenizeRequest

@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...runtime.parsing.events import Parser
-from ...runtime.parsing.tool_calls import CallRules, Tool, ToolCallFormat, choose_format
 from ...runtime.sampling.grammar import INVALID_GRAMMAR
 from ...runtime.sampling.json_schema import ignore
-from ..errors import InvalidRequest
-from ..schemas import WireModel, disagreement
-from ..state import Serving
-from ..structured import OpenAIStructuredFields, grammar_of, json_schema_of
-from ..structured import made_grammar as made
+from ..core.errors import InvalidRequest
+from ..core.schemas import WireModel, disagreement
+from ..parsing.events import Parser
+from ..parsing.tool_calls import CallRules, Tool, ToolCallFormat, choose_format
+from ..serving.state import Serving
+from ..serving.structured import OpenAIStructuredFields, grammar_of, json_schema_of
+from ..serving.structured import made_grammar as made
 
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"

@@ -19,8 +19,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import NotFound
-from ..open_paths import PAGE_FOLDER
+from ..core.errors import NotFound
+from ..core.open_paths import PAGE_FOLDER
 
 router = APIRouter(include_in_schema=False)
 _FOLDERS = [Path(__file__).parent / name for name in ("static", "vendor")]

@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...runtime.tokenizer.output_processor import RequestState
-from ..accounts import current_key
-from ..answers import Answer, answers
+from ..auth.accounts import current_key
+from ..core.answers import Answer, answers
 from ..images.client import ImageJob
-from ..state import AnyServingDep, json_response
+from ..serving.state import AnyServingDep, json_response
 
 router = APIRouter()
 MAX_ROWS = 100

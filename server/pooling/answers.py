@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..answers import Answer
+from ..core.answers import Answer
 
 
 class PoolingUsage(Answer):

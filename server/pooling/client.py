@@ -8,9 +8,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ...runtime.engine.messages import FinishReason
-from ...runtime.pooling.config import PoolingConfig
-from ...runtime.pooling.messages import (
+from ...runtime.core.messages import FinishReason
+from ...runtime.core.pooling_messages import (
     PoolingInfo,
     PoolingReady,
     PoolOutput,
@@ -18,11 +17,12 @@ from ...runtime.pooling.messages import (
     PoolStats,
     PoolStep,
 )
+from ...runtime.pooling.config import PoolingConfig
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from ..core.errors import InternalError
 from ..engine.spawn import POOLING_MODEL
 from ..engine.state import EngineUnavailable
 from ..engine.supervisor import EngineSupervisor, SupervisorSettings
-from ..errors import InternalError
 
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...runtime.options import option
+from ...runtime.config.options import option
 from ...runtime.pooling.config import PoolingConfig
-from ..config import RUNNERS, SERVER, BatchServerConfig
+from ..config.server import RUNNERS, SERVER, BatchServerConfig
 from ..engine.spawn import POOLING_MODEL
 
 

@@ -13,8 +13,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.pooling.prompts import Prompts, Start
-from ..answers import BODY_ERRORS, answers
-from ..errors import InvalidRequest
+from ..core.answers import BODY_ERRORS, answers
+from ..core.errors import InvalidRequest
 from ..http.body import JsonRoute
 from .answers import EmbeddingsAnswer
 from .client import Vectors

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from ...runtime.pooling.messages import INPUTS_PER_REQUEST, NO_ADAPTER, PoolRequest
+from ...runtime.core.pooling_messages import INPUTS_PER_REQUEST, NO_ADAPTER, PoolRequest
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..errors import InvalidRequest
-from ..limits import Limits, check_text
+from ..core.errors import InvalidRequest
+from ..core.limits import Limits, check_text
 
 _SLICE = 2**15
 """Characters of a long text whose tokens are counted at once."""

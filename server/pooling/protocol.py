@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..schemas import Integer, Prompt, WireModel, disagreement, parse_prompts
+from ..core.schemas import Integer, Prompt, WireModel, disagreement, parse_prompts
 
 MAX_INPUTS = 2048
 """Of one request, as OpenAI takes."""

@@ -15,9 +15,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.pooling.prompts import Start
-from ..answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, answers
 from ..http.body import JsonRoute
-from ..state import json_response
+from ..serving.state import json_response
 from .answers import RerankAnswer, ScoreAnswer
 from .client import Vectors
 from .protocol import RerankRequest, ScoreRequest

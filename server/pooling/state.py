@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 from fastapi import Depends
 
+from ...runtime.core.pooling_messages import INPUTS_PER_REQUEST, PoolingInfo
 from ...runtime.pooling.folder import PoolingFolder
-from ...runtime.pooling.messages import INPUTS_PER_REQUEST, PoolingInfo
+from ..core.errors import InvalidRequest
+from ..core.limits import Limits
 from ..engine.state import EngineUnavailable
-from ..errors import InvalidRequest
-from ..limits import Limits
-from ..metrics import Figure, MetricRegistry
-from ..request_record import current_record
-from ..state import AnyServing, TextThreads, serving_of
+from ..observability.metrics import Figure, MetricRegistry
+from ..observability.request_record import current_record
+from ..serving.state import AnyServing, TextThreads, serving_of
 from .client import PoolingClient, Vectors
 from .config import PoolingServerConfig
 from .inputs import Input, InputEncoder, pool_requests

@@ -13,9 +13,9 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..errors import ApiError, BodyTooLarge, ClientGone, Unavailable
+from ..core.errors import ApiError, BodyTooLarge, ClientGone, Unavailable
 from ..http.body import MAX_BODY_BYTES
-from ..sse import event
+from ..serving.sse import event
 from .request import ForwardedRequest, ResponseStart, routed_text
 
 logger = logging.getLogger(__name__)

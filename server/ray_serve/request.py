@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InvalidRequest
+from ..core.errors import InvalidRequest
 from ..http.body import check_structure
 
 _PROMPT_CHARS = 16_384

@@ -17,13 +17,13 @@ from scripted_server import ScriptedServer
 from tiny_encoders import make_tiny_encoder
 
 from piecework.cli.bench import add_measurements
-from piecework.cli.flags import ArgumentParser
+from piecework.cli.core.flags import ArgumentParser
 
 COMMANDS = ["gsm8k", "serving", "soak"]
 PARSE = (
     "import sys\n"
     "from piecework.cli.bench import add_measurements\n"
-    "from piecework.cli.flags import ArgumentParser\n"
+    "from piecework.cli.core.flags import ArgumentParser\n"
     "parser = ArgumentParser()\n"
     "add_measurements(parser.add_subparsers())\n"
 )

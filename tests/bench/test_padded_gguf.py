@@ -11,8 +11,8 @@ from gguf_models import Kind, write_gguf
 from tiny_models import make_tiny_model
 
 from piecework.bench.padded_gguf import write
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPT = [(31 + 7 * j * j) % 500 for j in range(40)]
 

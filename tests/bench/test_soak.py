@@ -30,7 +30,7 @@ from piecework.bench.soak import run
 from piecework.bench.soak_requests import Mix
 from piecework.bench.soak_result import SoakSettings
 from piecework.bench.target import Api, Target
-from piecework.runtime.engine.messages import EngineStats
+from piecework.runtime.core.messages import EngineStats
 from piecework.server.engine.spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL
 
 CALM = Mix(

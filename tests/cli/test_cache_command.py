@@ -14,7 +14,7 @@ from tiny_models import make_tiny_model
 
 from piecework.cli.main import main
 from piecework.compilation.compiler import EagerCompiler
-from piecework.compilation.errors import CompileError
+from piecework.compilation.core.errors import CompileError
 
 
 @pytest.fixture(autouse=True)

@@ -31,9 +31,9 @@ from toy_tokenizer import toy_tokenizer
 from piecework.cli.chat.client import ChatClient, ChatError, Part
 from piecework.cli.chat.conversation import Conversation
 from piecework.cli.chat.session import Session
-from piecework.cli.flags import report
+from piecework.cli.core.flags import report
+from piecework.cli.core.printable import printable
 from piecework.cli.main import main
-from piecework.cli.printable import printable
 
 KEY = "sesame"
 COMMAND = [sys.executable, "-m", "piecework", "chat", "--base-url"]

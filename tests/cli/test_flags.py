@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piecework.cli.flags import (
+from piecework.cli.core.flags import (
     ArgumentParser,
     ServerConfig,
     add_config_arguments,
     report,
     server_config,
 )
-from piecework.cli.foreign_flags import add_foreign_flags, instead_of
+from piecework.cli.core.foreign_flags import add_foreign_flags, instead_of
 from piecework.cli.foreign_tables import NOTHING_TO_DO
 from piecework.cli.serve import describe
-from piecework.runtime.config import EngineConfig
-from piecework.runtime.foreign_names import SAME
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.config.foreign_names import SAME
 
 CONFIGS = (EngineConfig, ServerConfig)
 OPTIONS = {

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from piecework.cli.flags import ServerConfig
+from piecework.cli.core.flags import ServerConfig
+from piecework.cli.core.settings import parse
 from piecework.cli.fleet import fleet_config
 from piecework.cli.main import build_parser, main
 from piecework.cli.serve import serving_config
-from piecework.cli.settings import parse
 from piecework.server.fleet.config import FleetConfig
 from piecework.server.pooling.config import PoolingServerConfig
 

@@ -9,7 +9,7 @@ import pytest
 
 from piecework.cli.main import build_parser
 from piecework.cli.serve import serving_config
-from piecework.server.config import ServerConfig
+from piecework.server.config.server import ServerConfig
 from piecework.server.pooling.config import PoolingServerConfig
 
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piecework.cli import serve
-from piecework.cli.flags import ArgumentParser, add_config_arguments
+from piecework.cli.core.flags import ArgumentParser, add_config_arguments
+from piecework.cli.core.settings import parse, settable, variable_of
 from piecework.cli.main import build_parser, main
-from piecework.cli.settings import parse, settable, variable_of
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
 
 SECRET = "sk-very-secret"
 TEXT = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))

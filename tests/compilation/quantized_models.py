@@ -18,10 +18,10 @@ from torch import fx, nn
 from piecework.compilation.passes.context import PassContext
 from piecework.compilation.torch_private import Trace, trace
 from piecework.kernels import collectives, ops, reference
+from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.layers.linear import Linear
 from piecework.runtime.loader.loader import empty_model, finish
-from piecework.runtime.model_config import ModelConfig
 
 LAYERS = 2
 ARCHITECTURES = [

@@ -18,11 +18,11 @@ from torch import nn
 
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import InductorCompiler
+from piecework.compilation.core.split_ops import registered
 from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piece_store import PiecesReport
 from piecework.compilation.piecewise import PiecewiseForward
-from piecework.compilation.split_ops import registered
 from piecework.kernels.cpu import packed_linear
 from piecework.kernels.cpu.platform import CpuPlatform
 
@@ -96,7 +96,7 @@ def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
         "from test_inductor import make_pieces, step\n"
         # A plan is good where the same ops are split ops; other tests of this process may have
         # registered more.
-        "from piecework.compilation.split_ops import register_split_op\n"
+        "from piecework.compilation.core.split_ops import register_split_op\n"
         f"for name in set({registered()}) - {{'toy::attend', 'toy::attend_fresh', 'toy::pair'}}: "
         "register_split_op(name, print)\n"
         f"pieces, report = make_pieces(Path({str(folder)!r}))\n"

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from toy_forward import ToyModel, step
 
-from piecework.compilation.errors import TraceError
+from piecework.compilation.core.errors import TraceError
 from piecework.compilation.piece_key import piece_key
 from piecework.compilation.plan import Plan, make_plan
 from piecework.compilation.shapes import Extent, TensorSpec

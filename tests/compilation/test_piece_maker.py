@@ -15,7 +15,7 @@ from toy_forward import ToyModel, step
 
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler, InductorCompiler, piece_compiler
-from piecework.compilation.errors import CompileError, NotStoredError, TraceError
+from piecework.compilation.core.errors import CompileError, NotStoredError, TraceError
 from piecework.compilation.piece_maker import PieceMaker, is_transient, run
 from piecework.compilation.piece_store import PiecesReport, PieceStore
 from piecework.compilation.piecewise import PiecewiseForward

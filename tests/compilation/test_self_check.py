@@ -16,7 +16,7 @@ from toy_forward import HIDDEN, ToyModel, step
 
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import CompiledPiece, EagerCompiler
-from piecework.compilation.errors import CaptureError
+from piecework.compilation.core.errors import CaptureError
 from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piecewise import PiecewiseForward

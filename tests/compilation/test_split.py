@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from toy_forward import HIDDEN, ToyModel, step
 
-from piecework.compilation.errors import TraceError
+from piecework.compilation.core.errors import TraceError
+from piecework.compilation.core.split_ops import register_split_op, registered
 from piecework.compilation.piece_key import op_names
 from piecework.compilation.plan import make_plan
 from piecework.compilation.split import Cut, OpCall, PieceCall, split
-from piecework.compilation.split_ops import register_split_op, registered
 from piecework.compilation.torch_private import trace
 
 
@@ -139,7 +139,7 @@ def test_any_op_can_be_registered_by_name() -> None:
             PieceCall,
         ]
     finally:
-        from piecework.compilation import split_ops
+        from piecework.compilation.core import split_ops
 
         del split_ops._implementations["aten::rsqrt"]
 

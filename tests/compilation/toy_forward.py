@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from piecework.compilation.split_ops import register_split_op
+from piecework.compilation.core.split_ops import register_split_op
 
 HIDDEN, VOCABULARY = 8, 32
 _LIBRARY = torch.library.Library("toy", "FRAGMENT")

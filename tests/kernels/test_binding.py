@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_machine import Machine
 
-from piecework.kernels.cpu import binding
-from piecework.kernels.cpu.binding import split_cores
-from piecework.kernels.cpu.core_lists import check_lists, parse_lists
-from piecework.kernels.cpu.cores import Threads, choose_threads
+from piecework.kernels.cpu.machine import binding
+from piecework.kernels.cpu.machine.binding import split_cores
+from piecework.kernels.cpu.machine.core_lists import check_lists, parse_lists
+from piecework.kernels.cpu.machine.cores import Threads, choose_threads
 
 THREADS_FOLLOW = """
 import os, threading
-from piecework.kernels.cpu.binding import bind
+from piecework.kernels.cpu.machine.binding import bind
 
 gone = threading.Event()
 before = threading.Thread(target=gone.wait)

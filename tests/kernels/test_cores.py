@@ -14,10 +14,10 @@ import pytest
 import torch
 from made_up_machine import Machine
 
-from piecework.kernels.cpu import cores, host_memory
 from piecework.kernels.cpu import platform as cpu_platform
-from piecework.kernels.cpu.cgroups import cpu_quota, memory_limit
-from piecework.kernels.cpu.cores import Threads, choose_threads
+from piecework.kernels.cpu.machine import cores, host_memory
+from piecework.kernels.cpu.machine.cgroups import cpu_quota, memory_limit
+from piecework.kernels.cpu.machine.cores import Threads, choose_threads
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.platform import MemoryInfo
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piecework.kernels.cpu.huge_pages import Slabs, on_huge_pages
+from piecework.kernels.cpu.machine.huge_pages import Slabs, on_huge_pages
 
 MIB = 2**20
 

@@ -14,7 +14,8 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from piecework.kernels.cpu.native import build, matrix_units
+from piecework.kernels.cpu import matrix_units
+from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native import linear as native
 from piecework.kernels.cpu.native.linear import NativeLinear
 

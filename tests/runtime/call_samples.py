@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from piecework.runtime.parsing.tool_calls import Tool
+from piecework.server.parsing.tool_calls import Tool
 
 SCHEMA = {
     "type": "object",

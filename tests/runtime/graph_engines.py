@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.messages import GenerateRequest, Shutdown, StepOutput
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.build import Engine, build_engine
-from piecework.runtime.engine.ipc import decode, encode
-from piecework.runtime.engine.mailbox import Mailbox
-from piecework.runtime.engine.messages import GenerateRequest, Shutdown, StepOutput
 from piecework.runtime.engine.text_process import EngineProcess
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.process.ipc import decode, encode
+from piecework.runtime.process.mailbox import Mailbox
 
 SIZES = [4, 16, 33]
 AROUND = [size + offset for size in SIZES for offset in (-1, 0, 1)]

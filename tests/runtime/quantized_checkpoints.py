@@ -21,8 +21,8 @@ from tiny_models import make_tiny_model
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[(31 * i + 7 * j * j) % 500 for j in range(n)] for i, n in enumerate((40, 13))]
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}

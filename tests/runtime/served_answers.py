@@ -10,9 +10,9 @@ import torch
 from hypothesis import strategies as st
 from toy_runner import VOCAB, RecurrentToyRunner, ToyRunner, WindowedToyRunner, make_core
 
+from piecework.runtime.core.messages import GenerateRequest, TokenLogprob, TokenOutput
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.core import EngineCore
-from piecework.runtime.engine.messages import GenerateRequest, TokenLogprob, TokenOutput
-from piecework.runtime.sampling.params import SamplingParams
 
 
 class Answer:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.files.resolve import resolve_model_path
 from piecework.runtime.llm import LLM
-from piecework.runtime.loader.resolve import resolve_model_path
-from piecework.runtime.sampling.params import SamplingParams
 
 SHOTS = (
     "Question: A baker fills 6 trays with 12 rolls each and sells 50 rolls. How many rolls are "

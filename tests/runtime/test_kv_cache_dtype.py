@@ -12,9 +12,9 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.platform import MemoryInfo
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.executor import model_runner
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 FORMATS = ("fp8_e4m3", "fp8_e5m2", "int8")
 PROMPTS = [[5, 6, 7], list(range(20, 120)), [9], list(range(20, 90))]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tiny_models import EOS_ID, make_tiny_model
 
-from piecework.runtime.engine.ipc import decode, encode
-from piecework.runtime.engine.messages import FinishReason, GenerateRequest
+from piecework.runtime.config.model import ModelConfig
+from piecework.runtime.core.messages import FinishReason, GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
-from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.process.ipc import decode, encode
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from piecework.runtime.config import EngineConfig
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.tokenizer.output_processor import RequestOutput, RequestState, TextOptions
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from piecework.server.engine.client import EngineClient

@@ -11,13 +11,13 @@ from scripted_engine import INFO
 from toy_runner import assert_idle, make_core
 from toy_tokenizer import toy_tokenizer
 
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.messages import ToEngine
 from piecework.runtime.distributed.ranks import ALONE
 from piecework.runtime.engine.build import Engine
-from piecework.runtime.engine.ipc import decode, encode
-from piecework.runtime.engine.mailbox import Mailbox
-from piecework.runtime.engine.messages import ToEngine
 from piecework.runtime.engine.text_process import EngineProcess
+from piecework.runtime.process.ipc import decode, encode
+from piecework.runtime.process.mailbox import Mailbox
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState
 

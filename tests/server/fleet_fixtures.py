@@ -14,15 +14,15 @@ from http_fixtures import client_of
 from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
 from piecework.server.app import Service, create_app
-from piecework.server.config import ServerConfig
+from piecework.server.config.server import ServerConfig
 from piecework.server.engine.state import EngineState
 from piecework.server.fleet import fleet as fleet_module
 from piecework.server.fleet import member as member_module
 from piecework.server.fleet.config import FleetConfig, FleetLimits, MemberConfig
 from piecework.server.fleet.fleet import Fleet
-from piecework.server.fleet.service import fleet_service
+from piecework.server.fleet_service import fleet_service
 
 GIB = 2**30
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0}

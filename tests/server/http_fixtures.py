@@ -17,8 +17,8 @@ import uvicorn
 from fastapi import FastAPI
 from scripted_engine import ScriptedEngine
 
-from piecework.cli.flags import ServerConfig
-from piecework.runtime.config import EngineConfig
+from piecework.cli.core.flags import ServerConfig
+from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.sampling.defaults import SamplingDefaults
 from piecework.server.app import create_app
 

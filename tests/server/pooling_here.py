@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 from http_fixtures import client_of
 
-from piecework.runtime.engine.ipc import decode, encode
-from piecework.runtime.engine.messages import AbortRequests
+from piecework.runtime.core.messages import AbortRequests
+from piecework.runtime.core.pooling_messages import PoolingReady, PoolRequest
 from piecework.runtime.pooling.config import PoolingConfig
 from piecework.runtime.pooling.folder import read_folder
-from piecework.runtime.pooling.messages import PoolingReady, PoolRequest
 from piecework.runtime.pooling.model import PoolingModel
 from piecework.runtime.pooling.scheduler import PoolingScheduler
+from piecework.runtime.process.ipc import decode, encode
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.pooling.client import PoolingClient
 from piecework.server.pooling.config import PoolingServerConfig
-from piecework.server.pooling.service import create_pooling_app
+from piecework.server.pooling_service import create_pooling_app
 
 
 class PoolingHere(PoolingClient):

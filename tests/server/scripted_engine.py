@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from piecework.runtime.engine.messages import (
+from piecework.runtime.core.messages import (
     EngineInfo,
     EngineStats,
     FinishReason,

@@ -17,10 +17,10 @@ from tiny_models import make_tiny_model
 
 from piecework.cli import main as cli
 from piecework.cli import serve as serve_command
-from piecework.cli.flags import ServerConfig
-from piecework.runtime.config import EngineConfig
-from piecework.server.api_key import take_api_key
-from piecework.server.keys import hash_of
+from piecework.cli.core.flags import ServerConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.server.config.api_key import take_api_key
+from piecework.server.config.keys import hash_of
 
 KEY = "sésame-1"
 

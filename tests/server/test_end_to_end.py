@@ -28,8 +28,8 @@ from piecework.bench.report import Report
 from piecework.bench.structured import StructuredSettings
 from piecework.bench.target import Api, Target
 from piecework.bench.tool_calls import ToolSettings
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPTS = [[1 + (11 * i + j) % 300 for j in range(4 + 9 * i)] for i in range(8)]

@@ -9,8 +9,8 @@ import pytest
 from http_fixtures import client_of, error_of, make_app, serve
 from scripted_engine import ScriptedEngine
 
-from piecework.cli.flags import ServerConfig
-from piecework.runtime.config import EngineConfig
+from piecework.cli.core.flags import ServerConfig
+from piecework.runtime.config.engine import EngineConfig
 
 ORIGIN, OTHER = "https://chat.example", "https://evil.example"
 KEY = "secret"

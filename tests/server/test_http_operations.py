@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import CONTEXT_LENGTH, INFO, ScriptedEngine
 
 from piecework import __version__
-from piecework.runtime.engine.messages import EngineStats, GraphInfo
-from piecework.server import operations
+from piecework.runtime.core.messages import EngineStats, GraphInfo
 from piecework.server.engine.state import EngineState
-from piecework.server.metrics import Latency
+from piecework.server.observability.metrics import Latency
+from piecework.server.serving import operations
 
 KEY = "sésame"
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
 from piecework.cli.main import main
-from piecework.server.accounts import Accounts, Bucket
-from piecework.server.keys import Key, hash_of, read_keys
+from piecework.server.auth.accounts import Accounts, Bucket
+from piecework.server.config.keys import Key, hash_of, read_keys
 
 SECRET = "sk-very-secret"
 OTHER = "sk-another"

@@ -20,7 +20,7 @@ from scripted_engine import INFO
 from server_process import PROMPT, ready, serve
 from tiny_models import make_tiny_model
 
-from piecework.cli.flags import ServerConfig
+from piecework.cli.core.flags import ServerConfig
 from piecework.server.summary import summary
 
 

@@ -12,20 +12,20 @@ from fastapi import FastAPI
 from http_fixtures import make_app
 from scripted_engine import ScriptedEngine
 
-from piecework.cli.flags import ServerConfig
+from piecework.cli.core.flags import ServerConfig
 from piecework.cli.output_config import OutputConfig
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.config.foreign_names import SAME
 from piecework.runtime.diffusion.config import DiffusionConfig
-from piecework.runtime.foreign_names import SAME
 from piecework.runtime.pooling.config import PoolingConfig
 from piecework.server.fleet.config import FleetLimits
+from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.protocol import ImagesRequest
-from piecework.server.images.service import create_image_app
 from piecework.server.pooling.client import PoolingClient
 from piecework.server.pooling.config import PoolingServerConfig
-from piecework.server.pooling.service import create_pooling_app
+from piecework.server.pooling_service import create_pooling_app
 
 DOCS = Path(__file__).parents[2] / "docs"
 EMBEDDINGS = (DOCS / "embeddings.md").read_text()

@@ -9,8 +9,8 @@ from http_fixtures import client_of
 from scripted_engine import ScriptedEngine
 from test_keys import SECRET, entry, keys_file
 
-from piecework.cli.flags import ServerConfig
-from piecework.runtime.config import EngineConfig
+from piecework.cli.core.flags import ServerConfig
+from piecework.runtime.config.engine import EngineConfig
 from piecework.server.app import create_app
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}

@@ -14,11 +14,11 @@ from pydantic import BaseModel
 from scripted_engine import ScriptedEngine
 
 from piecework.server.anthropic.protocol import MessagesRequest
+from piecework.server.core.schemas import Refuses, WireModel
 from piecework.server.native.protocol import NativeSampling
 from piecework.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 from piecework.server.openai.responses.protocol import ResponsesRequest
 from piecework.server.pooling.protocol import EmbeddingsRequest
-from piecework.server.schemas import Refuses, WireModel
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "parameters.md"
 FAMILIES: dict[str, type[WireModel]] = {

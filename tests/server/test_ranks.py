@@ -9,9 +9,9 @@ import pytest
 from server_process import ServerProcess, ready
 from tiny_models import make_tiny_model
 
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling import grammar
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11] * 10]
 LENGTH = 24

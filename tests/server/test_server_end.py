@@ -25,7 +25,7 @@ SLACK = 8.0
 """For a machine that others use too."""
 
 BUSY_THREADS = """
-from piecework.server.state import TextThreads
+from piecework.server.serving.state import TextThreads
 
 run = TextThreads.run
 

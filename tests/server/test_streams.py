@@ -13,17 +13,17 @@ from openai import OpenAI
 from scripted_engine import REPLY, ScriptedEngine
 from starlette.types import Message
 
-from piecework.runtime.engine.messages import FinishReason, TokenOutput
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.core.messages import FinishReason, TokenOutput
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.tokenizer.output_processor import (
     RequestOutput,
     RequestState,
     process_outputs,
 )
-from piecework.server import sse
-from piecework.server.collector import Collector, Update
-from piecework.server.errors import ApiError
-from piecework.server.sse import CONNECTION, EventStream, event
+from piecework.server.core.errors import ApiError
+from piecework.server.serving import sse
+from piecework.server.serving.collector import Collector, Update
+from piecework.server.serving.sse import CONNECTION, EventStream, event
 
 
 class Connection:

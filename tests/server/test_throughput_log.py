@@ -10,7 +10,7 @@ import pytest
 from http_fixtures import client_of, make_app
 from scripted_engine import ScriptedEngine
 
-from piecework.server.throughput_log import ThroughputLog
+from piecework.server.serving.throughput_log import ThroughputLog
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from http_fixtures import MODEL, client_of, make_app
 from otlp_receiver import Received, attributes, grpc_receiver, http_receiver
 from scripted_engine import REPLY, ScriptedEngine
 
-from piecework.server.otlp import read_endpoint
+from piecework.server.observability.otlp import read_endpoint
 
 ROOT = Path(__file__).parents[2]
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -16,10 +16,10 @@ from tiny_models import make_tiny_model
 from piecework.kernels.npu.attention import AscendAttention, AscendDecodePlan
 from piecework.kernels.npu.graph import UpdatedGraph
 from piecework.kernels.npu.platform import NpuPlatform
-from piecework.runtime.executor.dummy_batch import dummy_decode
-from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
+from piecework.runtime.graphs.dummy_batch import dummy_decode
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling.params import SamplingParams
 
 LAYERS = 2
 PROMPTS = [

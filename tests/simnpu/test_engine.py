@@ -17,9 +17,9 @@ from tiny_models import make_tiny_model
 from piecework.kernels.graph import DeviceGraph
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
-from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling.params import SamplingParams
 
 SIZES = [4, 16, 33]
 AROUND = [size + offset for size in SIZES for offset in (-1, 0, 1)]

@@ -14,8 +14,8 @@ from tiny_models import make_tiny_model
 from piecework.kernels.attention import KVLayout
 from piecework.kernels.npu import latent_attention
 from piecework.kernels.npu.attention import AscendAttention
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 from tests.runtime.models.variants import LATENT
 
 PROMPTS = [list(range(5, 145)), [7, 8, 9], list(range(5, 137)), list(range(30, 40))]

@@ -15,9 +15,9 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.executor import model_runner
 from piecework.runtime.executor.memory_profile import profile_memory
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM
 
 MEMORY = 96 * 2**20

@@ -13,11 +13,11 @@ from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.executor.step import PendingStep
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [
     [(17 * i + 3 * j) % 400 for j in range(length)]

@@ -28,7 +28,7 @@ from piecework.kernels.npu.platform import NpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
 from piecework.kernels.platform import Platform
 from piecework.runtime.cache.pool import KVPool
-from piecework.runtime.executor.forward_context import ForwardContext, forward_context
+from piecework.runtime.core.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.loader.loader import empty_model, finish
 from piecework.runtime.models.llama import LlamaConfig

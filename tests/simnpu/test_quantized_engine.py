@@ -19,9 +19,9 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
-from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate([5, 40, 16])]
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=0, prompt_logprobs=0)

@@ -16,8 +16,8 @@ from piecework.kernels.attention import KVLayout
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.kernels.npu.refusals import or_else, refused
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate([3, 130, 9])]
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=0)

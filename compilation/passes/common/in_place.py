@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ....kernels import collectives
-from ...split_ops import split_op_name
+from ...core.split_ops import split_op_name
 from ..context import PassContext
 from ..rewrite import layout, op_name, our_op
 

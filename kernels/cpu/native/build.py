@@ -27,7 +27,7 @@ import torch
 
 from ...cache_folder import UnusableFolder, ensure_room, is_held, kernels_folder, locked
 from ...toolchain import version_of
-from ..cores import choose_threads
+from ..machine.cores import choose_threads
 from .instruction_sets import instruction_sets
 from .openmp import OpenMP, find_openmp, open_to_all
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..huge_pages import Slabs
+from ..machine.huge_pages import Slabs
 from .build import load_kernels
 from .quantize import Quantization, pointers
 from .runs import MOST_RUNS, PanelRun, offsets_of, runs_of

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..huge_pages import on_huge_pages
+from ..machine.huge_pages import on_huge_pages
 from .build import load_kernels
 
 _KINDS = ("float32", "bfloat16", "float16", "int8")

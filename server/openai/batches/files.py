@@ -14,16 +14,10 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from ...answers import answers
-from ...errors import (
-    BodyTooLarge,
-    ClientGone,
-    InvalidRequest,
-    Unavailable,
-    UnsupportedMedia,
-)
-from ...sse import CONNECTION
-from ...state import json_response
+from ...core.answers import answers
+from ...core.errors import BodyTooLarge, ClientGone, InvalidRequest, Unavailable, UnsupportedMedia
+from ...serving.sse import CONNECTION
+from ...serving.state import json_response
 from .paging import page
 from .protocol import DeletedFile, FileAnswer, FileList
 from .service import Batches, BatchesDep

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message
 
-from ...auth import IN_PROCESS
+from ...auth.middleware import IN_PROCESS
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...errors import InvalidRequest
+from ...core.errors import InvalidRequest
 from ...http.body import MAX_BODY_BYTES, check_structure
 from .records import fault
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import InvalidRequest
+from ...core.errors import InvalidRequest
 
 
 def page(records: Sequence[Any], after: str | None, limit: int) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...answers import Answer
-from ...schemas import Metadata, WireModel
+from ...core.answers import Answer
+from ...core.schemas import Metadata, WireModel
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 

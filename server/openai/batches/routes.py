@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from ...answers import BODY_ERRORS, answers
+from ...core.answers import BODY_ERRORS, answers
 from ...http.body import JsonRoute
-from ...state import json_response
+from ...serving.state import json_response
 from .paging import page
 from .protocol import BatchAnswer, BatchList, BatchRequest
 from .service import BatchesDep

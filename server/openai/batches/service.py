@@ -13,10 +13,10 @@ from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.routing import Match
 
-from ....runtime.kept_folder import kept_folder
-from ...config import BatchServerConfig
+from ....runtime.files.kept_folder import kept_folder
+from ...config.server import BatchServerConfig
+from ...core.errors import InvalidRequest, NotFound, Unavailable
 from ...engine.interface import Engine
-from ...errors import InvalidRequest, NotFound, Unavailable
 from .in_process import InProcessAnswer, post
 from .records import BatchRecord, FileRecord, Status
 from .runner import BatchRun

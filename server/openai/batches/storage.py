@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from ....runtime.kept_folder import hold_lock
+from ....runtime.files.kept_folder import hold_lock
 from .records import BatchRecord, FileRecord
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ....runtime.engine.messages import FinishReason
+from ....runtime.core.messages import FinishReason
 from ....runtime.tokenizer.output_processor import RequestOutput
-from ...errors import ApiError
-from ...state import Serving
+from ...core.errors import ApiError
+from ...serving.state import Serving
 from ..conversation import Conversation
 from ..logprobs import TokenTrail
 from .output import OutputItems

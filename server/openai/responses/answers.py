@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ...answers import Answer
+from ...core.answers import Answer
 from ..answers import ChosenLogprob
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...errors import InvalidRequest, from_validation
-from ...state import Serving
+from ...core.errors import InvalidRequest, from_validation
+from ...serving.state import Serving
 from ..conversation import Conversation, begin
 from ..protocol import ChatCompletionRequest
 from .items import Item, messages_of

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...answers import BODY_ERRORS, answers
-from ...collector import Collector, generate_all
-from ...errors import NotFound
+from ...core.answers import BODY_ERRORS, answers
+from ...core.errors import NotFound
 from ...http.body import JsonRequest, JsonRoute
-from ...sse import EventStream
-from ...state import ServingDep, json_response
+from ...serving.collector import Collector, generate_all
+from ...serving.sse import EventStream
+from ...serving.state import ServingDep, json_response
 from ..conversation import chat_prompt
 from .answer import RESPONSE_ID, Answer, new_id
 from .answers import DeletedResponse, InputItems, InputTokenCount, ResponseAnswer, ResponseEvent

@@ -11,7 +11,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from ...schemas import WireModel
+from ...core.schemas import WireModel
 
 Item = dict[str, Any]
 """An input or output item as the API shows it."""

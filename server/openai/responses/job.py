@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from ...collector import Collector, Update
+from ...serving.collector import Collector, Update
 from .answer import Answer
 from .items import Item
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pydantic_core
 
-from ....runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
+from ...parsing.events import Arguments, CallBegins, Event, Text, Thought
 from ..logprobs import TokenTrail
 from .items import Item, item_id
 from .tools import CUSTOM_INPUT, CustomTool, ToldTool

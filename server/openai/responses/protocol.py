@@ -16,9 +16,9 @@ from pydantic import (
     model_validator,
 )
 
-from ...limits import MAX_MESSAGES
-from ...parameters import RESPONSES, Others
-from ...schemas import (
+from ...core.limits import MAX_MESSAGES
+from ...core.parameters import RESPONSES, Others
+from ...core.schemas import (
     Count,
     Integer,
     Priority,

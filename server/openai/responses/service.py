@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from ....runtime.kept_folder import kept_folder
-from ...collector import Collector
-from ...config import ServerConfig
-from ...errors import InvalidRequest, NotFound, Unavailable, as_api_error
-from ...state import Serving
+from ....runtime.files.kept_folder import kept_folder
+from ...config.server import ServerConfig
+from ...core.errors import InvalidRequest, NotFound, Unavailable, as_api_error
+from ...serving.collector import Collector
+from ...serving.state import Serving
 from .answer import Answer
 from .items import Item
 from .job import MAX_TOLD, Job

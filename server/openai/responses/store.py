@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...errors import InvalidRequest, NotFound
-from ...limits import MAX_MESSAGES
+from ...core.errors import InvalidRequest, NotFound
+from ...core.limits import MAX_MESSAGES
 from .answer import LIVE, RESPONSE_ID
 from .items import ITEM_ID, Item
 

@@ -10,10 +10,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ... import sse
-from ...collector import Update, unless_client_goes
-from ...errors import ApiError, ClientGone
-from ...sse import encode_json
+from ...core.errors import ApiError, ClientGone
+from ...serving import sse
+from ...serving.collector import Update, unless_client_goes
+from ...serving.sse import encode_json
 from .answer import Answer
 from .job import Job
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...errors import UNION_TAG
-from ...schemas import WireModel, disagreement, type_of
+from ...core.errors import UNION_TAG
+from ...core.schemas import WireModel, disagreement, type_of
 from ..tools import FUNCTION_NAME, MAX_TOOLS, FunctionDefinition
 
 _HOSTED = (

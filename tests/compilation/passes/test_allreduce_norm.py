@@ -10,8 +10,8 @@ import pytest
 import torch
 from quantized_models import CONTEXT, LAYERS, ours, run, traced_model
 
+from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.config import PassConfig
-from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.torch_private import Trace
 from piecework.kernels import collectives, reference
 from piecework.kernels.cpu.platform import CpuPlatform

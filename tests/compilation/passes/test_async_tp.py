@@ -11,9 +11,9 @@ import pytest
 import torch
 from quantized_models import CONTEXT, LAYERS, ours, run, traced_model
 
+from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.common.async_tp import AsyncTp
 from piecework.compilation.passes.config import PassConfig
-from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.sent import bytes_sent
 from piecework.kernels import collectives
 from piecework.kernels.cpu.platform import CpuPlatform

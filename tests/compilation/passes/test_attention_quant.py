@@ -6,16 +6,16 @@ import pytest
 import torch
 from quantized_models import ARCHITECTURES, CONTEXT, LAYERS, ours, run, traced_model
 
+from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.common.attention_quant import AttentionQuant
 from piecework.compilation.passes.config import PassConfig
-from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.split import split
 from piecework.kernels.attention import AttentionMetadata, KVLayout
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
 from piecework.kernels.reference import quantize_static
 from piecework.runtime.cache.pool import KVPool
-from piecework.runtime.executor.forward_context import PagedAttention
+from piecework.runtime.core.forward_context import PagedAttention
 
 ATTENTION_QUANT = AttentionQuant()
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.config import PassConfig, pass_names
-from piecework.compilation.passes.manager import PassManager
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
 
 NAMES = pass_names()
 WISHES = st.sampled_from([None, True, False])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from quantized_models import ARCHITECTURES, CONTEXT, LAYERS, SCHEMES, ours, run, traced_model
 
+from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.common import norm_quant, norm_rotary, silu_quant
 from piecework.compilation.passes.config import PassConfig
-from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.passes.pattern import Fusion
 from piecework.kernels import ops, reference
 from piecework.kernels.cpu.platform import CpuPlatform

@@ -12,10 +12,10 @@ from quantized_models import ARCHITECTURES, CONTEXT, LAYERS, ours, run, traced_m
 from torch import fx, nn
 from torch.nn import functional as F
 
+from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.common.in_place import InPlace
 from piecework.compilation.passes.common.lower import Lower
 from piecework.compilation.passes.config import PassConfig
-from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.torch_private import Trace, trace
 from piecework.kernels import ops
 from piecework.kernels.cpu.platform import CpuPlatform

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import fx, nn
 
-from piecework.compilation.errors import TraceError
+from piecework.compilation.core.errors import TraceError
+from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.common.lower import Lower
 from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.passes.context import PassContext
-from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.torch_private import Trace, trace
 from piecework.kernels import ops, reference
 from piecework.kernels.cpu.platform import CpuPlatform

@@ -11,9 +11,9 @@ import pytest
 import torch
 from quantized_models import CONTEXT, LAYERS, ours, run, traced_model
 
+from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.common.sequence_parallel import SequenceParallel
 from piecework.compilation.passes.config import PassConfig
-from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.torch_private import Trace
 from piecework.kernels.cpu.platform import CpuPlatform
 from tests.thread_ranks import on_ranks, thread_ranks

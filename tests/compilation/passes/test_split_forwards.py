@@ -16,7 +16,7 @@ from tiny_models import make_tiny_model
 from piecework.compilation.by_length import ForwardByLength
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler
-from piecework.compilation.errors import NotStoredError
+from piecework.compilation.core.errors import NotStoredError
 from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.piece_maker import PieceMaker, run
 from piecework.compilation.piece_store import PieceStore
@@ -25,7 +25,7 @@ from piecework.kernels import collectives
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.graphs.lone_rank import LoneRank
 from piecework.runtime.layers.attention import register_attention
-from piecework.runtime.layers.parallel import Shard
+from piecework.runtime.loader.parallel import Shard
 from tests.split_models import PROMPT, answer, load
 from tests.thread_ranks import ThreadRanks, on_ranks
 

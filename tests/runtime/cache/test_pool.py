@@ -17,7 +17,7 @@ from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
 from piecework.runtime.cache.pool import KVPool, page_bytes, shared_pages
 from piecework.runtime.cache.slabs import PageAllocator, Slabs
-from piecework.runtime.executor.forward_context import PagedAttention
+from piecework.runtime.core.forward_context import PagedAttention
 from piecework.runtime.layers.attention import attention, register_attention
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -14,7 +14,7 @@ from diffusion_pipelines import FAMILIES, Folder, load, pixels
 
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.platform import CompileOptions
-from piecework.runtime.diffusion.params import DiffusionParams
+from piecework.runtime.core.image_params import DiffusionParams
 
 ASKED: dict[str, Any] = {
     "prompt": "a photo of a red fox",

@@ -11,12 +11,12 @@ from diffusion_pipelines import Folder
 from idle_mailbox import idle_mailbox
 
 from piecework.kernels.platform import Platform
+from piecework.runtime.core.image_params import DiffusionParams
+from piecework.runtime.core.messages import DiffusionInfo
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.diffusion.engine_process import DiffusionProcess
 from piecework.runtime.diffusion.model import DiffusionModel, OutOfMemory
-from piecework.runtime.diffusion.params import DiffusionParams
-from piecework.runtime.engine.mailbox import Mailbox
-from piecework.runtime.engine.messages import DiffusionInfo
+from piecework.runtime.process.mailbox import Mailbox
 
 
 def start(folder: Folder, **settings: object) -> DiffusionInfo:

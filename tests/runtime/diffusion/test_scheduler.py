@@ -16,12 +16,12 @@ from diffusion_pipelines import Folder, load, pixels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from piecework.runtime.core.image_params import DiffusionParams
+from piecework.runtime.core.messages import FinishReason, GenerateImage, ImageOutput
 from piecework.runtime.diffusion.clock import Clock
 from piecework.runtime.diffusion.model import DiffusionModel
-from piecework.runtime.diffusion.params import DiffusionParams
 from piecework.runtime.diffusion.scheduler import ImageScheduler
 from piecework.runtime.diffusion.state import State
-from piecework.runtime.engine.messages import FinishReason, GenerateImage, ImageOutput
 
 SMALL = {"width": 32, "height": 32}
 

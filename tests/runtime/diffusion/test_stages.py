@@ -10,9 +10,9 @@ import torch
 from diffusion_pipelines import FAMILIES, Folder, load, pixels, reference, run
 
 from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.runtime.core.image_params import DiffusionParams, InvalidParams
 from piecework.runtime.diffusion.clock import Clock, Stage
 from piecework.runtime.diffusion.model import OutOfMemory
-from piecework.runtime.diffusion.params import DiffusionParams, InvalidParams
 from piecework.runtime.diffusion.state import State
 
 TOLERANCE = 1e-3

@@ -22,15 +22,15 @@ from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from piecework.bench.diffusion_tiny import Size, make_pipeline_folder
 from piecework.kernels.platform import Platform
+from piecework.runtime.core.image_params import DiffusionParams, InvalidParams
+from piecework.runtime.core.messages import GenerateImage, ImageOutput
 from piecework.runtime.diffusion import ulysses
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.diffusion.media import to_bytes
 from piecework.runtime.diffusion.model import DiffusionModel
-from piecework.runtime.diffusion.params import DiffusionParams, InvalidParams
 from piecework.runtime.diffusion.rank_process import follow, start_ranks
 from piecework.runtime.diffusion.scheduler import ImageScheduler
 from piecework.runtime.distributed.ranks import Alone, RankEnded
-from piecework.runtime.engine.messages import GenerateImage, ImageOutput
 
 TOLERANCE = 1e-3
 ASKED: dict[str, Any] = {

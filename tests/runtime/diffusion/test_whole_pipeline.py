@@ -13,8 +13,8 @@ from diffusion_pipelines import load, pixels, reference, run
 
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.platform import CompileOptions
+from piecework.runtime.core.image_params import DiffusionParams, InvalidParams
 from piecework.runtime.diffusion.clock import Clock, Stage
-from piecework.runtime.diffusion.params import DiffusionParams, InvalidParams
 from piecework.runtime.diffusion.whole_pipeline import WholePipeline
 
 PROMPT = "a photo of a red fox in the snow"

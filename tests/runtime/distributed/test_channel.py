@@ -13,9 +13,9 @@ import pytest
 from piecework.kernels.collectives import CollectiveError
 from piecework.runtime.distributed import processes
 from piecework.runtime.distributed.channel import Follower, Leader
-from piecework.runtime.distributed.rank_process import follow
 from piecework.runtime.distributed.ranks import Diverged, EngineEnded, RankEnded
 from piecework.runtime.engine.build import Engine
+from piecework.runtime.engine.rank_process import follow
 
 
 class Pair:

@@ -18,20 +18,21 @@ from thread_ranks import ThreadRanks, current_rank, on_ranks, thread_ranks
 from tiny_models import make_tiny_model
 
 from piecework.compilation import capture, self_check
-from piecework.compilation.errors import CaptureError
+from piecework.compilation.core.errors import CaptureError
 from piecework.compilation.piece_store import PieceStore
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.recording import Recorder
 from piecework.kernels.platform import Platform
 from piecework.runtime import llm as llm_module
-from piecework.runtime.config import EngineConfig
-from piecework.runtime.distributed.rank_process import follow
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.messages import GenerateRequest, GraphInfo
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup as startup
 from piecework.runtime.engine.build import Engine, build_engine
-from piecework.runtime.engine.messages import GenerateRequest, GraphInfo
+from piecework.runtime.engine.rank_process import follow
 from piecework.runtime.executor import step
-from piecework.runtime.graphs import prefill, startup
+from piecework.runtime.graphs import prefill
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling.params import SamplingParams
 
 T = TypeVar("T")
 PARAMS = [

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from piecework.runtime.config.nodes import split_address
 from piecework.runtime.distributed import join as join_module
 from piecework.runtime.distributed.join import (
     Hello,
@@ -22,7 +23,6 @@ from piecework.runtime.distributed.join import (
     join,
     listen,
 )
-from piecework.runtime.distributed.nodes import split_address
 from piecework.runtime.distributed.sealed import Sealed, hung_up, knock, read_key, welcome
 
 KEY = b"a key of sixteen bytes or more"

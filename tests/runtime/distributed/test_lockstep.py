@@ -15,12 +15,12 @@ from thread_ranks import ThreadRanks, on_ranks, thread_ranks
 from toy_runner import ToyRunner, assert_idle, continuation, make_core, tokens
 
 from piecework.kernels.collectives import Group
-from piecework.runtime.distributed.rank_process import follow
+from piecework.runtime.core.messages import GenerateRequest, TokenOutput
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.distributed.ranks import Diverged
 from piecework.runtime.engine.build import Engine
 from piecework.runtime.engine.core import EngineCore
-from piecework.runtime.engine.messages import GenerateRequest, TokenOutput
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.engine.rank_process import follow
 
 
 class RankRunner(ToyRunner):

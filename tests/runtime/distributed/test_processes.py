@@ -15,9 +15,9 @@ import pytest
 from tiny_models import make_tiny_model
 
 from piecework.kernels.collectives import TENSOR_PARALLEL, TorchGroup, get_group
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.distributed import processes
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 
 def rank_processes() -> list[psutil.Process]:

@@ -22,9 +22,9 @@ from toy_runner import (
     tokens,
 )
 
-from piecework.runtime.engine.messages import FinishReason, GenerateRequest
-from piecework.runtime.executor.batch import Batch
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.core.batch import Batch
+from piecework.runtime.core.messages import FinishReason, GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
 
 
 def request(rid: str, prompt: list[int], count: int, **kwargs: object) -> GenerateRequest:

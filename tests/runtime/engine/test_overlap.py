@@ -18,10 +18,8 @@ from served_answers import (
     sizes_of_all_kinds,
 )
 
-from piecework.runtime.engine.messages import (
-    GenerateRequest,
-)
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
 
 
 @settings(deadline=None, max_examples=examples(100, exploring=250))

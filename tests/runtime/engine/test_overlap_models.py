@@ -10,9 +10,9 @@ import torch
 from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 
 def test_a_model_gives_the_same_text(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from served_answers import core_of, serve
 from toy_runner import EOS, VOCAB, ToyRunner, continuation, make_core
 
 from piecework.kernels.staging import HostCopy
-from piecework.runtime.engine.messages import FinishReason, GenerateRequest
-from piecework.runtime.executor.batch import Batch
+from piecework.runtime.core.batch import Batch
+from piecework.runtime.core.messages import FinishReason, GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.sampling import logits_processors
 from piecework.runtime.sampling.grammar import Matcher
 from piecework.runtime.sampling.logits_processors import Rows
-from piecework.runtime.sampling.params import SamplingParams
 
 
 def greedy(rid: str, prompt: list[int], count: int, **kwargs: Any) -> GenerateRequest:

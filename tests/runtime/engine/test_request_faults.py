@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runner import ToyRunner, continuation, make_core
 
+from piecework.runtime.core.batch import Layout
+from piecework.runtime.core.messages import FinishReason, GenerateRequest, TokenOutput
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.core import EngineCore
-from piecework.runtime.engine.messages import FinishReason, GenerateRequest, TokenOutput
 from piecework.runtime.executor import step as launch
-from piecework.runtime.executor.batch import Layout
 from piecework.runtime.executor.step import PendingStep
-from piecework.runtime.sampling.params import SamplingParams
 
 BAD = "bad"
 PLACES = ["batch", "forward", "sampling", "reading", "output"]

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runner import VOCAB, ToyRunner, assert_idle, continuation, digest, drain, make_core, tokens
 
-from piecework.runtime.engine.messages import FinishReason, GenerateRequest
-from piecework.runtime.executor.batch import Scheduled
+from piecework.runtime.core.batch import Scheduled
+from piecework.runtime.core.messages import FinishReason, GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.executor.step import PendingStep, StepTokens
-from piecework.runtime.sampling.params import SamplingParams
 
 
 class TwoTokenStep(PendingStep):

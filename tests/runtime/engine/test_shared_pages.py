@@ -19,9 +19,9 @@ from served_answers import (
 from toy_runner import SharedToyRunner, WindowedToyRunner, continuation, drain, make_core, tokens
 
 from piecework.runtime.cache.slabs import SharedPages
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.core import EngineCore
-from piecework.runtime.engine.messages import GenerateRequest
-from piecework.runtime.sampling.params import SamplingParams
 
 LAYERS = [(1, 1, 1), (1, 3, 1), (2, 5, 2), (3, 1, 1), (1, 1, 3)]
 """That keep all, that keep a window's, and the least of pages in a slab."""

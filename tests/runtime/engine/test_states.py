@@ -21,10 +21,10 @@ from toy_runner import (
 )
 
 from piecework.runtime.cache.kv_cache import KVCache
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.request import Request
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.core import EngineCore
-from piecework.runtime.engine.messages import GenerateRequest
-from piecework.runtime.engine.request import Request
-from piecework.runtime.sampling.params import SamplingParams
 
 
 @settings(deadline=None, max_examples=15)

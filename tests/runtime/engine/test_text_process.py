@@ -11,14 +11,7 @@ from typing import Any, cast
 import pytest
 from toy_runner import make_core
 
-from piecework.runtime.distributed.ranks import ALONE
-from piecework.runtime.engine import text_process
-from piecework.runtime.engine.build import Engine
-from piecework.runtime.engine.core import EngineCore
-from piecework.runtime.engine.heartbeat import BEAT_MS
-from piecework.runtime.engine.ipc import decode, encode
-from piecework.runtime.engine.mailbox import Mailbox
-from piecework.runtime.engine.messages import (
+from piecework.runtime.core.messages import (
     CacheFlushed,
     EngineStats,
     FlushCache,
@@ -26,8 +19,15 @@ from piecework.runtime.engine.messages import (
     Shutdown,
     StepOutput,
 )
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.distributed.ranks import ALONE
+from piecework.runtime.engine import text_process
+from piecework.runtime.engine.build import Engine
+from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.text_process import EngineProcess
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.process.heartbeat import BEAT_MS
+from piecework.runtime.process.ipc import decode, encode
+from piecework.runtime.process.mailbox import Mailbox
 
 
 class Client:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from toy_runner import ToyRunner, assert_idle, continuation, drain, make_core, tokens
 
-from piecework.runtime.engine.messages import GenerateRequest
-from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.sampling.thoughts import ThoughtBudget
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.core.thought_budget import ThoughtBudget
 
 PROMPT, END, COUNT = [1, 2, 3], [60, 61], 12
 

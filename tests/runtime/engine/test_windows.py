@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from served_answers import arrivals_of, core_of, jobs_of_several, serve, sizes_of_all_kinds
 from toy_runner import WindowedToyRunner, continuation, drain, make_core, tokens
 
-from piecework.runtime.engine.messages import GenerateRequest
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
 
 
 @settings(deadline=None, max_examples=15)

@@ -15,8 +15,8 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native.linear import multiply, native_linear
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPT = [(7 * i + 3) % 400 for i in range(75)]
 PARAMS = SamplingParams(max_new_tokens=6, seed=5, ignore_eos=True, logprobs=4)

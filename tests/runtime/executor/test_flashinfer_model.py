@@ -19,10 +19,10 @@ from piecework.kernels.attention import AttentionBackend
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.cuda import attention
 from piecework.kernels.cuda.attention import FlashInferAttention
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.executor import model_runner
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 from tests.runtime.models.variants import LATENT
 
 PROMPTS = [[5, 6, 7], list(range(20, 90)), [9], list(range(20, 50))]

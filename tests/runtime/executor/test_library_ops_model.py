@@ -29,12 +29,12 @@ from piecework.kernels.cuda import ops as cuda_ops
 from piecework.kernels.cuda.attention import FlashInferAttention
 from piecework.kernels.cuda.libraries import LibraryOps
 from piecework.kernels.cuda.ops import Libraries
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.executor import model_runner
-from piecework.runtime.executor.dummy_batch import dummy_prefill
 from piecework.runtime.executor.model_runner import ModelRunner
-from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.graphs.dummy_batch import dummy_prefill
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[5, 6, 7], list(range(20, 90)), [9], list(range(20, 50))]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)

@@ -21,12 +21,12 @@ from piecework.kernels.cpu.native.step import NativeStep, make_native_step
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
 from piecework.runtime.cache.pool import KVPool
-from piecework.runtime.executor.forward_context import PagedAttention
+from piecework.runtime.core.forward_context import PagedAttention
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.layers.attention import register_attention
-from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.loader.parallel import Shard
 from tests.thread_ranks import on_ranks, thread_ranks
 
 PAGE, PAGES = 16, 80

@@ -27,17 +27,17 @@ from piecework.kernels.cpu.native import ops as native_ops
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.native.step import NativeCall, NativeStep, is_known
 from piecework.kernels.step_parts import DRAW, Choosing
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core import batch
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.request import Request
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.build import build_engine
-from piecework.runtime.engine.messages import GenerateRequest
-from piecework.runtime.engine.request import Request
-from piecework.runtime.executor import batch
 from piecework.runtime.graphs import graph_runner
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.quantization.methods import named_linears
 from piecework.runtime.sampling.grammar import from_regex
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.sampling.sampler import choose, draws_of
 
 SHAPES: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ from gguf_models import Kind, write_gguf
 from tiny_models import make_tiny_model
 
 from piecework.kernels.platform import Platform
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.engine.build import build_engine
 
 MIB = 2**20
@@ -22,7 +22,7 @@ import sys
 
 import psutil
 
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.engine.build import build_engine
 
 def grown(path):

@@ -23,15 +23,15 @@ from piecework.kernels.cuda import ops as cuda_ops
 from piecework.kernels.staging import HostCopy
 from piecework.kernels.triton import ops as triton_ops
 from piecework.kernels.triton.attention import Blocks, TritonAttention
-from piecework.runtime.engine.messages import GenerateRequest
+from piecework.runtime.config.model import ModelConfig
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.executor import model_runner
-from piecework.runtime.executor.dummy_batch import dummy_prefill
 from piecework.runtime.executor.model_runner import ModelRunner
 from piecework.runtime.graphs.compile_pieces import make_pieces
+from piecework.runtime.graphs.dummy_batch import dummy_prefill
 from piecework.runtime.graphs.pieces import piece_store
 from piecework.runtime.llm import LLM
-from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[5, 6, 7], list(range(20, 60)), [9]]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=3, ignore_eos=True)

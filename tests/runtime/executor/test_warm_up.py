@@ -14,7 +14,7 @@ from piecework.kernels import ops, reference
 from piecework.kernels.attention import AttentionMetadata
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.executor import model_runner
 from piecework.runtime.executor.model_runner import ModelRunner
 

@@ -14,7 +14,7 @@ from typing import Any
 from piecework.compilation import piece_maker
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler
-from piecework.compilation.errors import CompileError, TraceError
+from piecework.compilation.core.errors import CompileError, TraceError
 from piecework.compilation.piece_store import PieceStore
 from piecework.kernels.cache_folder import cache_folder
 from piecework.runtime.graphs import compile_pieces

@@ -20,13 +20,13 @@ from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler, InductorCompiler
 from piecework.compilation.piece_store import weight_bytes
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.runtime.config import Backend, EngineConfig
+from piecework.runtime.config.engine import Backend, EngineConfig
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.graphs import compile_pieces, compile_process
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.graphs.compile_process import CompileProcess
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.loader.loader import empty_model, hollow_model
-from piecework.runtime.sampling.params import SamplingParams
 
 FAULTY = Path(__file__).parent / "faulty_compile.py"
 PROMPTS = [[7, 9, 11] * 5, [3]]

@@ -12,12 +12,12 @@ from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
 
 from piecework.compilation.capture import Graphs
-from piecework.compilation.errors import CaptureError
+from piecework.compilation.core.errors import CaptureError
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
-from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(3 + 5 * i)] for i in range(6)]
 PARAMS = [

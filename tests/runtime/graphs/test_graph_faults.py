@@ -37,10 +37,10 @@ from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.plan import Plan
 from piecework.compilation.recording import Recorder
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.engine.build import build_engine
 from piecework.runtime.executor import model_runner
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import Completion
 
 
@@ -354,7 +354,7 @@ def test_nothing_is_traced_or_compiled_in_the_process_that_serves(
     """
     program = (
         "import sys, json, torch\nfrom piecework.runtime.llm import LLM\nfrom "
-        "piecework.runtime.sampling.params import SamplingParams\n"
+        "piecework.runtime.core.sampling_params import SamplingParams\n"
         f"llm = LLM({str(path)!r}, **{settings(**pieces())!r})\n"
         "params = SamplingParams(temperature=0.0, max_new_tokens=3, ignore_eos=True)\n"
         "for length in (1, 2, 3, 5, 8, 16, 17, 40, 63, 64, 65, 100): llm.generate([[7] * length], "

@@ -17,10 +17,10 @@ from tiny_models import make_tiny_model
 
 from piecework import PassConfig
 from piecework.kernels import reference
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.executor import model_runner
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 
 LAYERS = 2
 # Every step is padded: to 8, 32 and 64 tokens.

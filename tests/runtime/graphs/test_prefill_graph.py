@@ -16,13 +16,13 @@ from tiny_models import make_tiny_model
 
 from piecework.compilation import piece_maker
 from piecework.compilation.capture import Graphs
-from piecework.compilation.errors import CaptureError, TraceError
+from piecework.compilation.core.errors import CaptureError, TraceError
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import graph_startup
 from piecework.runtime.executor import model_runner
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling.params import SamplingParams
 
 SIZES = (4, 16, 33)
 LENGTHS = [length + offset for length in SIZES for offset in (-1, 0, 1)]

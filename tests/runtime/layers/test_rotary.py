@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.layers.rotary import Rotary, scaled_frequencies
-from piecework.runtime.model_config import ModelConfig
 
 LLAMA3 = {
     "factor": 8.0,

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
+from piecework.runtime.files.folder import read_header
+from piecework.runtime.files.resolve import resolve_model_path
 from piecework.runtime.loader.check import check_model, first_numbers
-from piecework.runtime.loader.files import read_header
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.loader.resolve import resolve_model_path
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 
 POINTER = (

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from loaded_weights import loaded_weights
 from tiny_models import make_tiny_model
 
+from piecework.runtime.config.model import ModelConfig
+from piecework.runtime.files.gguf_reader import open_gguf
 from piecework.runtime.layers.rotary import scaled_frequencies
 from piecework.runtime.loader.gguf import list_tensors
-from piecework.runtime.loader.gguf_reader import open_gguf
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.model_config import ModelConfig
 
 SETTINGS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 CONFIG = ModelConfig(

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 from transformers import AutoConfig
 
+from piecework.runtime.config.model import ModelConfig
+from piecework.runtime.files.gguf_reader import open_gguf
 from piecework.runtime.layers.linear import StoredTensor
-from piecework.runtime.loader.checkpoint import reordered
-from piecework.runtime.loader.gguf_reader import open_gguf
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.models.checkpoint import reordered
 from tests.runtime.gguf_models import add_metadata, experts, finish, metadata_of
 from tests.runtime.loaded_weights import loaded_weights
 from tests.runtime.models.variants import DELTA, GEMMA3N

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.sampling.params import SamplingParams
 
 SETTINGS = {"dtype": "float32", "device": "cpu", "max_total_tokens": 512, "context_length": 128}
 LAYERS = 3

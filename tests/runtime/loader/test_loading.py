@@ -20,14 +20,14 @@ from loaded_weights import loaded_weights
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
+from piecework.runtime.config.model import ModelConfig
+from piecework.runtime.files.resolve import ALIASES, Packaged, resolve_model_path
 from piecework.runtime.loader.loader import (
     empty_model,
     hollow_model,
     load_model,
     random_model,
 )
-from piecework.runtime.loader.resolve import ALIASES, Packaged, resolve_model_path
-from piecework.runtime.model_config import ModelConfig
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -266,7 +266,7 @@ def test_an_alias_without_its_package_names_the_command(monkeypatch: pytest.Monk
 
 def test_a_hub_id_without_a_network_is_one_clear_line() -> None:
     script = (
-        "from piecework.runtime.loader.resolve import "
+        "from piecework.runtime.files.resolve import "
         "resolve_model_path\nresolve_model_path('nobody/nothing')"
     )
     offline = {

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tiny_models import make_tiny_model
 
+from piecework.runtime.files.gguf_reader import open_gguf
 from piecework.runtime.layers.linear import (
     Axis,
     CannotSplitError,
@@ -20,11 +21,10 @@ from piecework.runtime.layers.linear import (
     StoredTensor,
     Stretch,
 )
-from piecework.runtime.layers.parallel import Shard, vocabulary_rows
 from piecework.runtime.loader import gguf, safetensors
-from piecework.runtime.loader.gguf_reader import open_gguf
 from piecework.runtime.loader.loader import empty_model, random_model
 from piecework.runtime.loader.narrow import whole_place
+from piecework.runtime.loader.parallel import Shard, vocabulary_rows
 from piecework.runtime.models.llama import LlamaConfig
 from tests.split_models import load
 

@@ -17,8 +17,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as OF_IMAGES,
 )
 
-from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.models.registry import ModelCode
+from piecework.runtime.config.model import ModelConfig
+from piecework.runtime.config.model_registry import ModelCode
 
 # What exceptions of Python and of libraries look like.
 FOREIGN = (

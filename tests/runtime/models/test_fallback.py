@@ -14,11 +14,11 @@ from tiny_models import make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from piecework import LLM, SamplingParams
-from piecework.runtime.layers.parallel import Shard
+from piecework.runtime.config.model import ModelConfig
+from piecework.runtime.config.model_registry import FALLBACK, ModelCode
 from piecework.runtime.loader.check import check_model
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.models.registry import FALLBACK, ModelCode
+from piecework.runtime.loader.parallel import Shard
 from piecework.runtime.quantization.methods import linear_kinds
 from tests.runtime.models.variants import FALCON, FALLBACKS, LLAMA4
 

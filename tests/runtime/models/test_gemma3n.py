@@ -15,8 +15,8 @@ from tiny_models import make_tiny_model
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.cache.pool import KVPool, shared_pages
+from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.model_config import ModelConfig
 from tests.runtime.loader.test_gguf_models import MODELS, Kind, write
 from tests.runtime.models.variants import GEMMA3N
 

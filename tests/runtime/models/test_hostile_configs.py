@@ -14,14 +14,14 @@ import torch
 from tiny_models import make_tiny_model
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.config.model import ModelConfig
+from piecework.runtime.config.model_registry import FALLBACK, ModelCode, find_model, find_models
 from piecework.runtime.engine.build import build_engine
 from piecework.runtime.layers import moe
 from piecework.runtime.layers.rotary import scaled_frequencies
 from piecework.runtime.loader.loader import empty_model, load_model
-from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.models.llama4 import Llama4Config
-from piecework.runtime.models.registry import FALLBACK, ModelCode, find_model, find_models
 from tests.runtime.models.variants import OTHERS, YARN
 
 SIZES: dict[str, Any] = {

@@ -10,8 +10,8 @@ from quantized_checkpoints import SIZES, edit_config, make_fp8, said
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
+from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.llm import LLM
-from piecework.runtime.model_config import ModelConfig
 from tests.runtime.models.variants import INDEXED, LATENT
 
 WIDE = {

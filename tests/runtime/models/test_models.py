@@ -15,12 +15,12 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.messages import GenerateRequest, TokenLogprob
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.build import build_engine
 from piecework.runtime.engine.core import EngineCore
-from piecework.runtime.engine.messages import GenerateRequest, TokenLogprob
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 from tests.runtime.models.variants import FALLBACKS, LLAMAS, OTHERS, PHI_LONG, VARIANTS
 
 TOLERANCE = 1e-4

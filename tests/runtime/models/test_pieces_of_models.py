@@ -14,9 +14,9 @@ from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.runtime.config.model_registry import ModelCode
 from piecework.runtime.graphs.compile_pieces import make_pieces
 from piecework.runtime.layers.attention import register_attention
-from piecework.runtime.models.registry import ModelCode
 from tests.runtime.models.variants import FALLBACKS, OTHERS, VARIANTS
 from tests.split_models import answer, assert_alike, load
 

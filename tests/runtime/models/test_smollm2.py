@@ -16,10 +16,10 @@ from loaded_weights import loaded_weights
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.initialization import no_init_weights
 
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.files.resolve import resolve_model_path
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.loader.resolve import resolve_model_path
-from piecework.runtime.sampling.params import SamplingParams
 
 TEXTS = [
     "Question: Natalia sold clips to 48 of her friends in April, and then she sold half as many "

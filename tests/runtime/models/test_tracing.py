@@ -11,7 +11,7 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.cache.pool import KVPool
-from piecework.runtime.executor.forward_context import ForwardContext, forward_context
+from piecework.runtime.core.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.loader.loader import load_model
 

@@ -17,7 +17,7 @@ from piecework.runtime.pooling.config import PoolingConfig
 from piecework.runtime.pooling.folder import makes_vectors
 from piecework.runtime.pooling.model import PoolingModel
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
-from piecework.server.limits import Limits
+from piecework.server.core.limits import Limits
 from piecework.server.pooling.inputs import InputEncoder
 
 TEXTS = [

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piecework.runtime.core.pooling_messages import PoolRequest
 from piecework.runtime.pooling.config import PoolingConfig
-from piecework.runtime.pooling.messages import PoolRequest
 from piecework.runtime.pooling.scheduler import PoolingScheduler
 
 BUDGET = 16

@@ -16,7 +16,7 @@ from pooled_texts import inputs, run, states
 from safetensors.torch import load_file, save_file
 from tiny_encoders import make_tiny_encoder
 
-from piecework.runtime.encoder_config import EncoderConfig
+from piecework.runtime.config.encoder import EncoderConfig
 from piecework.runtime.models.deberta_v2 import DebertaV2
 from piecework.runtime.models.gte import Gte
 from piecework.runtime.models.jina_bert import JinaBert

@@ -20,9 +20,13 @@ from hypothesis import strategies as st
 from quantized_checkpoints import edit_config, make_fp8
 from safetensors.torch import load_file, save_file
 
+from piecework.runtime.config.quantization_registry import (
+    find_formats,
+    quantization_of,
+    read_scheme,
+)
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.quantization.config import Patterns
-from piecework.runtime.quantization.registry import find_formats, quantization_of, read_scheme
 
 LAYER = "model.layers.1.mlp.up_proj"
 Tensors = dict[str, torch.Tensor]

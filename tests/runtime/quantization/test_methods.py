@@ -13,13 +13,13 @@ import torch
 from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.native.linear import Layout, native_linear
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.layers.linear import FusedLinear, Linear, StoredTensor
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import hollow_model, load_model
 from piecework.runtime.models.llama import LlamaForCausalLM
 from piecework.runtime.quantization.gguf import GGUFBlocks
 from piecework.runtime.quantization.methods import linear_kinds
-from piecework.runtime.sampling.params import SamplingParams
 
 CPU = torch.device("cpu")
 

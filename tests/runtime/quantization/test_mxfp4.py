@@ -14,8 +14,8 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.native.build import runnable_variants
 from piecework.kernels.cpu.native.linear import native_linear
-from piecework.runtime.layers.parallel import WHOLE, Shard
 from piecework.runtime.loader.loader import load_model
+from piecework.runtime.loader.parallel import WHOLE, Shard
 from piecework.runtime.models.causal_lm import CausalLM
 from piecework.runtime.quantization.mxfp4 import gguf_blocks
 

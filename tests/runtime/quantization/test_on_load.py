@@ -167,7 +167,7 @@ import sys, threading, time
 import torch
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.config.model import ModelConfig
 
 def anonymous():
     with open("/proc/self/status") as file:

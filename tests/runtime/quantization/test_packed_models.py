@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from piecework.kernels.cpu.native.linear import Layout, native_linear
 from piecework.kernels.cpu.native.step import is_known
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.layers.linear import Linear, StoredTensor
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import hollow_model, load_model
 from piecework.runtime.models.llama import LlamaForCausalLM
 from piecework.runtime.quantization.methods import linear_kinds
-from piecework.runtime.sampling.params import SamplingParams
 
 CPU = torch.device("cpu")
 

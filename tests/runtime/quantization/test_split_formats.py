@@ -17,8 +17,8 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.runtime.layers.linear import Linear
-from piecework.runtime.layers.parallel import WHOLE, Shard
 from piecework.runtime.loader.loader import load_model
+from piecework.runtime.loader.parallel import WHOLE, Shard
 from piecework.runtime.quantization.methods import linear_kinds, named_linears
 from tests.split_models import answer, answer_by, assert_alike, load
 

@@ -31,10 +31,10 @@ from tiny_models import make_tiny_model
 from torch import nn
 
 from piecework.kernels.cpu.native.linear import native_linear
+from piecework.runtime.config.quantization_registry import PLAIN, read_scheme
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.models.llama import LlamaForCausalLM
 from piecework.runtime.quantization.methods import describe, linear_kinds, named_linears
-from piecework.runtime.quantization.registry import PLAIN, read_scheme
 
 CPU = torch.device("cpu")
 

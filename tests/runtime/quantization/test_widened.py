@@ -8,9 +8,9 @@ import torch
 
 from piecework.kernels.reference import quantize_dynamic
 from piecework.kernels.reference import widened as wide_values
+from piecework.runtime.config.quantization_registry import PLAIN
 from piecework.runtime.layers.linear import Linear, StoredTensor
 from piecework.runtime.quantization.methods import make_method
-from piecework.runtime.quantization.registry import PLAIN
 
 KIND = "widened w8a8 float8_e4m3fn channel token weight_scale"
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from piecework.runtime.engine.messages import GenerateRequest
-from piecework.runtime.engine.request import Request
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.request import Request
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.sampling import grammar
 from piecework.runtime.sampling.grammar import Matcher
 from piecework.runtime.sampling.grammar_vocabulary import Bytes
 from piecework.runtime.sampling.logits_processors import ban_by_grammar
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.sampling.sampler import NO_TOKEN, sample
 
 VOCAB = 512

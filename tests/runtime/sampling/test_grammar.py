@@ -18,8 +18,8 @@ from llguidance import LLParserLimits
 from tiny_models import VOCAB, make_tiny_model
 
 from piecework import LLM, SamplingParams
+from piecework.runtime.core.messages import FinishReason, GenerateRequest
 from piecework.runtime.engine.compiling import CompilingRequests
-from piecework.runtime.engine.messages import FinishReason, GenerateRequest
 from piecework.runtime.llm import Completion
 from piecework.runtime.sampling import grammar as grammars
 from piecework.runtime.sampling.grammar import Grammars

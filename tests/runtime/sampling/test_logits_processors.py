@@ -14,10 +14,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from piecework.runtime.engine.messages import GenerateRequest
-from piecework.runtime.engine.request import Request
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.request import Request
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.sampling.logits_processors import TokenCounts, adjust, processors_for
-from piecework.runtime.sampling.params import SamplingParams
 
 VOCAB = 7
 

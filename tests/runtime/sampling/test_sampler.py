@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piecework.kernels.plain_sampling import pick
-from piecework.runtime.engine.messages import GenerateRequest
-from piecework.runtime.engine.request import Request
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.request import Request
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.sampling.sampler import NO_TOKEN, _split, sample, uniform
 
 

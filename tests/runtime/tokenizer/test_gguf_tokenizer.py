@@ -27,7 +27,7 @@ from tiny_tokenizers import (
 from tokenizers.trainers import WordPieceTrainer
 from transformers import BertTokenizer, XLMRobertaTokenizer
 
-from piecework.runtime.loader.gguf_reader import metadata, open_gguf
+from piecework.runtime.files.gguf_reader import metadata, open_gguf
 from piecework.runtime.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS
 from piecework.runtime.tokenizer.token_bytes import byte_level_bytes
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from piecework.runtime.engine.message_socket import MessageSocket
-from piecework.runtime.engine.messages import AbortRequests, FlushCache
+from piecework.runtime.core.messages import AbortRequests, FlushCache
+from piecework.runtime.process.message_socket import MessageSocket
 from piecework.server.engine.connection import EngineConnection
 
 

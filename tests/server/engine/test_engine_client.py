@@ -30,8 +30,8 @@ from engine_clients import (
 )
 from tiny_models import EOS_ID, make_tiny_model
 
-from piecework.runtime.engine.messages import FinishReason
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.core.messages import FinishReason
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineUnavailable, QueueFull
@@ -220,7 +220,7 @@ async def test_the_engine_ends_with_the_process_that_started_it(model: str, tmp_
     script = tmp_path / "parent.py"
     script.write_text(
         "import asyncio\n"
-        "from piecework.runtime.config import EngineConfig\n"
+        "from piecework.runtime.config.engine import EngineConfig\n"
         "from piecework.runtime.tokenizer.tokenizer import load_tokenizer\n"
         "from piecework.server.engine.client import EngineClient\n"
         "async def main():\n"

@@ -21,7 +21,7 @@ import pytest_asyncio
 from http_fixtures import client_of, error_of, make_app
 from server_process import FLAGS, NO_PIECES, free_port
 
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.tokenizer.output_processor import RequestState
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from piecework.server.engine.client import EngineClient
@@ -187,8 +187,8 @@ CHATTY_ENGINE = """
 import sys
 import msgspec
 from piecework.runtime.engine import process, text_process
-from piecework.runtime.engine.mailbox import Mailbox
-from piecework.runtime.engine.messages import StepOutput
+from piecework.runtime.process.mailbox import Mailbox
+from piecework.runtime.core.messages import StepOutput
 
 plain_send = Mailbox.send
 

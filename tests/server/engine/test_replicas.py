@@ -26,10 +26,10 @@ from engine_clients import (
     until,
 )
 
-from piecework.runtime.engine.messages import FinishReason
+from piecework.runtime.core.messages import FinishReason
 from piecework.runtime.tokenizer.output_processor import RequestOutput, RequestState
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from piecework.server.config import ServerConfig
+from piecework.server.config.server import ServerConfig
 from piecework.server.engine.replicas import Replicas, split_config
 from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
 

@@ -20,18 +20,18 @@ from diffusion_pipelines import Folder
 from http_fixtures import client_of, error_of, make_app
 from tiny_models import make_tiny_model
 
-from piecework.cli.flags import ServerConfig
-from piecework.runtime.config import EngineConfig
+from piecework.cli.core.flags import ServerConfig
+from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.messages import EngineAlive
 from piecework.runtime.diffusion.config import DiffusionConfig
-from piecework.runtime.engine.messages import EngineAlive
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine import watchdog as watchdog_module
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState
 from piecework.server.engine.watchdog import Watchdog
+from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
-from piecework.server.images.service import create_image_app
 
 TIMEOUT = 4.0
 BODY = {"prompt": [5, 6, 7], "ignore_eos": True, "temperature": 0}

@@ -25,11 +25,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from piecework.server.config.keys import hash_of
 from piecework.server.fleet import fleet as fleet_module
 from piecework.server.fleet.estimate import check_room
 from piecework.server.fleet.fleet import Fleet
 from piecework.server.fleet.member import Member, MemberState
-from piecework.server.keys import hash_of
 
 
 async def test_the_model_field_chooses_and_loads(scripted: ScriptedFleet) -> None:

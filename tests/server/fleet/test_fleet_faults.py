@@ -25,12 +25,12 @@ from fleet_fixtures import (
 from http_fixtures import error_of
 from safetensors.numpy import save_file
 
+from piecework.server.config.keys import hash_of
 from piecework.server.engine.state import EngineState
 from piecework.server.fleet import fleet as fleet_module
 from piecework.server.fleet import member as member_module
 from piecework.server.fleet.estimate import estimate, weight_bytes
 from piecework.server.fleet.member import Member
-from piecework.server.keys import hash_of
 from piecework.server.openai.batches import runner
 
 

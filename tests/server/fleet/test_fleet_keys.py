@@ -10,7 +10,7 @@ import pytest
 from fleet_fixtures import ScriptedFleet
 from http_fixtures import client_of, error_of
 
-from piecework.server.keys import hash_of
+from piecework.server.config.keys import hash_of
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3}
 

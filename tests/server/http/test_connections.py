@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from piecework.server.config.http_limits import HttpLimits
 from piecework.server.http.connections import MAX_UNREAD, Connections
-from piecework.server.http.limits import HttpLimits
 
 
 class Reader:

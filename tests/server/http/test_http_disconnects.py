@@ -20,10 +20,10 @@ from http_fixtures import MODEL, make_app, post, wait_for
 from scripted_engine import ScriptedEngine
 from starlette.types import Message
 
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.tokenizer.output_processor import RequestState
-from piecework.server.collector import Collector
 from piecework.server.engine.state import QueueFull
+from piecework.server.serving.collector import Collector
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello", "max_tokens": 200, "n": 2},

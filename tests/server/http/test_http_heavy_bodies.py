@@ -19,7 +19,7 @@ import pytest
 from http_fixtures import client_of, error_of, make_app, post, wait_for
 from scripted_engine import CONTEXT_LENGTH, ScriptedEngine
 
-from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.tokenizer.output_processor import RequestState, TextOptions
 from piecework.server.http import body as bodies
 from piecework.server.http.body import MAX_BODY_BYTES

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from piecework.server.http.limits import HttpLimits, room_for_connections
+from piecework.server.config.http_limits import HttpLimits, room_for_connections
 from piecework.server.http.old_client import send_without_chunks
 from piecework.server.http.protocol import BoundedHttpProtocol
 from piecework.server.launch import http_server

@@ -12,9 +12,9 @@ import pytest
 from http_fixtures import client_of, error_of, events
 from scripted_engine import CONTEXT_LENGTH, REPLY, ScriptedEngine, scripted_logprob
 
-from piecework.runtime.config import EngineConfig
+from piecework.runtime.config.engine import EngineConfig
 from piecework.server.app import create_app
-from piecework.server.config import ServerConfig
+from piecework.server.config.server import ServerConfig
 
 
 async def generate(client: httpx.AsyncClient, **body: Any) -> Any:

@@ -16,10 +16,10 @@ from http_fixtures import client_of, error_of, make_app
 from scripted_engine import ScriptedEngine
 from tiny_models import make_tiny_model
 
-from piecework.runtime.engine.messages import ProfileAnswer, StartProfile, StopProfile
+from piecework.runtime.core.messages import ProfileAnswer, StartProfile, StopProfile
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.profiling import Profiler
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.server.native import profiling
 
 

@@ -13,8 +13,8 @@ from http_fixtures import error_of
 from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
+from piecework.server.config.keys import hash_of
 from piecework.server.engine.state import EngineState
-from piecework.server.keys import hash_of
 from piecework.server.openai.batches import lines as batch_lines
 from piecework.server.openai.batches import runner
 from piecework.server.openai.batches.storage import StorageFull

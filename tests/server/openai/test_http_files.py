@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
-from piecework.server.http.limits import HttpLimits
+from piecework.server.config.http_limits import HttpLimits
 from piecework.server.launch import http_server
 from piecework.server.openai.batches import files as files_module
 from piecework.server.openai.batches import storage as storage_module

@@ -22,7 +22,7 @@ from toy_tokenizer import toy_tokenizer
 from piecework.server.openai.responses import job, service
 from piecework.server.openai.responses.service import check_store
 from piecework.server.openai.responses.store import ResponseStore
-from piecework.server.state import TextThreads
+from piecework.server.serving.state import TextThreads
 
 PATH = "/v1/responses"
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}"

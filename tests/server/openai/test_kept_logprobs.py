@@ -11,8 +11,8 @@ import pytest
 from http_fixtures import client_of, error_of, make_app
 from scripted_engine import ScriptedEngine
 
-from piecework.server import collector, kept_logprobs
 from piecework.server.openai import logprobs
+from piecework.server.serving import collector, kept_logprobs
 
 CHAT, COMPLETIONS, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 TOP = {CHAT: "top_logprobs", COMPLETIONS: "logprobs", NATIVE: "top_logprobs_num"}

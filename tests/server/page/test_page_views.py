@@ -18,8 +18,7 @@ from http_fixtures import serve, wait_for
 from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
-from piecework.runtime.diffusion.config import DiffusionConfig
-from piecework.runtime.engine.messages import (
+from piecework.runtime.core.messages import (
     FinishReason,
     GenerateImage,
     GraphInfo,
@@ -27,10 +26,11 @@ from piecework.runtime.engine.messages import (
     ImageStats,
     PieceCalls,
 )
+from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.server.engine.state import EngineState
+from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageJob
 from piecework.server.images.config import ImageServerConfig
-from piecework.server.images.service import create_image_app
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,9 @@ from openai.types import CreateEmbeddingResponse
 from pooling_here import PoolingHere, client_here, load
 from tiny_encoders import make_tiny_encoder, write_modules
 
-from piecework.runtime.pooling.messages import INPUTS_PER_REQUEST
+from piecework.runtime.core.pooling_messages import INPUTS_PER_REQUEST
 from piecework.runtime.pooling.model import PoolingModel, PoolInput
-from piecework.server.keys import hash_of
+from piecework.server.config.keys import hash_of
 
 PATH = "/v1/embeddings"
 LONGEST = 24

@@ -18,7 +18,7 @@ from piecework.runtime.pooling.model import PoolingModel, PoolInput
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.pooling.client import PoolingClient
 from piecework.server.pooling.config import PoolingServerConfig
-from piecework.server.pooling.service import create_pooling_app
+from piecework.server.pooling_service import create_pooling_app
 
 POISON = 17
 FAULTY_ENGINE = f"""

@@ -1,0 +1,1 @@
+"""What subcommands share: flags, settings from files and variables, printable text."""

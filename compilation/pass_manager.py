@@ -1,0 +1,191 @@
+"""Which passes a traced forward goes through, in which order, and how often each matched.
+
+    manager = PassManager(PassConfig.parse("auto"), platform, fuses=True)
+    matches = manager.run(graph, PassContext(weights))
+
+Passes see the whole forward: what spans a split op can be matched, and pieces that no compiler
+sees profit too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from torch import fx
+
+from ..kernels import ops
+from ..kernels.platform import Platform
+from .passes.common import norm_quant, norm_rotary, silu_quant
+from .passes.common.allreduce_norm import AllreduceNorm
+from .passes.common.async_tp import AsyncTp
+from .passes.common.attention_quant import AttentionQuant
+from .passes.common.in_place import InPlace
+from .passes.common.lower import Lower
+from .passes.common.noop import Noop
+from .passes.common.sequence_parallel import SequenceParallel
+from .passes.config import PassConfig
+from .passes.context import PassContext
+from .passes.cpu.pack_linear import PackLinear
+from .passes.pattern import Fusion, Pattern
+
+
+class Pass(Protocol):
+    """One kind of change to a traced forward."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def key(self) -> str:
+        """All that its result depends on, besides the graph and this project's source."""
+        ...
+
+    def __call__(self, graph: fx.Graph, context: PassContext) -> int:
+        """Change `graph` in place; returns how many places were changed. Nodes keep the example
+        values of what they give (`node.meta["example_value"]`), new ones have theirs.
+        """
+        ...
+
+
+class Target(NamedTuple):
+    """For what a pass is made. `fuses`: whether the compiler fuses the ops of a piece, so that it
+    is to see what they mean rather than kernels; `ranks`: over which the model is split; `long`: it
+    is for long steps; `asked`: the user has asked for the pass.
+    """
+
+    platform: Platform
+    fuses: bool
+    ranks: int
+    long: bool
+    asked: bool
+
+
+_FUSIONS: Mapping[str, tuple[Pattern, ...]] = {
+    "norm_quant": norm_quant.PATTERNS,
+    "silu_quant": silu_quant.PATTERNS,
+    "norm_rotary": norm_rotary.PATTERNS,
+}
+_KEPT = {pattern.op for patterns in _FUSIONS.values() for pattern in patterns} | {
+    "quantize_static",
+    "quantize_dynamic",
+}
+"""Ops whose kernel, where a device has one, beats what compilers make of their definition."""
+_ALONE = "one rank has nothing to send"
+
+
+def _fusion(name: str, target: Target) -> Pass | str:
+    if target.asked:
+        return Fusion(name, _FUSIONS[name])
+    platform = target.platform
+    patterns = tuple(each for each in _FUSIONS[name] if each.applies(platform))
+    device = platform.device_type
+    return Fusion(name, patterns, device) if patterns else f"{device} has no kernel"
+
+
+def _attention_quant(target: Target) -> Pass | str:
+    obstacle = None if target.asked else target.platform.quantized_attention_obstacle()
+    return AttentionQuant() if obstacle is None else obstacle
+
+
+def _sequence_parallel(target: Target) -> Pass | str:
+    if target.ranks == 1:
+        return _ALONE
+    obstacle = None if target.asked else target.platform.sequence_parallel_obstacle()
+    if obstacle is None and not target.long:
+        obstacle = "it is for long steps, whose forward is another"
+    return SequenceParallel(target.ranks) if obstacle is None else obstacle
+
+
+def _async_tp(target: Target) -> Pass | str:
+    if target.ranks == 1:
+        return _ALONE
+    obstacle = None if target.asked else target.platform.async_tp_obstacle()
+    return AsyncTp(target.platform.reduces_products) if obstacle is None else obstacle
+
+
+def _allreduce_norm(target: Target) -> Pass | str:
+    if target.ranks == 1:
+        return _ALONE
+    if target.asked:
+        return AllreduceNorm()
+    dtypes = target.platform.allreduce_norm_dtypes()
+    return (
+        AllreduceNorm(dtypes)
+        if dtypes
+        else f"no gain was measured on {target.platform.device_type}"
+    )
+
+
+def _pack_linear(target: Target) -> Pass | str:
+    op = target.platform.packed_linear()
+    if op is None:
+        return f"{target.platform.device_type} has no kernel"
+    return PackLinear(op) if target.asked else "weights would take twice their memory"
+
+
+def _lower(target: Target) -> Pass | str:
+    if target.fuses and target.platform.pieces_keep_bits:
+        return "each op gives the bits that it gives without a compiler"
+    device = target.platform.device_type
+    return Lower(
+        tuple(
+            name
+            for name in ops.TRACED
+            if name not in ops.PRODUCTS
+            and ((target.fuses and name not in _KEPT) or not ops.has_kernel(device, name))
+        ),
+        device,
+    )
+
+
+_MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
+    "noop": lambda target: Noop(),
+    **{name: partial(_fusion, name) for name in _FUSIONS},
+    "attention_quant": _attention_quant,
+    "sequence_parallel": _sequence_parallel,
+    "async_tp": _async_tp,
+    "allreduce_norm": _allreduce_norm,
+    "pack_linear": _pack_linear,
+    "lower": _lower,
+    "in_place": lambda target: (
+        "the compiler reuses memory itself" if target.fuses and not target.asked else InPlace()
+    ),
+}
+"""Of each pass of `PassConfig`: it, or why the platform does without."""
+
+
+class PassManager:
+    """Runs the passes that `config` leaves to a platform, in the order of its fields. `off`: the
+    others, and why; `unit`: the forward is good for multiples of so many tokens, from two on.
+    """
+
+    def __init__(
+        self,
+        config: PassConfig,
+        platform: Platform,
+        *,
+        fuses: bool,
+        ranks: int = 1,
+        long: bool = False,
+    ) -> None:
+        self._passes: list[Pass] = []
+        self.off: dict[str, str] = {}
+        for name, wish in config.wishes.items():
+            target = Target(platform, fuses, ranks, long, asked=wish is True)
+            made = "by --passes" if wish is False else _MAKERS[name](target)
+            if isinstance(made, str):
+                self.off[name] = made
+            else:
+                self._passes.append(made)
+        splits = any(isinstance(made, SequenceParallel) for made in self._passes)
+        self.unit = ranks if splits else 1
+        self.key = [made.key for made in self._passes]
+        """What plans and pieces depend on."""
+
+    def run(self, graph: fx.Graph, context: PassContext) -> dict[str, int]:
+        """Change `graph` in place; returns how often each pass matched, by its name."""
+        matches = {found.name: found(graph, context) for found in self._passes}
+        graph.lint()
+        return matches

@@ -1,0 +1,17 @@
+"""How much memory the machine has, and has left, for this process."""
+
+from __future__ import annotations
+
+import psutil
+
+from ...memory_info import MemoryInfo
+from .cgroups import memory_limit
+
+
+def host_memory() -> MemoryInfo:
+    """The host's memory, or what is left of it for this process's control group."""
+    memory = psutil.virtual_memory()
+    host, group = MemoryInfo(free=memory.available, total=memory.total), memory_limit()
+    if group is None:
+        return host
+    return MemoryInfo(min(host.free, group.free), min(host.total, group.total))

@@ -1,0 +1,1 @@
+"""The configuration of an engine and of a model, and the registries of models and formats."""

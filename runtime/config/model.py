@@ -1,0 +1,388 @@
+"""What a model is, as its engine sees it: read from config.json, whose members GGUF's metadata are
+brought to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+from ..files.folder import config_eos_token_ids, no_model, read_json
+from .model_registry import (
+    FALLBACK,
+    ModelCode,
+    UnsupportedError,
+    find_models,
+    model_class,
+    model_type_of,
+)
+from .quantization_registry import quantization_of
+from .rope import check_rope, number, rope_fields
+
+if TYPE_CHECKING:
+    from ..files.gguf_reader import FastGGUFReader
+
+_WHOLE = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
+    "max_window_layers",
+)  # fmt: skip
+_MOST = {"num_hidden_layers": 10_000, "max_position_embeddings": 2**24}
+"""Lists are made of layers, and tables of positions, before a file of weights is looked into."""
+_MOST_OF_OTHERS = 2**30
+_LONG_TABLE = 2**20
+"""Positions; pieces of graphs are made for the size of a table, so that most keep theirs."""
+_FLAGS = ("tie_word_embeddings", "use_sliding_window")
+_OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
+"""Members of config.json: by their kind, and those that may be null."""
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
+}
+"""Of gated feed-forward layers, by transformers' names: those of `layers.activation`."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What models call how many experts a layer has."""
+_POSITIVE = (
+    "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+    "intermediate_size", "max_position_embeddings", "rope_theta", "norm_eps",
+)  # fmt: skip
+_LLAMA = "LlamaForCausalLM"
+_OF_LLAMA = frozenset(
+    {
+        *_WHOLE[:-2], "architectures", "attention_bias", "attention_dropout", "auto_map",
+        "bos_token_id", "dtype", "eos_token_id", "hidden_act", "initializer_range", "mlp_bias",
+        "model_type", "pad_token_id", "pretraining_tp", "quantization_config", "rms_norm_eps",
+        "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings", "torch_dtype",
+        "transformers_version", "use_cache", "_name_or_path",
+    }
+)  # fmt: skip
+"""Members of config.json that Llama has, or that say nothing of what is computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer: what the engine and most layers ask of it. An architecture's own
+    numbers are fields of a subclass in its file (`CausalLM.config_class`). Lengths in tokens.
+    Raises `ValueError` for numbers that no model of ours can have.
+
+    `rope_scaling` holds the parameters of `rope_type` under transformers' names, for `divided` the
+    list `factors`; `rotary_dim`: the numbers of a head that are turned, 0 for all. `windows`: one
+    sliding window a layer, None where the layer sees everything before it. `dtype`: the format the
+    weights are stored in.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    max_position_embeddings: int
+    rope_theta: float
+    rope_type: str = "default"
+    rope_scaling: dict[str, Any] = field(default_factory=dict)
+    rotary_dim: int = 0
+    activation: str = "silu"
+    tie_word_embeddings: bool = False
+    windows: list[int | None] = field(default_factory=list)
+    eos_token_ids: list[int] = field(default_factory=list)
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        self.check_positive(*_POSITIVE)
+        # YaRN has made it longer.
+        check_size("max_position_embeddings", self.max_position_embeddings)
+        if any(window is not None and window <= 0 for window in self.windows):
+            raise ValueError("sliding_window must be more than 0, or null; fetch the model again")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads; "
+                "fetch the model again"
+            )
+        object.__setattr__(self, "rotary_dim", self.rotary_dim or self.head_dim)
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+            raise ValueError(
+                f"rotary embedding needs an even head size, got {self.rotary_dim} of "
+                f"{self.head_dim}; fetch the model again"
+            )
+        if self.activation not in _ACTIVATIONS.values():
+            raise UnsupportedError(
+                f"the activation {self.activation!r} is not supported; supported: "
+                f"{', '.join(_ACTIVATIONS)}"
+            )
+        if self.activation != "silu" and any(getattr(self, name, 0) for name in _EXPERTS):
+            raise UnsupportedError(
+                f"experts with the activation {self.activation!r} are not supported; choose "
+                "another model"
+            )
+        check_rope(self.rope_type, self.rope_scaling, self.rotary_dim)
+
+    def check_positive(self, *names: str) -> None:
+        """Raises `ValueError` for a number that is not above 0; None is none."""
+        for name in names:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name} must be more than 0, got {value}; fetch the model again")
+
+    @staticmethod
+    def from_pretrained(
+        folder: str | Path, architecture: str | None = None, code: ModelCode | None = None
+    ) -> ModelConfig:
+        """Of a Hugging Face folder, as `read_config`. Raises `ValueError` with a remedy where there
+        is none or the model is not supported.
+        """
+        folder, code = Path(folder), code or ModelCode()
+        content = read_config(folder, architecture, code)
+        architecture = architecture or code.architecture(content["architectures"][0])
+        try:
+            ends = sorted(config_eos_token_ids(folder))
+            if architecture == FALLBACK:
+                return _of_transformers(folder, content, ends, code)
+            try:
+                return _configured(architecture, content, ends)
+            except UnsupportedError:
+                if code.impl != "auto":
+                    raise
+                with suppress(ValueError):
+                    return _of_transformers(folder, content, ends, code)
+                raise
+        except ValueError as error:
+            raise ValueError(f"{folder / 'config.json'}: {error}") from None
+
+    @staticmethod
+    def from_gguf(reader: FastGGUFReader, *, eos_token_ids: list[int]) -> ModelConfig:
+        """Of a GGUF file's metadata. Raises `ValueError` where a key is missing or the model is not
+        supported.
+        """
+        # Machines that only measure have no gguf library.
+        from .gguf import gguf_members
+
+        try:
+            return _configured(*gguf_members(reader), eos_token_ids)
+        except ValueError as error:
+            raise ValueError(f"{reader.path}: {error}") from None
+
+    def within(self, context_length: int | None) -> ModelConfig:
+        """For texts of up to so many tokens, where the rotary frequencies depend on that, LongRoPE
+        having others for contexts within the original length, or where tables of all positions
+        would take gigabytes.
+        """
+        longest = self.max_position_embeddings
+        if context_length is not None and context_length < longest and longest > _LONG_TABLE:
+            return replace(self, max_position_embeddings=context_length)
+        original = self.rope_scaling.get("original_max_position_embeddings", 0)
+        if self.rope_type != "longrope" or context_length is None or context_length > original:
+            return self
+        longest = min(original, self.max_position_embeddings)
+        return replace(self, max_position_embeddings=longest)
+
+    @staticmethod
+    def from_fields(values: dict[str, Any]) -> ModelConfig:
+        """What `dataclasses.asdict` has made of one."""
+        kind: type[ModelConfig] = model_class(values["architecture"]).config_class
+        return kind(**values)
+
+
+def read_config(
+    folder: Path, architecture: str | None = None, code: ModelCode | None = None
+) -> dict[str, Any]:
+    """What config.json says, of a model that is taken for `architecture` instead of what it says.
+    Raises `ValueError` with a remedy where there is none or no model that `code` computes.
+
+    Imports nothing heavy, so that what is wrong is said at once.
+    """
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is not a folder; --model-path takes a Hugging Face folder or a .gguf file"
+        )
+    path = folder / "config.json"
+    if not path.is_file():
+        raise no_model(folder, "config.json")
+    content = read_json(path)
+    if isinstance(content, dict) and isinstance(text := content.get("text_config"), dict):
+        # A model of images and text: what is said of its text, under the whole's names.
+        own = ("architectures", "model_type", "quantization_config", "tie_word_embeddings")
+        content = {**content, **text, **{name: content[name] for name in own if name in content}}
+    try:
+        match content:
+            case {"architectures": [str(said), *_]}:
+                architecture = architecture or (code or ModelCode()).architecture(said)
+            case _:
+                raise ValueError(
+                    'it names no model, having no "architectures"; fetch the model again'
+                )
+        if code is not None and code.impl == "auto" and _is_foreign(architecture, content):
+            if _is_like_llama(content):
+                content["model_type"] = "llama"
+            else:
+                architecture = FALLBACK
+                content["architectures"] = [FALLBACK]
+        wanted = model_type_of(architecture, content)
+        if (found := content.get("model_type")) != wanted:
+            rule = f'{architecture} goes with "model_type": "{wanted}"'
+            raise ValueError(f"{rule}, got {found!r}; fetch the model again")
+        quantization_of(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return dict(content)
+
+
+def _is_foreign(architecture: str, content: dict[str, Any]) -> bool:
+    """Whether it calls itself a Llama, of a `model_type` that no model of ours has."""
+    ours = {kind for names in find_models() for kind in (names.model_type, names.also)}
+    said = content.get("model_type")
+    return architecture == _LLAMA and isinstance(said, str) and said not in ours
+
+
+def _is_like_llama(content: dict[str, Any]) -> bool:
+    """Whether it has no members but Llama's, beside empty ones and biases that it has not, and a
+    `model_type` by which transformers knows no other model.
+    """
+    from transformers import CONFIG_MAPPING
+
+    return content.get("model_type") not in CONFIG_MAPPING and all(
+        name in _OF_LLAMA or value is None or (value is False and name.endswith("bias"))
+        for name, value in content.items()
+    )
+
+
+def _configured(
+    architecture: str, content: dict[str, Any], eos_token_ids: list[int]
+) -> ModelConfig:
+    """What members of config.json say, and for members that it leaves out what transformers takes:
+    its own classes take longer to import than a small model to load.
+    """
+    model = model_class(architecture)
+    kind: type[ModelConfig] = model.config_class
+    own = _own_defaults(kind)
+    given = model.config_names.items()
+    content = {**content, **{here: content[name] for name, here in given if name in content}}
+    config = SimpleNamespace(**{**own, **model.config_defaults, **content})
+    for name, wanted, said in (
+        *((name, int, "a whole number") for name in _WHOLE),
+        *((name, bool, "true or false") for name in _FLAGS),
+    ):
+        if name not in model.config_defaults:
+            continue
+        value = getattr(config, name)
+        if name not in _OPTIONAL and value is None:
+            raise ValueError(f"it has no {name}; fetch the model again")
+        if value is not None and type(value) is not wanted:
+            raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
+        if type(value) is int:
+            check_size(name, value)
+    _check_own(kind, own, config)
+    heads = config.num_attention_heads
+    if config.head_dim is None and heads > 0 and config.hidden_size % heads:
+        raise ValueError(
+            f"{heads} heads cannot share a hidden_size of {config.hidden_size}; fetch the model "
+            "again"
+        )
+    head_dim = config.head_dim or config.hidden_size // max(heads, 1)
+    is_gemma = "hidden_activation" in model.config_defaults
+    activation = str(config.hidden_activation if is_gemma else config.hidden_act)
+    rope = model.rope_parameters(content)
+    values = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": heads,
+        "num_kv_heads": config.num_key_value_heads or heads,
+        "head_dim": head_dim,
+        # A model whose layers differ in it says it in `config_fields`.
+        "intermediate_size": getattr(config, "intermediate_size", None),
+        "norm_eps": number("rms_norm_eps", config.rms_norm_eps),
+        "max_position_embeddings": config.max_position_embeddings,
+        "activation": _ACTIVATIONS.get(activation, activation),
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "windows": [None] * config.num_hidden_layers,
+        "dtype": str(content.get("dtype") or content.get("torch_dtype") or "bfloat16"),
+        **rope_fields(rope, config, head_dim, takes_partial=model.takes_partial_rotary),
+        **{name: getattr(config, name) for name in own},
+        **model.config_fields(config),
+    }
+    return kind(architecture=architecture, eos_token_ids=eos_token_ids, **values)
+
+
+def check_size(name: str, value: int) -> None:
+    """Raises `ValueError` for a size that no model has."""
+    most = _MOST.get(name, _MOST_OF_OTHERS)
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} must be 0 to {most}, got {value!r:.60}; fetch the model again")
+
+
+def _of_transformers(
+    folder: Path, content: dict[str, Any], ends: list[int], code: ModelCode
+) -> ModelConfig:
+    from ..models.fallback import transformers_config
+
+    model_type_of(FALLBACK, content)
+    return transformers_config(folder, ends, trusted=code.trusted)
+
+
+def _own_defaults(kind: type[ModelConfig]) -> dict[str, Any]:
+    """The fields that a subclass has for itself; None where one must be given."""
+    common = {each.name for each in fields(ModelConfig)}
+    defaults = {}
+    for each in fields(kind):
+        if each.name not in common:
+            made = None if each.default_factory is MISSING else each.default_factory()
+            defaults[each.name] = made if each.default is MISSING else each.default
+    return defaults
+
+
+def _check_own(kind: type[ModelConfig], own: Sequence[str] | dict[str, Any], config: Any) -> None:
+    """Raises `ValueError` for a member that is not of its field's type."""
+    hints = get_type_hints(kind)
+    for name in own:
+        value, hint = getattr(config, name), hints[name]
+        options = [hint] if get_origin(hint) in (None, list, dict) else get_args(hint)
+        kinds = tuple(get_origin(each) or each for each in options)
+        if type(value) in (int, float):
+            number(name, value)
+        if type(value) is int:
+            check_size(name, value)
+        if type(value) in kinds or (float in kinds and type(value) is int):
+            continue
+        if value is None:
+            raise ValueError(f"it has no {name}; fetch the model again")
+        said = {bool: "true or false", int: "a whole number", float: "a number"}.get(
+            kinds[0], f"a {kinds[0].__name__}"
+        )
+        raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
+
+
+def sliding_windows(config: Any, window: int | None, first: int) -> list[int | None]:
+    """One a layer: those slide of which `layer_types` says so, or else those from `first` on."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return [window if layer >= first else None for layer in range(config.num_hidden_layers)]
+    if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers:
+        raise ValueError("layer_types must have an entry for each layer; fetch the model again")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def patterned_windows(config: Any, window: int | None, every: int) -> list[int | None]:
+    """One a layer where `layer_types` does not say so: all slide but the last of each `every`,
+    which a `sliding_window_pattern` replaces, a number or true for each layer that slides.
+    """
+    pattern = getattr(config, "sliding_window_pattern", None) or every
+    if getattr(config, "layer_types", None) is not None:
+        return sliding_windows(config, window, 0)
+    count = config.num_hidden_layers
+    if isinstance(pattern, list) and len(pattern) == count:
+        return [window if slides else None for slides in pattern]
+    if type(pattern) is not int or pattern < 1:
+        raise ValueError(
+            f"sliding_window_pattern must be a whole number above 0, got {pattern!r:.60}; fetch "
+            "the model again"
+        )
+    return [window if (layer + 1) % pattern else None for layer in range(count)]

@@ -1,0 +1,1 @@
+"""What every room of the runtime shares: requests, messages, batches and the forward context."""

@@ -1,0 +1,321 @@
+"""The tensors of one step. T tokens, B requests."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...kernels.attention import AttentionMetadata
+from ...kernels.staging import is_at_hand, to_device
+from ...kernels.step_parts import StepCall
+from ..cache.slabs import RESERVED_PAGE
+from .request import Request
+
+
+class Scheduled(NamedTuple):
+    """`num_new` tokens of a request, from its `num_computed` on, are computed in this step."""
+
+    request: Request
+    num_new: int
+
+
+def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
+    """(requests, tokens, checksum): what two plans differ in if they are not the same."""
+    plan = [
+        (request.rid, request.num_computed, num_new, len(request.pages), request.pages[-1])
+        for request, num_new in scheduled
+    ]
+    tokens = sum(num_new for _, num_new in scheduled)
+    return len(plan), tokens, zlib.crc32(repr(plan).encode())
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """One step; `Layout` may write the next one over it.
+
+    `input_ids`, `positions` [T] int64, request after request. `sample_rows`: rows whose logits give
+    `samplers` their next token; `asks_no_more`: of those nothing else is asked, and of no prompt.
+    `reach_end`: whether all of each request's tokens are computed then. `state_copies`: from which
+    slot to which states are copied before the step, `snapshots`: behind it. `call`: what kernels of
+    whole steps have made of it, for the next one too.
+    """
+
+    scheduled: list[Scheduled]
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    metadata: AttentionMetadata
+    samplers: list[Request]
+    sample_rows: torch.Tensor
+    asks_no_more: bool
+    reach_end: list[bool]
+    state_copies: list[tuple[int, int]]
+    snapshots: list[tuple[int, int]]
+    num_tokens: int
+    call: StepCall | None = None
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request has one new token."""
+        return self.num_tokens == len(self.scheduled)
+
+    @property
+    def has_decodes(self) -> bool:
+        """Whether a request has had its prompt computed, and goes on after what was sampled: with
+        one token, or with those that a grammar forced beside it.
+        """
+        return self.is_decode or any(
+            request.num_computed >= request.num_prompt for request, _ in self.scheduled
+        )
+
+
+class _Rows(NamedTuple):
+    """The tokens of a step [T] and their positions, the last row of each request, and of each table
+    of pages the slots of the tokens.
+    """
+
+    input_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    last_rows: list[int]
+    slots: list[npt.NDArray[np.int64]]
+
+
+def _lay_out(
+    scheduled: list[Scheduled],
+    seq_lens: list[int],
+    tables: list[npt.NDArray[Any]],
+    page_size: int,
+) -> _Rows:
+    spans = [
+        request.span(end - num_new, end)
+        for (request, num_new), end in zip(scheduled, seq_lens, strict=True)
+    ]
+    lens = np.array([num_new for _, num_new in scheduled])
+    last_rows = lens.cumsum() - 1
+    owner = np.arange(len(lens)).repeat(lens)
+    positions = np.arange(len(owner)) + (np.array(seq_lens) - 1 - last_rows)[owner]
+    pages, inside = positions // page_size, positions % page_size
+    slots = [table[owner, pages].astype(np.int64) * page_size + inside for table in tables]
+    return _Rows(np.concatenate(spans), positions, last_rows.tolist(), slots)
+
+
+def _lay_decodes_out(
+    scheduled: list[Scheduled],
+    seq_lens: list[int],
+    tables: list[npt.NDArray[Any]],
+    page_size: int,
+) -> _Rows:
+    """The same of decodes, in Python's own numbers: nothing is computed while a CPU's next step is
+    made, and of a dozen functions of numpy each is read from memory again after a step.
+    """
+    ends = [length - 1 for length in seq_lens]
+    tokens = [request.token(end) for (request, _), end in zip(scheduled, ends, strict=True)]
+    slots = [
+        np.array(
+            [
+                table.item(row, end // page_size) * page_size + end % page_size
+                for row, end in enumerate(ends)
+            ]
+        )
+        for table in tables
+    ]
+    return _Rows(np.array(tokens), np.array(ends), list(range(len(ends))), slots)
+
+
+def build_batch(
+    scheduled: list[Scheduled],
+    page_size: int,
+    device: torch.device,
+    slot_dtype: torch.dtype,
+    sampled: torch.Tensor | None = None,
+    *,
+    only_windows: bool = False,
+) -> Batch:
+    """Lay the scheduled tokens out one request after another.
+
+    `sampled` [N] int64: what the step in flight samples; placeholders take their tokens from it, on
+    the device. `only_windows`: as of `KVPool`.
+    """
+    query_lens = [num_new for _, num_new in scheduled]
+    assert min(query_lens) > 0
+    seq_lens = [request.num_computed + num_new for request, num_new in scheduled]
+    reach_end, ending, pending = [], [], []
+    for row, ((request, _), seq_len) in enumerate(zip(scheduled, seq_lens, strict=True)):
+        reach_end.append(seq_len == request.num_tokens)
+        if reach_end[row] and request.params.max_new_tokens > 0:
+            ending.append(row)
+        if request.num_placeholders:
+            pending.append(row)
+    samplers = [scheduled[row].request for row in ending]
+    own = _numpy_dtype(slot_dtype)
+    tables = [np.array(rows, own) for rows in _tables(scheduled, only_windows=only_windows)]
+    num_tokens = sum(query_lens)
+    lay_out = _lay_decodes_out if num_tokens == len(scheduled) else _lay_out
+    input_ids, positions, last_rows, slots = lay_out(scheduled, seq_lens, tables, page_size)
+    arrays = [input_ids, positions, np.array([last_rows[row] for row in ending], np.int64)]
+    for table, own_slots in zip(tables, slots, strict=True):
+        arrays += [table, own_slots.astype(own, copy=False)]
+    states = []
+    if scheduled[0].request.state is not None:
+        states = [(request, request.state.number) for request, _ in scheduled if request.state]
+        arrays.append(np.array([slot for _, slot in states]))
+    if pending:
+        rows = [scheduled[row].request.sampled_row for row in pending]
+        arrays += [np.array([last_rows[row] for row in pending]), np.array(rows)]
+    tensors = iter(to_device(arrays, device))
+    ids, places, sample_rows = next(tensors), next(tensors), next(tensors)
+    of_layers = [(next(tensors), next(tensors)) for _ in tables]
+    state_slots = next(tensors) if states else None
+    if pending:
+        assert sampled is not None
+        ids.index_copy_(0, next(tensors), sampled.index_select(0, next(tensors)))
+    metadata = None
+    for block_table, slot_mapping in reversed(of_layers):
+        metadata = AttentionMetadata(
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+            block_table=block_table,
+            slot_mapping=slot_mapping,
+            state_slots=state_slots,
+            window=metadata,
+        )
+    assert metadata is not None
+    return Batch(
+        scheduled=scheduled,
+        input_ids=ids,
+        positions=places,
+        metadata=metadata,
+        samplers=samplers,
+        sample_rows=sample_rows,
+        asks_no_more=bool(samplers)
+        and not any(
+            request.processors or request.params.logprobs is not None for request in samplers
+        )
+        and not any(request.prompt_logprobs_due for request, _ in scheduled),
+        reach_end=reach_end,
+        state_copies=[
+            (request.state_source, slot)
+            for request, slot in states
+            if request.state_source is not None
+        ],
+        snapshots=[(slot, request.snapshot.number) for request, slot in states if request.snapshot],
+        num_tokens=num_tokens,
+    )
+
+
+class Layout:
+    """Lays out the steps of a model, which `build_batch` says. Where the host computes, decodes of
+    the requests of the step before are the same batch again, in whose tensors only tokens,
+    positions and slots have changed: between two steps of a CPU everything that is touched comes
+    from memory, and most of it is not touched then.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        device: torch.device,
+        slot_dtype: torch.dtype,
+        *,
+        only_windows: bool = False,
+    ) -> None:
+        self._form = (page_size, device, slot_dtype)
+        self._only_windows = only_windows
+        self._decodes: _Decodes | None = None
+
+    def batch(self, scheduled: list[Scheduled], sampled: torch.Tensor | None = None) -> Batch:
+        """Good until the next one is made. `sampled`: as of `build_batch`."""
+        if self._decodes is not None and self._decodes.go_on(scheduled):
+            return self._decodes.batch
+        batch = build_batch(scheduled, *self._form, sampled, only_windows=self._only_windows)
+        stays = is_at_hand(batch.input_ids) and batch.is_decode and _go_on_alike(batch)
+        self._decodes = _Decodes(batch, self._form[0]) if stays else None
+        return batch
+
+    def forget(self) -> None:
+        """Nothing of the step before is kept."""
+        self._decodes = None
+
+
+def _go_on_alike(batch: Batch) -> bool:
+    """Whether another token of each request changes nothing but its place. Prompts may get pages of
+    the prefix cache, windows leave pages behind, states have slots of their own, and who does not
+    reach its end is no sampler.
+    """
+    return all(batch.reach_end) and not any(
+        request.num_computed < request.num_prompt
+        or request.num_placeholders
+        or request.window
+        or request.state is not None
+        for request, _ in batch.scheduled
+    )
+
+
+class _Decodes:
+    """A batch of decodes, and where what changes of it lies."""
+
+    def __init__(self, batch: Batch, page_size: int) -> None:
+        self.batch = batch
+        self._page_size = page_size
+        self._requests = [request for request, _ in batch.scheduled]
+        self._pages = [request.pages for request in self._requests]
+        self._seq_lens = batch.metadata.seq_lens
+        self._table = batch.metadata.block_table.numpy()
+        self._ids, self._positions, self._slots = (
+            tensor.numpy().data
+            for tensor in (batch.input_ids, batch.positions, batch.metadata.slot_mapping)
+        )
+
+    def go_on(self, scheduled: list[Scheduled]) -> bool:
+        """Make it the batch of the next step, if that is these requests with a token more each."""
+        if len(scheduled) != len(self._requests):
+            return False
+        page_size, width = self._page_size, self._table.shape[1]
+        for row, (request, num_new) in enumerate(scheduled):
+            position, pages = self._seq_lens[row], self._pages[row]
+            if (
+                request is not self._requests[row]
+                or num_new != 1
+                or request.num_computed != position
+                or request.num_tokens != position + 1
+                or request.num_placeholders
+                # It had to give them back meanwhile: `KVCache` gives it another list then.
+                or request.pages is not pages
+            ):
+                return False
+            place, inside = divmod(position, page_size)
+            if not inside:
+                if place == width:
+                    return False
+                self._table[row, place] = pages[place]
+            self._slots[row] = pages[place] * page_size + inside
+            self._ids[row] = request.token(position)
+            self._positions[row] = position
+            self._seq_lens[row] = position + 1
+        return True
+
+
+def _tables(scheduled: list[Scheduled], *, only_windows: bool) -> Iterator[list[list[int]]]:
+    """[B, most] page numbers: of layers that keep all pages, then of those that keep a window's."""
+    requests = [request for request, _ in scheduled]
+    most = max([len(request.pages) for request in requests])
+    padding = [RESERVED_PAGE] * most
+    if not only_windows:
+        yield [request.pages + padding[len(request.pages) :] for request in requests]
+    if requests[0].window:
+        yield [
+            padding[: request.window_begin]
+            + [block.number for block in request.window[request.window_begin :]]
+            + padding[len(request.window) :]
+            for request in requests
+        ]
+
+
+@cache
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch."))

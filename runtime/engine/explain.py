@@ -1,0 +1,351 @@
+"""What becomes of a model's forward on this machine: its pieces, their sizes, what they cost, and
+what padding would waste.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...compilation.by_length import ForwardByLength
+from ...compilation.piece_maker import PieceMaker
+from ...compilation.piece_store import PiecesReport
+from ...compilation.piecewise import PiecewiseForward
+from ...compilation.plan import DistinctPiece, Plan, Stretch
+from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
+from ..config.engine import EngineConfig
+from ..distributed.ranks import ALONE
+from ..executor.model_runner import ModelRunner
+from ..files.resolve import resolve_model_path
+from ..graphs.compile_pieces import make_pieces
+from ..graphs.lone_rank import LoneRank
+from ..graphs.pieces import piece_store
+from ..process.progress import progress_bar
+from ..tokenizer.tokenizer import load_tokenizer
+
+_COMPARED = (4, 8, 16, 32)
+"""K of the auto:K lists that are shown beside the default one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceRow:
+    """One distinct piece. `ops`: each op with how often it is applied; `before`: the same before
+    the passes. `seconds`: to compile it, now or once. `failed`: why it cannot be
+    compiled, and runs as traced.
+    """
+
+    number: int
+    calls: int
+    ops: str
+    before: str
+    num_inputs: int
+    num_weights: int
+    seconds: float
+    num_bytes: int
+    state: str
+    failed: str | None
+
+
+class ForwardRow(NamedTuple):
+    """One forward, from `tokens` tokens on: the order of its calls, how often each pass matched it
+    and why the others did not run; bytes that each rank sends for a token, before the passes and
+    behind them.
+    """
+
+    tokens: int
+    stretches: list[Stretch]
+    passes: dict[str, int]
+    passes_off: dict[str, str]
+    sent_before: float
+    sent: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """One size of a phase. `seconds`: what capturing it took; `failed`: why there is no graph of
+    it.
+    """
+
+    phase: str
+    size: int
+    seconds: float | None
+    failed: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingRow:
+    """What a list of sizes costs. `share`: padding in all tokens that are computed; `longer`: share
+    of steps above the largest size.
+    """
+
+    name: str
+    sizes: list[int]
+    share: float
+    longer: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Numbers of tokens of steps: how often each came, and where that is known from."""
+
+    source: str
+    counts: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """All that `piecework explain` tells, of rank 0 of `tp_size`. Seconds and bytes; `split_ops`:
+    how often the forward is cut at each; `stretches`, `passes` and `passes_off` are those of the
+    first of `forwards`.
+    """
+
+    model_path: str
+    architecture: str
+    dtype: str
+    device: str
+    compiler: str
+    trace_seconds: float
+    load_seconds: float
+    pieces: list[PieceRow]
+    stretches: list[Stretch]
+    split_ops: dict[str, int]
+    passes: dict[str, int]
+    passes_off: dict[str, str]
+    tp_size: int
+    forwards: list[ForwardRow]
+    weight_bytes: int
+    captures: list[Capture]
+    num_graphs: int
+    graph_bytes: int
+    pads: bool
+    lengths: Lengths | None
+    padding: list[PaddingRow]
+
+    def to_json(self) -> dict[str, Any]:
+        def named(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+            return [stretch._asdict() for stretch in stretches]
+
+        return asdict(self) | {
+            "stretches": named(self.stretches),
+            "forwards": [
+                row._asdict() | {"stretches": named(row.stretches)} for row in self.forwards
+            ],
+        }
+
+
+def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation:
+    """Load the model, cut its forward, compile or load its pieces, and capture the sizes that a
+    server would capture.
+
+    `lengths`: of prompts, each computed by itself; None: those of the steps that servers of this
+    model have had on this machine. Raises `ValueError` with a remedy, and `TraceError` where the
+    model cannot run in pieces.
+    """
+    if (
+        config.disable_cuda_graph
+        or config.disable_piecewise_cuda_graph
+        or config.cuda_graph_backend_prefill not in (None, "piecewise")
+    ):
+        raise ValueError(
+            "explain shows a model in pieces: leave out the flags that switch them off"
+        )
+    runner = ModelRunner(
+        replace(config, piecewise_cuda_graph=True),
+        ranks=ALONE if config.tp_size == 1 else LoneRank(config.tp_size),
+    )
+    try:
+        maker = piece_store(PieceMaker, runner.config, runner.platform)
+    except OSError as error:
+        raise ValueError(f"the compile cache cannot be used: {error}") from None
+    forward, report = make_pieces(
+        maker,
+        runner.model,
+        runner.model_config,
+        runner.dtype,
+        runner.linear_kinds,
+        ranks=config.tp_size,
+    )
+    forwards = _forward_rows(forward, maker)
+    short = forward.parts[0].plan
+    captures = _capture(runner, forward)
+    if lengths is None and runner.seen_lengths.counts:
+        lengths = Lengths(
+            source="the steps that servers of this model have had on this machine",
+            counts=dict(runner.seen_lengths.counts),
+        )
+    info = runner.info()
+    return Explanation(
+        model_path=config.model_path,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        device=info.device,
+        compiler=maker.compiler.name,
+        trace_seconds=report.trace_seconds,
+        load_seconds=report.load_seconds,
+        pieces=_piece_rows(forward, report),
+        stretches=forwards[0].stretches,
+        split_ops=dict(Counter(step.op for step in short.steps if step.op is not None)),
+        passes=forwards[0].passes,
+        passes_off=forwards[0].passes_off,
+        tp_size=config.tp_size,
+        forwards=forwards,
+        weight_bytes=info.weight_bytes,
+        captures=captures,
+        num_graphs=info.graphs.num_graphs,
+        graph_bytes=info.graphs.graph_bytes,
+        pads=runner.platform.padding_limit > 1.0,
+        lengths=lengths,
+        padding=[] if lengths is None else padding_rows(runner.config, lengths.counts),
+    )
+
+
+def _forward_rows(
+    forward: PiecewiseForward | ForwardByLength, maker: PieceMaker
+) -> list[ForwardRow]:
+    def row(plan: Plan, tokens: int, store: PieceMaker, first: int = 0) -> ForwardRow:
+        stretches = [
+            each if each.piece is None else each._replace(piece=first + each.piece)
+            for each in plan.stretches()
+        ]
+        return ForwardRow(tokens, stretches, plan.passes, store.pass_manager().off, *plan.sent)
+
+    if isinstance(forward, PiecewiseForward):
+        return [row(forward.plan, 1, maker)]
+    short, long = forward.short.plan, forward.long.plan
+    of_long_steps = replace(maker, long=True)
+    return [
+        row(short, 1, maker),
+        row(long, forward.tokens, of_long_steps, len(short.pieces)),
+    ]
+
+
+def _piece_rows(
+    forward: PiecewiseForward | ForwardByLength, report: PiecesReport
+) -> list[PieceRow]:
+    rows: list[PieceRow] = []
+    for part in forward.parts:
+        first, calls = len(rows), part.plan.calls()
+        rows += [
+            _piece_row(piece, calls[number], report, first + number)
+            for number, piece in enumerate(part.plan.pieces)
+        ]
+    return rows
+
+
+def _piece_row(piece: DistinctPiece, calls: int, report: PiecesReport, number: int) -> PieceRow:
+    weights = sum(spec.weight for spec in piece.inputs)
+    if number in report.failed:
+        state = "as traced"
+    else:
+        state = "from the cache" if number in report.loaded else "compiled"
+    return PieceRow(
+        number=number,
+        calls=calls,
+        ops=_counted(piece.ops),
+        before=_counted(piece.before),
+        num_inputs=len(piece.inputs) - weights,
+        num_weights=weights,
+        seconds=report.compile_seconds.get(number, report.loaded.get(number, 0.0)),
+        num_bytes=report.num_bytes.get(number, 0),
+        state=state,
+        failed=report.failed.get(number),
+    )
+
+
+def _counted(ops: Sequence[str]) -> str:
+    counts = Counter(ops).items()
+    return ", ".join(name if count == 1 else f"{name} x {count}" for name, count in counts)
+
+
+def lengths_of_file(path: str) -> Lengths:
+    """A JSON object of lengths and counts, as the server keeps it, or lengths one after another.
+    Raises `ValueError`.
+    """
+    try:
+        text = Path(path).read_text()
+        if text.lstrip().startswith("{"):
+            counts = Counter({int(length): int(n) for length, n in json.loads(text).items()})
+        else:
+            counts = Counter(int(word) for word in text.replace(",", " ").split())
+    except OSError as error:
+        raise ValueError(f"--lengths {path}: {error.strerror}") from None
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(
+            f"--lengths {path}: whole numbers are needed, or a JSON object of lengths and counts"
+        ) from None
+    if not counts or min(counts) < 1 or min(counts.values()) < 1:
+        raise ValueError(f"--lengths {path}: numbers of at least 1 are needed")
+    return Lengths(source=path, counts=dict(counts))
+
+
+def lengths_of_prompts(config: EngineConfig, name: str, prompts: Sequence[str]) -> Lengths:
+    """The prompts' numbers of tokens, by the model's tokenizer. Raises `ValueError`."""
+    tokenizer = load_tokenizer(
+        resolve_model_path(config.model_path),
+        config.tokenizer_path,
+        gguf_pre_tokenizer=config.gguf_pre_tokenizer,
+    )
+    counts = Counter(len(tokenizer.encode(prompt)) for prompt in prompts)
+    return Lengths(source=f"{len(prompts)} prompts of {name}", counts=dict(counts))
+
+
+def padding_rows(config: EngineConfig, lengths: Mapping[int, int]) -> list[PaddingRow]:
+    """The list that `config` asks for, the default one, and some of the best, on steps cut into
+    chunks as the scheduler does it.
+    """
+    chunk = config.chunked_prefill_size
+    assert chunk is not None
+    cap = min(chunk, config.piecewise_cuda_graph_max_tokens or chunk)
+    steps = _chunked(lengths, chunk)
+    options = {
+        "default": SizesOption(),
+        **{f"auto:{count}": SizesOption(auto=count) for count in _COMPARED},
+    }
+    if config.piecewise_cuda_graph_tokens is not None:
+        options = {
+            config.piecewise_cuda_graph_tokens: parse_sizes(config.piecewise_cuda_graph_tokens)
+        } | options
+    total = sum(steps.values())
+    rows = []
+    for name, option in options.items():
+        sizes = choose_sizes(option, cap, steps)
+        longer = sum(count for length, count in steps.items() if not sizes or length > sizes[-1])
+        share = padding_share(sizes, steps)
+        rows.append(PaddingRow(name=name, sizes=sizes, share=share, longer=longer / total))
+    return rows
+
+
+def _chunked(lengths: Mapping[int, int], chunk: int) -> Counter[int]:
+    steps = Counter[int]()
+    for length, count in lengths.items():
+        whole, rest = divmod(length, chunk)
+        steps[chunk] += whole * count
+        steps[rest] += count
+    del steps[0]
+    return +steps
+
+
+def _capture(runner: ModelRunner, forward: PiecewiseForward | ForwardByLength) -> list[Capture]:
+    runner.graphs.use(forward)
+    total = runner.graphs.num_pending
+    with progress_bar(
+        shown=total > 0, desc="capturing graphs", total=total, unit=" sizes", leave=False
+    ) as bar:
+        while runner.graphs.capture_next():
+            bar.update()
+    phases = {"prefill": runner.graphs.prefill, "decode": runner.graphs.decode}
+    return [
+        Capture(
+            phase=phase,
+            size=size,
+            seconds=part.graphs.stats.capture_seconds.get(size),
+            failed=part.graphs.stats.disabled.get(size),
+        )
+        for phase, part in phases.items()
+        if part is not None and part.graphs is not None
+        for size in part.graphs.sizes
+    ]

@@ -1,0 +1,66 @@
+"""Messages on the wire: their type's name and their msgpack."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+
+from ..core.messages import FromEngine, ToEngine
+
+_TYPES: dict[bytes, type] = {
+    cls.__name__.encode(): cls for cls in (*get_args(ToEngine), *get_args(FromEngine))
+}
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
+    name: msgspec.msgpack.Decoder(cls) for name, cls in _TYPES.items()
+}
+
+
+def encode(message: ToEngine | FromEngine) -> list[bytes]:
+    """Two frames: the message's type and its msgpack."""
+    return [type(message).__name__.encode(), _ENCODER.encode(message)]
+
+
+class Unreadable(ValueError):
+    """A message that is none of ours. `known`: its name is; `rids`: the requests that it speaks of,
+    as far as that can be told.
+    """
+
+    def __init__(self, name: bytes, reason: str, *, known: bool, rids: list[str]) -> None:
+        super().__init__(f"{name.decode(errors='replace')}: {reason}")
+        self.known = known
+        self.rids = rids
+
+
+def decode(frames: list[bytes]) -> Any:
+    """The message of two frames. Raises `Unreadable`."""
+    name, payload = frames[0], frames[-1]
+    decoder = _DECODERS.get(name)
+    try:
+        if decoder is not None and len(frames) == 2:
+            return decoder.decode(payload)
+        reason = f"not a message of {len(frames)} frames" if decoder else "no such message"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = str(error)
+    raise Unreadable(name, reason, known=decoder is not None, rids=_rids(payload))
+
+
+def _rids(payload: bytes) -> list[str]:
+    """Request ids in a message of whatever form: its own, those in its list of them, those of its
+    outputs.
+    """
+    try:
+        fields = msgspec.msgpack.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return []
+    if not isinstance(fields, dict):
+        return []
+    outputs = fields.get("outputs")
+    entries = (
+        [fields, *(entry for entry in outputs if isinstance(entry, dict))]
+        if isinstance(outputs, list)
+        else [fields]
+    )
+    found = [entry.get("rid") for entry in entries]
+    return [rid for rid in found if isinstance(rid, str)]

@@ -1,0 +1,1 @@
+"""Who may ask: keys, their limits, and pages of other origins."""

@@ -1,0 +1,1 @@
+"""The settings of a server, from flags, files and the environment."""

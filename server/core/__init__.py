@@ -1,0 +1,1 @@
+"""What every room of the server shares: errors, limits, and the declared parameters."""

@@ -1,0 +1,44 @@
+"""Errors as Anthropic has them: https://docs.anthropic.com/en/api/errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..anthropic.models import VERSION_HEADER
+
+PATH = "/v1/messages"
+_SHARED_PATH = "/v1/models"
+"""Answered in the shape of either, by a header."""
+OVERLOADED = 529
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+def is_messages(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bool:
+    """Whether an answer to a request of this path and these headers is to be as Anthropic's."""
+    return path.startswith(PATH) or (
+        path.startswith(_SHARED_PATH) and VERSION_HEADER.encode() in dict(headers)
+    )
+
+
+def as_anthropic(
+    status: int, code: str | None, message: str, request_id: str
+) -> tuple[int, dict[str, Any]]:
+    """Status and JSON object of an error with OpenAI's status and code. A server that is full is
+    `overloaded_error`; one whose engine does not serve stays 503, an `api_error`.
+    """
+    if code == "context_length_exceeded":
+        # By these words clients know when to shorten a conversation.
+        message = f"prompt is too long: {message}"
+    if status == 503 and code != "engine_unavailable":
+        status = OVERLOADED
+    default = "invalid_request_error" if status < 500 else "api_error"
+    error = {"type": _TYPES.get(status, default), "message": message}
+    return status, {"type": "error", "error": error, "request_id": request_id}

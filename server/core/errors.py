@@ -1,0 +1,264 @@
+"""Every error that leaves the server, in OpenAI's shape: `{"error": {"message", "type", "param",
+"code"}}`, or in that of the endpoint family that it was asked of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
+
+from ..engine.state import EngineUnavailable, QueueFull
+from .anthropic_errors import as_anthropic, is_messages
+
+ERROR = "piecework.error"
+"""Of a request's scope: the `ApiError` that its answer is."""
+MODEL = "piecework.model"
+"""Of a request's scope: the model of the server that refused it."""
+REQUEST_ID = "piecework.request_id"
+"""Of a request's scope: what `X-Request-Id` of its answer says."""
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_TOO_MANY = "too_many_sequences"
+ENGINE_RETRY_SECONDS = 5
+"""What `Retry-After` says while the engine starts, or starts again."""
+
+
+class ApiError(Exception):
+    """An answer that is an error; `param` names the parameter that is wrong.
+
+    ApiError
+    ├── InvalidRequest          400  what the client can mend
+    │   ├── Unauthorized        401
+    │   ├── Forbidden           403
+    │   ├── NotFound            404
+    │   ├── MethodNotAllowed    405
+    │   ├── RequestTimeout      408
+    │   ├── BodyTooLarge        413
+    │   ├── UrlTooLong          414
+    │   ├── UnsupportedMedia    415
+    │   ├── TooManyRequests     429  with Retry-After
+    │   └── HeadersTooLarge     431
+    ├── ClientGone              499  nobody is left to read the answer
+    ├── InternalError           500
+    └── Unavailable             503  with Retry-After
+    """
+
+    status = 500
+    type = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """`reason`: the message for the log, where it must not quote what a user wrote."""
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object in OpenAI's shape."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def told(
+        self, path: str, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()
+    ) -> tuple[int, dict[str, Any]]:
+        """Status and JSON object in the shape that `path` and `headers` of the request ask for."""
+        if is_messages(path, headers):
+            return as_anthropic(self.status, self.code, self.message, request_id)
+        return self.status, self.body()
+
+    def response(self, scope: Scope) -> Response:
+        """The answer to the request of this scope."""
+        scope[ERROR] = self
+        status, body = self.told(scope["path"], scope.get(REQUEST_ID, ""), scope["headers"])
+        return Response(msgspec.json.encode(body), status, self.headers, "application/json")
+
+
+class InvalidRequest(ApiError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unauthorized(InvalidRequest):
+    status = 401
+
+
+class Forbidden(InvalidRequest):
+    status = 403
+
+
+class NotFound(InvalidRequest):
+    status = 404
+
+
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+
+
+class RequestTimeout(InvalidRequest):
+    status = 408
+
+
+class BodyTooLarge(InvalidRequest):
+    status = 413
+
+
+class UrlTooLong(InvalidRequest):
+    status = 414
+
+
+class UnsupportedMedia(InvalidRequest):
+    status = 415
+
+
+class TooManyRequests(InvalidRequest):
+    status = 429
+    type = "rate_limit_error"
+
+
+class HeadersTooLarge(InvalidRequest):
+    status = 431
+
+
+class ClientGone(ApiError):
+    status = 499
+    type = "client_closed_request"
+
+
+class InternalError(ApiError):
+    pass
+
+
+class Unavailable(ApiError):
+    status = 503
+    type = "service_unavailable"
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to an exception. What nobody foresaw gives an `InternalError` that tells nothing
+    of the inside.
+    """
+    match error:
+        case ApiError():
+            return error
+        case RequestValidationError():
+            return from_validation(error.errors())
+        case QueueFull():
+            message = f"The queue is full: {error}. Try again in {error.retry_after} s."
+            return Unavailable(
+                message, code="queue_full", headers={"Retry-After": str(error.retry_after)}
+            )
+        case EngineUnavailable():
+            message = f"No request can be served now: {error}."
+            return Unavailable(
+                message,
+                code="engine_unavailable",
+                headers={"Retry-After": str(ENGINE_RETRY_SECONDS)},
+            )
+        case HTTPException():
+            return _from_http_exception(error)
+    return InternalError("Internal error; the server's log has the details.", code="internal_error")
+
+
+UNION_TAG = "union:"
+"""The tag of a choice in a union of wire models begins with it."""
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """The first of pydantic's validation errors, as a sentence that names the parameter and what it
+    takes.
+    """
+    first = errors[0]
+    param = parameter_path(first["loc"]) or first.get("ctx", {}).get("param")
+    message = first["msg"][0].lower() + first["msg"][1:]
+    if first["type"] == "missing":
+        return InvalidRequest(
+            f"{param or 'body'}: this parameter is required.",
+            param=param,
+            code="missing_required_parameter",
+        )
+    got = first.get("input")
+    shown = f", got {got!r:.60}" if isinstance(got, str | int | float) else ""
+    code = _TOO_MANY if first["type"] == _TOO_MANY else "invalid_value"
+    reason = f"{param or 'the request body'}: {message}"
+    return InvalidRequest(f"{reason}{shown}.", param=param, code=code, reason=f"{reason}.")
+
+
+def parameter_path(location: Sequence[str | int]) -> str | None:
+    """pydantic's location as a path: ("body", "messages", 0, "role") gives "messages[0].role"; None
+    for the body itself. Tags of unions are no members.
+    """
+    path = ""
+    # The first part says where it came; behind it "query" is a member like any other.
+    for part in location[tuple(location[:1]) in (("body",), ("query",)) :]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith(UNION_TAG):
+            path += f".{part}" if path else part
+    return path or None
+
+
+def _from_http_exception(error: HTTPException) -> ApiError:
+    kinds = {404: NotFound, 405: MethodNotAllowed}
+    messages = {
+        404: "No such path.",
+        405: "This path does not take this method; the Allow header says which it takes.",
+    }
+    if error.status_code in kinds:
+        return kinds[error.status_code](messages[error.status_code], headers=error.headers)
+    if error.status_code < 500:
+        return InvalidRequest(f"Bad request: {error.detail}.", headers=error.headers)
+    return InternalError("Internal error; the server's log has the details.", code="internal_error")
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Exception handler of the application: counts the error and answers it."""
+    known = as_api_error(error)
+    if isinstance(error, HTTPException) and isinstance(known, NotFound):
+        known.message = (
+            f"No such path: {request.url.path:.200}. "
+            f"{request.app.state.serving.purpose}; /docs lists all."
+        )
+    if isinstance(known, MethodNotAllowed):
+        known.headers["Allow"] = ", ".join(_methods_of(request))
+    serving = request.app.state.serving
+    request.scope[MODEL] = serving.model_name
+    serving.metrics.count_error(known.type)
+    return known.response(request.scope)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Every method that the request's path takes; a route of its own may exist for each."""
+    taken = [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+    return [
+        name for method in taken for name in ((method, "HEAD") if method == "GET" else (method,))
+    ]

@@ -1,0 +1,154 @@
+"""What `piecework serve` starts for several models: the fleet, its application, and the lines that
+say so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from fastapi import FastAPI
+
+from . import models
+from .app import BATCH_ROUTERS, COMMON_ROUTERS, TEXT_ROUTERS, Service, add_batches, build_app
+from .config.server import ServerConfig
+from .core.answers import Application
+from .fleet import endpoints
+from .fleet.config import FleetConfig
+from .fleet.dispatch import MemberRoute, Routes
+from .fleet.estimate import check_room, memory_limit
+from .fleet.fleet import Fleet
+from .fleet.metrics import FleetMetrics
+from .image_service import IMAGE_ROUTERS
+from .images.config import ImageServerConfig
+from .openai.responses import endpoints as responses
+from .openai.responses.service import Responses, check_store
+from .page import status as page_status
+from .pooling.config import PoolingServerConfig
+from .pooling_service import POOLING_ROUTERS
+from .serving.state import AnyServing, Serving
+from .serving.throughput_log import ThroughputLog
+from .summary import base_url, curl, table
+
+_GIB = 2**30
+_OWN_ROUTERS = (
+    endpoints.router,
+    endpoints.body_router,
+    *(each for each in COMMON_ROUTERS if each not in (models.router, page_status.router)),
+    *BATCH_ROUTERS,
+    responses.router,
+)
+"""Files, batches and stored responses are the fleet's: a batch's lines are asked of the fleet, so
+that each goes to its model, and what is stored can be read while no model is loaded.
+"""
+_ROUTERS = {
+    ServerConfig: TEXT_ROUTERS,
+    PoolingServerConfig: POOLING_ROUTERS,
+    ImageServerConfig: IMAGE_ROUTERS,
+}
+_KINDS = {
+    ServerConfig: "language model",
+    PoolingServerConfig: "vectors or scores",
+    ImageServerConfig: "images",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetServing(AnyServing):
+    """A server of several models."""
+
+    kind = "text"
+    purpose = "This server has several models, which GET /v1/models lists"
+
+
+def prepare_fleet(config: FleetConfig) -> Callable[[], Service]:
+    """What makes the service in the event loop that will run it. Raises `ValueError` for what can
+    be told now.
+    """
+    check_store(config)
+    check_room(config.members, memory_limit(config.limits))
+    return lambda: fleet_service(config)
+
+
+def fleet_service(config: FleetConfig) -> Service:
+    """Called in the event loop that will run it."""
+    app_holder: list[FastAPI] = []
+
+    def adopt(service: Service) -> None:
+        """What is stored for clients of one model is stored for those of all."""
+        if hasattr(service.app.state, "responses"):
+            service.app.state.responses = app_holder[0].state.responses
+
+    fleet = Fleet(config, adopt)
+    app = create_fleet_app(fleet, config)
+    app_holder.append(app)
+    return Service(fleet, app, lambda port, seconds: fleet_summary(fleet, config, port, seconds))
+
+
+def _text_models(fleet: Fleet) -> list[Serving]:
+    """The language models that are loaded."""
+    found = [
+        member.service.app.state.serving
+        for member in fleet.members.values()
+        if member.service is not None
+    ]
+    return [serving for serving in found if isinstance(serving, Serving)]
+
+
+def create_fleet_app(fleet: Fleet, config: FleetConfig) -> FastAPI:
+    """An application that gives requests to those of its models."""
+    kinds = dict.fromkeys(type(each.config.server) for each in fleet.members.values())
+    serving = FleetServing(engine=fleet, config=config, metrics=FleetMetrics(fleet), model_name="")
+    app = add_batches(build_app(serving, _OWN_ROUTERS), serving, config)
+    app.state.responses = Responses(cast(Serving, serving))
+    if config.log_stats_interval:
+        app.state.throughput = ThroughputLog(lambda: _text_models(fleet), config.log_stats_interval)
+    routes: Routes = {
+        kind: [route for router in _ROUTERS[kind] for route in router.routes] for kind in kinds
+    }
+    setattr(app, "openapi", _described(app, routes).openapi)  # noqa: B010
+    app.router.routes.append(MemberRoute(fleet, routes))
+    return app
+
+
+def _described(app: FastAPI, routes: Routes) -> FastAPI:
+    """An application whose document has all that is answered, by whichever application."""
+    described = Application(
+        title=app.title, version=app.version, description=app.description, docs_url=None
+    )
+    described.state.needs_key = app.state.needs_key
+    paths = {getattr(route, "path", "") for router in _OWN_ROUTERS for route in router.routes}
+    others = {getattr(route, "path", ""): route for kind in routes.values() for route in kind}
+    members = [route for path, route in others.items() if path not in paths]
+    described.router.routes = [*app.routes, *members]
+    return described
+
+
+def fleet_summary(fleet: Fleet, config: FleetConfig, port: int, seconds: float) -> str:
+    """Which models are served, and a command to try one."""
+    url = base_url(config.host, port)
+    rows = {}
+    for name, member in fleet.members.items():
+        engine = member.config.server.engine
+        threads = getattr(engine, "num_threads", None) or f"all {os.cpu_count()}"
+        said = [
+            _KINDS[type(member.config.server)],
+            engine.model_path,
+            f"{fleet.status(member)}{f' ({member.failure})' if member.failure else ''}",
+            f"{member.size / _GIB:.2f} GiB",
+            f"{threads} threads",
+            *(["pinned"] if member.config.pinned else []),
+        ]
+        rows[name] = ", ".join(said)
+    most = config.limits.max_loaded_models
+    rows["memory"] = f"{fleet.memory_limit / _GIB:.2f} GiB for all (--fleet-memory)" + (
+        "" if most is None else f", {most} loaded at once (--max-loaded-models)"
+    )
+    rows["waiting limit"] = f"{config.max_queued_requests:,} requests wait for models"
+    first = next(iter(fleet.members))
+    body = shlex.quote(json.dumps({"model": first}))
+    return table(config, url, seconds, rows, f"{curl(config, f'{url}/v1/models/load')} -d {body}")

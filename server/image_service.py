@@ -1,0 +1,73 @@
+"""What `piecework serve` starts for a diffusion pipeline: its engine, its application, and the
+lines that say so.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+
+from fastapi import FastAPI
+
+from ..runtime.core.messages import DiffusionInfo
+from .app import COMMON_ROUTERS, Service, build_app
+from .engine.supervisor import settings_of
+from .images import generations
+from .images.client import ImageClient
+from .images.config import ImageServerConfig
+from .images.state import ImageMetrics, ImageServing
+from .images.store import ImageStore
+from .summary import base_url, curl, table
+
+_MIB = 2**20
+IMAGE_ROUTERS = (generations.router, generations.file_router, *COMMON_ROUTERS)
+
+
+def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes] | None) -> Service:
+    """Called in the event loop that will run it. `process`: an engine process that waits for its
+    job, if there is one.
+    """
+    engine = ImageClient(config.engine, **settings_of(config, process))
+
+    def summary(port: int, seconds: float) -> str:
+        assert engine.info is not None
+        return image_summary(config, engine.info, port, seconds)
+
+    return Service(engine, create_image_app(engine, config), summary)
+
+
+def create_image_app(engine: ImageClient, config: ImageServerConfig) -> FastAPI:
+    """An application that serves images; starting and stopping the engine is the caller's."""
+    name = config.model_names[0]
+    store = ImageStore(config.image_url_memory * _MIB, config.image_url_lifetime)
+    metrics = ImageMetrics(engine, store, name)
+    return build_app(
+        ImageServing(engine=engine, config=config, metrics=metrics, model_name=name, store=store),
+        IMAGE_ROUTERS,
+    )
+
+
+def image_summary(config: ImageServerConfig, info: DiffusionInfo, port: int, seconds: float) -> str:
+    """What is served, with which limits, and a command to try it."""
+    url = base_url(config.host, port)
+    size = (
+        f"{info.default_size[0]}x{info.default_size[1]}"
+        if info.default_size is not None
+        else "the pipeline's"
+    )
+    rows = {
+        "model": f"{info.architecture}, {info.dtype} on {info.device}, weights "
+        f"{info.weight_bytes / _MIB:,.0f} MiB",
+        "default": f"{size} pixels"
+        + (f", {info.default_steps} steps" if info.default_steps is not None else ""),
+        "running limit": f"{info.max_running_requests:,} images side by side, "
+        f"{config.max_queued_requests:,} more may wait",
+    }
+    if info.warm_up_seconds:
+        rows["warm-up"] = f"{info.warm_up_seconds:.1f} s"
+    if info.compiled is not None:
+        rows["compiled"] = info.compiled
+    body = json.dumps({"prompt": "a red fox in the snow", "response_format": "url"})
+    example = f"{curl(config, f'{url}/v1/images/generations')} -d {shlex.quote(body)}"
+    return table(config, url, seconds, rows | info.remarks, example)

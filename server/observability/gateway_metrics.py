@@ -1,0 +1,42 @@
+"""The figures by which Kubernetes' Inference Gateway chooses among servers, under the names that
+its model server protocol takes from vLLM.
+
+https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/proposals/003-model-server-protocol
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from ..engine.interface import TextEngine
+
+PREFIX = "vllm:"
+
+
+def gateway_metrics(engine: TextEngine, model_name: str) -> Iterator[Metric]:
+    """Requests that wait and run, the share of the KV cache that they hold, and its pages."""
+    stats, info = engine.stats, engine.info
+    figures = (
+        ("num_requests_waiting", "Sequences that wait.", stats.queued_requests),
+        ("num_requests_running", "Sequences that are being computed.", stats.running_requests),
+        (
+            "kv_cache_usage_perc",
+            "Share of the KV cache that running sequences hold; 1 is all of it.",
+            stats.cache_share,
+        ),
+    )
+    for name, documentation, value in figures:
+        family = GaugeMetricFamily(PREFIX + name, documentation, labels=["model_name"])
+        family.add_metric([model_name], value)
+        yield family
+    pages = GaugeMetricFamily(
+        PREFIX + "cache_config_info",
+        "Tokens in a page of the KV cache, and how many pages it has.",
+        labels=["model_name", "block_size", "num_gpu_blocks"],
+    )
+    if info is not None:
+        count = info.kv_tokens // info.page_size
+        pages.add_metric([model_name, str(info.page_size), str(count)], 1)
+    yield pages

@@ -1,0 +1,56 @@
+"""Tools, calls and results as text, for chat templates that do not read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ...runtime.tokenizer.chat_messages import arguments_of
+from .tool_calls import Call, Tool, ToolCallFormat
+
+Message = dict[str, Any]
+_EXAMPLE = Call("NAME", {"KEY": "VALUE"})
+
+
+def tools_in_text(
+    form: ToolCallFormat, messages: Sequence[Message], tools: Sequence[Tool]
+) -> list[Message]:
+    """The messages with a system message that tells the tools, and how the model calls them."""
+    listed = [json.dumps(tool.described()["function"], ensure_ascii=False) for tool in tools]
+    introduction = (
+        "You may call functions. To call one, write\n\n"
+        f"{form.written([_EXAMPLE])}\n\n"
+        "Its result comes in the next message. The functions, one a line, with JSON schemas of "
+        "their arguments:\n" + "\n".join(listed)
+    )
+    begin = 0
+    while begin < len(messages) and messages[begin]["role"] == "system":
+        begin += 1
+    told = {"role": "system", "content": introduction}
+    return [*messages[:begin], told, *messages[begin:]]
+
+
+def turns_in_text(form: ToolCallFormat, messages: Sequence[Message]) -> list[Message]:
+    """The messages with calls in the content, as the model writes calls, and with results as
+    messages of the user. Raises `ValueError` and `RecursionError` for arguments that JSON cannot
+    write.
+    """
+    return [_in_text(form, message) for message in messages]
+
+
+def _in_text(form: ToolCallFormat, message: Message) -> Message:
+    if message["role"] == "tool":
+        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": content}
+    if not message.get("tool_calls"):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = form.written([Call(each["name"], _arguments(each["arguments"])) for each in functions])
+    content = "\n".join([part for part in (message.get("content"), calls) if part])
+    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**kept, "content": content}
+
+
+def _arguments(value: Any) -> Any:
+    return arguments_of(value) if isinstance(value, str) else value

@@ -1,0 +1,336 @@
+"""Reasoning as models write it: a thought between two marks before the answer.
+
+form = choose_reasoning("auto", tokenizer.templates)
+is_open = form.is_open(prompt)             # templates may begin the thought themselves
+parser = form.parser(PlainText(), is_open=is_open)
+grammar = form.grammar(grammar, is_open=is_open)     # which the answer follows, not the thought
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...runtime.sampling.grammar import after
+from .calls_grammar import ended_text, literal
+from .events import Event, Parser, Thought, held_back
+
+if TYPE_CHECKING:
+    from ...runtime.tokenizer.chat_template import ChatTemplates
+    from ...runtime.tokenizer.tokenizer import Tokenizer
+
+AUTO, NONE = "auto", "none"
+
+
+class _Marks(NamedTuple):
+    name: str
+    opening: str
+    closing: str
+    tokens: tuple[str, ...] = ()
+    around: tuple[tuple[str, str], ...] = ()
+    told_by: tuple[str, ...] = ()
+
+
+class ReasoningFormat(_Marks):
+    """How a model writes thoughts.
+
+    Attributes:
+        opening, closing: The marks around a thought.
+        tokens: What may be special tokens in all marks, if the marks are not such as a whole.
+        around: Pairs of marks between which the answer stands; they are no part of it. One of a
+            pair may be empty.
+        told_by: Texts one of which is in a chat template of this format; by default `closing`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What must be seen in a text though it may be special tokens."""
+        answer = [mark for pair in self.around for mark in pair if mark]
+        return self.tokens or (self.opening, self.closing, *answer)
+
+    def matches(self, template: str) -> bool:
+        """Whether a chat template knows such thoughts."""
+        return any(text in template for text in self.told_by or (self.closing,))
+
+    def is_open(self, prompt: str, begun: str = "") -> bool:
+        """Whether the answer to a prompt begins within a thought. `begun`: the message at the end
+        of the prompt that the answer goes on with.
+        """
+        _, opening, thought = begun.rpartition(self.opening)
+        is_begun = bool(opening) and self.closing not in thought
+        return is_begun or prompt.rstrip().endswith(self.opening)
+
+    def parser(self, rest: Parser, *, is_open: bool) -> Parser:
+        """For one text. `rest`: reads what follows the thought."""
+        if self.around:
+            rest = AnswerParser(rest, [mark for pair in self.around for mark in pair if mark])
+        return _ThoughtParser(self, rest, is_open)
+
+    def grammar(
+        self,
+        body: str,
+        *,
+        is_open: bool,
+        special: Mapping[str, int] | None = None,
+        has_calls: bool = False,
+    ) -> str:
+        """The grammar of texts that follow `body` behind a thought, or without one. `special`:
+        marks that are special tokens, with their ids. `has_calls`: `body` is of a format of tool
+        calls.
+        """
+        special = special or {}
+        thought = "thought" if is_open else f"(BLANK {literal(self.opening, special)} thought)?"
+        before, behind = (self._around(place, special) for place in (0, 1))
+        ended = ended_text("TEXT", self.closing, special)
+        lark = [
+            f"start: {thought} BLANK {before} @body {behind}",
+            "thought: spelled" + (f" | BEFORE? {ended[1]}" if ended else ""),
+            *([f"BEFORE: {ended[0]}"] if ended else []),
+            f"spelled[lazy]: TEXT {json.dumps(self.closing, ensure_ascii=False)}",
+            r"BLANK: /[ \n\r\t]{0,8}/",
+            r"TEXT: /(.|\n)*/",
+        ]
+        return after("\n".join(lark), body)
+
+    def _around(self, place: int, special: Mapping[str, int]) -> str:
+        """The marks before (0) or behind (1) an answer, in Lark."""
+        marks = [literal(pair[place], special) for pair in self.around if pair[place]]
+        return f"(({' | '.join(marks)}) BLANK)?" if marks else ""
+
+    def budget(self, tokenizer: Tokenizer, tokens: int, *, is_open: bool) -> dict[str, Any]:
+        """What `SamplingParams` needs to close a thought after so many tokens."""
+        begin = [] if is_open else tokenizer.encode(self.opening, add_special_tokens=False)
+        return {
+            "thinking_budget": tokens,
+            "thought_begin_ids": begin,
+            "thought_end_ids": tokenizer.encode(self.closing, add_special_tokens=False),
+        }
+
+    def count_tokens(self, tokenizer: Tokenizer, ids: Sequence[int], *, is_open: bool) -> int:
+        """How many tokens of an answer are its thought, its closing mark included."""
+        if not is_open:
+            head = tokenizer.decode(ids[:16], skip_special_tokens=False)
+            if not head.lstrip().startswith(self.opening):
+                return 0
+        mark = tokenizer.backend.token_to_id(self.closing)
+        if mark is not None:
+            return ids.index(mark) + 1 if mark in ids else len(ids)
+
+        def has_ended(count: int) -> bool:
+            return self.closing in tokenizer.decode(ids[:count], skip_special_tokens=False)
+
+        if has_ended(len(ids)):
+            return bisect_left(range(len(ids)), True, key=has_ended)
+        return len(ids)
+
+
+_KIMI = ("<|open|>", "<|close|>", "<|sep|>")
+_FORMATS = (
+    ReasoningFormat(
+        "think_answer",
+        "<think>",
+        "</think>",
+        around=(("<answer>", "</answer>"),),
+        told_by=("<answer>",),
+    ),
+    ReasoningFormat(
+        "think_response",
+        "<think>",
+        "</think>",
+        around=(("<response>", "</response>"),),
+        told_by=("<response></response>", "</think>\\n\\n<response>"),
+    ),
+    ReasoningFormat("think", "<think>", "</think>"),
+    ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+    ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
+    ReasoningFormat(
+        "kimi_k3",
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        tokens=_KIMI,
+        around=(
+            ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+            ("", "<|close|>message<|sep|>"),
+        ),
+        told_by=("<|end_of_msg|>",),
+    ),
+    ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+    ReasoningFormat("minimax_m3", "<mm:think>", "</mm:think>"),
+    ReasoningFormat("hy_v3", "<think:opensource>", "</think:opensource>"),
+    ReasoningFormat("exaone_deep", "<thought>", "</thought>"),
+    ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    ReasoningFormat(
+        "apriel",
+        "Here are my reasoning steps:",
+        "[BEGIN FINAL RESPONSE]",
+        around=(("", "[END FINAL RESPONSE]"),),
+    ),
+    ReasoningFormat(
+        "cohere_command",
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        around=(
+            ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+            ("<|START_TEXT|>", "<|END_TEXT|>"),
+        ),
+        told_by=("<|END_THINKING|>", "<|START_RESPONSE|>", "<|START_TEXT|>"),
+    ),
+    ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+    ReasoningFormat(
+        "gemma4", "<|channel>thought", "<channel|>", tokens=("<|channel>", "<channel|>")
+    ),
+)
+"""Sources: the chat templates of DeepSeek-R1, Qwen3, GLM-4.5 and others; of Hunyuan-A13B, Granite
+3.3, Magistral, Kimi-VL, Kimi-K3, Seed-OSS, MiniMax-M3, Hy3, EXAONE-Deep, Apertus, Apriel 1.5,
+Command R7B, Granite 3.2 and Gemma 4. If several fit a template, the first is taken.
+"""
+_ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "glm45", "minimax"),
+        "think",
+    ),
+    **dict.fromkeys(
+        ("deepseek_v4", "glm47", "kimi_k2", "minimax_m2", "mimo", "nemotron_v3", "olmo3"), "think"
+    ),
+    **dict.fromkeys(("step3", "step3p5", "poolside_v1", "holo2"), "think"),
+    **dict.fromkeys(("openai_gptoss", "gpt-oss", "openai", "harmony"), "gpt_oss"),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere_command"),
+    "ernie45": "think_response",
+    "hunyuan_a13b": "think_answer",
+}
+"""Names that vLLM and SGLang have for some."""
+
+
+@cache
+def reasoning_formats() -> dict[str, ReasoningFormat]:
+    """Every format by its name."""
+    from .harmony import REASONING
+
+    return {form.name: form for form in (*_FORMATS, REASONING)}
+
+
+def choose_reasoning(name: str, templates: ChatTemplates | None) -> ReasoningFormat | None:
+    """The format that `--reasoning-parser` names. The chat template decides for `auto`. None if the
+    model does not think. Raises `ValueError` with the names that there are.
+    """
+    from .detection import detect_reasoning
+
+    known = reasoning_formats()
+    if name == NONE:
+        return None
+    if name == AUTO:
+        return None if templates is None else detect_reasoning(templates)
+    found = known.get(_ALIASES.get(name, name))
+    if found is None:
+        raise ValueError(
+            f"--reasoning-parser must be {AUTO}, {NONE} or one of {', '.join(known)}, got {name}"
+        )
+    return found
+
+
+class _ThoughtParser:
+    """White space at both ends of a thought, and before what follows it, belongs to neither."""
+
+    def __init__(self, form: ReasoningFormat, rest: Parser, is_open: bool) -> None:
+        self._form, self._rest, self._is_open = form, rest, is_open
+        self._text = ""
+        self._part = _Part.BEGINNING
+        self._has_thought = False
+
+    def push(self, text: str) -> list[Event]:
+        self._text += text
+        events: list[Event] = []
+        if self._part is _Part.BEGINNING:
+            self._begin()
+        if self._part is _Part.THOUGHT:
+            events += self._think()
+        if self._part is _Part.BLANK:
+            self._text = self._text.lstrip()
+            self._part = _Part.REST if self._text else _Part.BLANK
+        if self._part is _Part.REST:
+            text, self._text = self._text, ""
+            events += self._rest.push(text)
+        return events
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        is_thought = self._part is _Part.THOUGHT or (
+            self._part is _Part.BEGINNING and self._is_open
+        )
+        text, self._text = self._text, ""
+        if is_cut and self._part is _Part.BEGINNING and text.strip():
+            text = ""
+        elif is_cut and is_thought:
+            text = text[: len(text) - held_back(text, self._form.closing)]
+        events = self._thought(text) if is_thought else self._rest.push(text)
+        return events + self._rest.finish(is_cut=is_cut)
+
+    def _begin(self) -> None:
+        opening, head = self._form.opening, self._text.lstrip()
+        if head.startswith(opening):
+            # Models that find the thought opened may open it again.
+            self._text, self._part = head.removeprefix(opening), _Part.THOUGHT
+        elif not opening.startswith(head):
+            self._part = _Part.THOUGHT if self._is_open else _Part.REST
+
+    def _think(self) -> list[Event]:
+        place = self._text.find(self._form.closing)
+        if place >= 0:
+            said, self._text = self._text[:place], self._text[place + len(self._form.closing) :]
+            self._part = _Part.BLANK
+        else:
+            certain = len(self._text) - held_back(self._text, self._form.closing)
+            said, self._text = self._text[:certain], self._text[certain:]
+        return self._thought(said)
+
+    def _thought(self, said: str) -> list[Event]:
+        said = said if self._has_thought else said.lstrip()
+        said = said if self._part is _Part.THOUGHT else said.rstrip()
+        self._has_thought |= bool(said)
+        return [Thought(said)] if said else []
+
+
+class AnswerParser:
+    """A `Parser` that leaves out the marks around an answer, with the white space inside them.
+    `rest`: reads the answer.
+    """
+
+    def __init__(self, rest: Parser, marks: Sequence[str]) -> None:
+        self._rest, self._marks = rest, marks
+        self._text = ""
+        self._is_behind_mark = False
+
+    def push(self, text: str) -> list[Event]:
+        self._text += text
+        events: list[Event] = []
+        while found := [
+            (place, mark) for mark in self._marks if (place := self._text.find(mark)) >= 0
+        ]:
+            place, mark = min(found)
+            events += self._say(self._text[:place].rstrip())
+            self._text, self._is_behind_mark = self._text[place + len(mark) :], True
+        certain = len(self._text) - max(held_back(self._text, mark) for mark in self._marks)
+        said, self._text = self._text[:certain], self._text[certain:]
+        return events + self._say(said)
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        held = max(held_back(self._text, mark) for mark in self._marks)
+        if is_cut and self._text[len(self._text) - held :].strip():
+            self._text = self._text[: len(self._text) - held]
+        return self._say(self._text) + self._rest.finish(is_cut=is_cut)
+
+    def _say(self, text: str) -> list[Event]:
+        text = text.lstrip() if self._is_behind_mark else text
+        self._is_behind_mark &= not text
+        return self._rest.push(text) if text else []
+
+
+class _Part(Enum):
+    """Of a text, where a parser stands."""
+
+    BEGINNING, THOUGHT, BLANK, REST = range(4)

@@ -1,0 +1,93 @@
+"""What `piecework serve` starts for a model of vectors or scores: its engine, its application, and
+the lines that say so.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable
+
+from fastapi import FastAPI
+
+from ..runtime.core.pooling_messages import INPUTS_PER_REQUEST, PoolingInfo
+from ..runtime.files.resolve import find_model
+from ..runtime.pooling.folder import PoolingFolder, read_folder
+from ..runtime.pooling.prompts import Prompts
+from ..runtime.tokenizer.tokenizer import load_tokenizer
+from .app import BATCH_ROUTERS, COMMON_ROUTERS, Service, add_batches, build_app
+from .engine.supervisor import settings_of
+from .pooling import embeddings, scoring
+from .pooling.client import PoolingClient
+from .pooling.config import PoolingServerConfig
+from .pooling.state import PoolingMetrics, PoolingServing
+from .summary import base_url, curl, table
+
+_MIB = 2**20
+POOLING_ROUTERS = (embeddings.router, scoring.router, *BATCH_ROUTERS, *COMMON_ROUTERS)
+_TASKS = {"embed": "embeddings", "classify": "reranking and scoring"}
+
+
+def pooling_service(
+    config: PoolingServerConfig, process: subprocess.Popen[bytes] | None
+) -> Callable[[], Service]:
+    """What makes the service in the event loop that will run it. `process`: an engine process that
+    waits for its job, if there is one. The folder and its tokenizer are read now. Raises
+    `ValueError`.
+    """
+    folder = read_folder(find_model(config.engine.model_path))
+    tokenizer = load_tokenizer(str(folder.path), config.engine.tokenizer_path)
+
+    def make() -> Service:
+        engine = PoolingClient(config.engine, tokenizer, **settings_of(config, process))
+
+        def summary(port: int, seconds: float) -> str:
+            assert engine.info is not None
+            return pooling_summary(config, engine.info, folder.prompts, port, seconds)
+
+        return Service(engine, create_pooling_app(engine, config, folder), summary)
+
+    return make
+
+
+def create_pooling_app(
+    engine: PoolingClient, config: PoolingServerConfig, folder: PoolingFolder
+) -> FastAPI:
+    """An application that serves vectors or scores; starting and stopping the engine is the
+    caller's.
+    """
+    name = config.model_names[0]
+    metrics = PoolingMetrics(engine, name)
+    serving = PoolingServing(
+        engine=engine, config=config, metrics=metrics, model_name=name, folder=folder
+    )
+    return add_batches(build_app(serving, POOLING_ROUTERS), serving, config)
+
+
+def pooling_summary(
+    config: PoolingServerConfig, info: PoolingInfo, prompts: Prompts, port: int, seconds: float
+) -> str:
+    """What is served, with which limits, and a command to try it."""
+    url = base_url(config.host, port)
+    made = f"{info.size:,} numbers" if info.task == "embed" else "a score of each pair"
+    rows = {
+        "task": f"{_TASKS[info.task]} (--runner {config.runner})",
+        "model": f"{info.architecture}, {info.dtype} on {info.device}, weights "
+        f"{info.weight_bytes / _MIB:,.0f} MiB",
+        "pooling": f"{info.pooling}; {made}",
+        "longest text": f"{info.context_length:,} tokens",
+        "batch": f"{info.token_budget:,} tokens",
+        "running limit": f"{info.max_running_requests:,} requests of {INPUTS_PER_REQUEST} texts, "
+        f"{config.max_queued_requests:,} more may wait",
+    }
+    if prompts.texts:
+        default = "none" if prompts.default is None else prompts.default
+        rows["prompts"] = f"{', '.join(prompts.texts)} (prompt_name); default: {default}"
+    if info.task == "embed":
+        path, asked = "embeddings", {"input": ["A text.", "Another one."]}
+    else:
+        path, asked = "rerank", {"query": "Where is it?", "documents": ["Here.", "Once."]}  # type: ignore[dict-item]
+    body = json.dumps({"model": config.model_names[0], **asked})
+    example = f"{curl(config, f'{url}/v1/{path}')} -d {shlex.quote(body)}"
+    return table(config, url, seconds, rows | info.remarks, example)

@@ -1,0 +1,1 @@
+"""A request becomes sequences, and outputs become a stream: for every endpoint family."""

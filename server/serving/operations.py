@@ -1,0 +1,93 @@
+"""Endpoints for those who run the server: health, readiness, metrics, version."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ... import __version__
+from ...runtime.core.sampling_params import SamplingParams
+from ...runtime.tokenizer.output_processor import RequestState
+from ..core.answers import Health, Version, answers
+from ..core.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
+from ..engine.state import EngineState, EngineUnavailable
+from .collector import generate_all, unless_client_goes
+from .state import AnyServing, AnyServingDep, ServingDep, json_response
+
+router = APIRouter()
+"""What every server has."""
+generate_router = APIRouter()
+GENERATE_TIMEOUT = 20.0
+"""Seconds in which a healthy server generates one token."""
+
+
+@router.get("/live", responses=answers(Health))
+async def live(serving: AnyServingDep) -> Response:
+    """200 as long as this process answers, whatever its engine does: for who starts it again."""
+    return json_response({"status": serving.engine.state})
+
+
+@router.get("/health", responses=answers(Health, errors=(503,)))
+@router.get("/ready", responses=answers(Health, errors=(503,)))
+@router.get("/v1/health", responses=answers(Health, errors=(503,)))
+@router.get("/ping", responses=answers(Health, errors=(503,)))
+@router.post("/ping", responses=answers(Health, errors=(503,)))
+async def health(request: Request, serving: AnyServingDep) -> Response:
+    """200 while the engine serves; 503 before it is ready, while it starts again, and when it is
+    gone. Of several replicas one is enough: `degraded` then, with the states of all.
+    """
+    return _not_ready(request, serving) or json_response(_health(serving))
+
+
+@generate_router.get("/health_generate", responses=answers(Health, errors=(503,)))
+async def health_generate(request: Request, serving: ServingDep) -> Response:
+    """Generate one token; 503 where that does not happen in time."""
+    if answer := _not_ready(request, serving):
+        return answer
+    tokenizer = serving.engine.tokenizer
+    prompt = [tokenizer.bos_token_id if tokenizer.bos_token_id is not None else 0]
+    params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+    probe = RequestState(f"health-{uuid.uuid4().hex}", prompt, params, tokenizer)
+    try:
+        async with asyncio.timeout(GENERATE_TIMEOUT):
+            await unless_client_goes(request.receive, generate_all(serving, [probe]))
+    except TimeoutError:
+        message = f"No token was generated within {GENERATE_TIMEOUT:.0f} s."
+        raise Unavailable(
+            message, code="unhealthy", headers={"Retry-After": str(ENGINE_RETRY_SECONDS)}
+        ) from None
+    return json_response(_health(serving))
+
+
+@router.get("/metrics", response_class=Response, responses=answers(media=("text/plain",)))
+async def metrics(serving: AnyServingDep) -> Response:
+    """Prometheus' text format."""
+    return Response(serving.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/version", responses=answers(Version))
+async def version() -> Response:
+    return json_response({"version": __version__})
+
+
+def _health(serving: AnyServing) -> dict[str, Any]:
+    states = [each.state for each in serving.engine.replicas]
+    if all(state is EngineState.READY for state in states):
+        return {"status": serving.engine.state}
+    return {"status": "degraded", "replicas": states}
+
+
+def _not_ready(request: Request, serving: AnyServing) -> Response | None:
+    """The 503 of an engine that does not serve; not counted as an error, since only the prober sees
+    it.
+    """
+    if serving.engine.state is EngineState.READY:
+        return None
+    error = as_api_error(EngineUnavailable(f"the engine is {serving.engine.state}"))
+    return error.response(request.scope)

@@ -1,0 +1,140 @@
+"""From wire models to the engine's requests: one way for every endpoint family."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...runtime.core.sampling_params import SamplingParams
+from ...runtime.tokenizer.output_processor import RequestState, TextOptions
+from ..auth.accounts import allowed_priority
+from ..core.errors import InvalidRequest
+from ..core.limits import MAX_PROMPT_LOGPROBS
+from ..core.schemas import SamplingFields
+from .state import Serving
+
+_NUMBERS = itertools.count()
+_SAMPLED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""Parameters that have the same name in `SamplingFields` and `SamplingParams`."""
+
+
+class WireNames(NamedTuple):
+    """What parameters are called on the wire: the prompt, and by the names that `SamplingParams`
+    has, others that are called otherwise.
+    """
+
+    prompt: str
+    sampling: Mapping[str, str]
+
+
+def build_requests(
+    serving: Serving,
+    fields: SamplingFields,
+    prompt_ids: list[int],
+    called: Sequence[str],
+    *,
+    names: WireNames,
+    max_tokens: int | None,
+    include_stop: bool,
+    priority: int,
+    arrival_time: float,
+    belongs_to: frozenset[str],
+    visible: frozenset[int] = frozenset(),
+    **values: Any,
+) -> list[RequestState]:
+    """The samples of one prompt, one for each name of `called`. Raises `InvalidRequest`.
+
+    `max_tokens` is a ceiling: a long prompt leaves less. None is the server's default. `visible`:
+    of `TextOptions`. `values`: what families call differently, by the names of
+    `SamplingParams`.
+    """
+    # 1. The prompt and the ids are the model's, and there is room for an answer.
+    limits = serving.limits
+    limits.check_token_ids(fields.stop_token_ids, "stop_token_ids")
+    limits.check_token_ids(fields.logit_bias, "logit_bias")
+    limits.check_prompt(prompt_ids, names.prompt)
+    least = values.pop("min_new_tokens")
+    most = max(serving.default_max_tokens, least) if max_tokens is None else max_tokens
+    max_new_tokens = limits.completion_tokens(len(prompt_ids), most, names.prompt)
+
+    # 2. How to sample; what is refused is told by its name on the wire.
+    try:
+        params = SamplingParams(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min(least, max_new_tokens) if least <= most else least,
+            **_sampling(serving, fields),
+            stop_token_ids=sorted(set(fields.stop_token_ids)),
+            ignore_eos=fields.ignore_eos,
+            logit_bias=fields.logit_bias,
+            **values,
+        )
+    except ValueError as error:
+        message = str(error)
+        param = message.partition(" ")[0]
+        for name, wire_name in names.sampling.items():
+            message = message.replace(name, wire_name)
+        param = names.sampling.get(param, param)
+        raise InvalidRequest(f"{message}.", param=param, code="invalid_value") from None
+
+    # 3. The samples, which differ by their seeds alone.
+    text = TextOptions(
+        stop=fields.stop,
+        include_stop=include_stop,
+        skip_special_tokens=fields.skip_special_tokens,
+        visible=visible,
+    )
+    return [
+        RequestState(
+            # A name may be used again while the engine still tells of who had it before.
+            f"{name}#{next(_NUMBERS)}",
+            prompt_ids,
+            params
+            if params.seed is None or sample == 0
+            else dataclasses.replace(params, seed=params.seed + sample),
+            serving.engine.tokenizer,
+            text=text,
+            priority=allowed_priority(priority),
+            arrival_time=arrival_time,
+            belongs_to=belongs_to,
+            name=name,
+        )
+        for sample, name in enumerate(called)
+    ]
+
+
+def _sampling(serving: Serving, fields: SamplingFields) -> dict[str, Any]:
+    """What the request says, and the server's defaults for what it does not say."""
+    said = {name: getattr(fields, name) for name in _SAMPLED if name in fields.model_fields_set}
+    if "top_k" in said:
+        said["top_k"] = said["top_k"] or -1
+    return {**serving.sampling, **said}
+
+
+def check_prompt_logprobs(requests: Sequence[RequestState], param: str) -> None:
+    """Raises `InvalidRequest` where one HTTP request asks for more than can be held. `param`: what
+    asks for alternatives.
+    """
+    count = 0
+    for request in requests:
+        if (top := request.params.prompt_logprobs) is not None:
+            count += (1 + top) * (len(request.prompt_ids) - request.params.prompt_logprobs_start)
+    if count > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"{param}: {count} log-probabilities of prompts are asked for, samples counted, "
+            f"more than {MAX_PROMPT_LOGPROBS}"
+        )
+        raise InvalidRequest(
+            f"{message}; lower {param} or n, or send shorter prompts.",
+            param=param,
+            code="too_many_logprobs",
+        )

@@ -1,0 +1,239 @@
+"""What endpoints work with: the engine, the configuration, the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar
+
+import msgspec
+from fastapi import Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ... import __version__
+from ...runtime.core.messages import EngineInfo
+from ...runtime.sampling.defaults import SamplingDefaults
+from ..auth.accounts import check_access, may_use
+from ..core.errors import InvalidRequest, NotFound
+from ..core.limits import MAX_SEQUENCES, Limits
+from ..engine.interface import Engine, TextEngine
+from ..engine.state import EngineUnavailable
+from ..observability.metrics import MetricRegistry, Metrics
+from .kept_logprobs import KeptLogprobs
+
+if TYPE_CHECKING:
+    from ..config.server import CommonServerConfig, ServerConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+DEFAULT_MODEL = "default"
+"""Model name that means the one this server has, as for SGLang; so does no name."""
+THREAD_FROM = 8192
+"""Characters from which a text is worked on in a thread, so that other requests go on meanwhile."""
+_SLICE = 32_768
+"""Characters of a long prompt whose tokens are counted at once."""
+_CUT = 16
+"""Tokens that cutting a text in two may add to it, and more."""
+
+
+_CORES_A_THREAD = 4
+"""The other cores are the engine's."""
+_MOST = 4
+
+
+class TextThreads:
+    """A few threads, whatever comes; what waits for one is dropped when its caller is cancelled."""
+
+    def __init__(self) -> None:
+        count = min(_MOST, max(1, (os.cpu_count() or 1) // _CORES_A_THREAD))
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="text")
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work(*args, **kwargs)`, first come, first served."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, partial(work, *args, **kwargs)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnyServing:
+    """One server, whatever its engine makes: what health, metrics, models and errors need.
+
+    `purpose`: what it is for, in a sentence for who has come to the wrong one; `kind`: in a word.
+    """
+
+    purpose: ClassVar[str]
+    kind: ClassVar[Literal["text", "images", "pooling"]]
+
+    engine: Engine
+    config: CommonServerConfig
+    metrics: MetricRegistry
+    model_name: str
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `NotFound` for a model that this server does not have, or not for this key, and
+        `InvalidRequest` where a model must be named.
+        """
+        if name is None and self.config.require_model:
+            raise InvalidRequest(
+                f"model: Field required; this server has {self.model_name!r}.",
+                param="model",
+                code="missing_required_parameter",
+            )
+        if name not in (None, DEFAULT_MODEL, *self.config.model_names):
+            message = (
+                f"The model {name!r:.200} does not exist; this server has "
+                f"{' and '.join(map(repr, self.config.model_names))}."
+            )
+            raise NotFound(message, param="model", code="model_not_found")
+        if not self.may_be_used():
+            check_access(self.model_name)
+
+    def may_be_used(self) -> bool:
+        """Whether the key of the request that runs may use the model, under any of its names."""
+        return any(map(may_use, self.config.model_names))
+
+    def model_card(self) -> dict[str, Any]:
+        """The model as `/v1/models` shows it."""
+        return {
+            "id": self.model_name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "piecework",
+            "root": self.config.engine.model_path,
+            "parent": None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving(AnyServing):
+    """A server of a language model. `live_rids`: ids in use, of sequences and of the requests that
+    they belong to.
+    """
+
+    purpose = (
+        "This server has a language model, for POST /v1/chat/completions and POST /v1/completions; "
+        "vectors need a server of their own (--runner pooling)"
+    )
+    kind = "text"
+
+    engine: TextEngine
+    config: ServerConfig
+    metrics: Metrics
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    live_rids: set[str] = field(default_factory=set)
+    kept_logprobs: KeptLogprobs = field(default_factory=KeptLogprobs)
+    threads: TextThreads = field(default_factory=TextThreads)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises `EngineUnavailable` before the engine has been ready for the first time."""
+        if self.engine.info is None:
+            raise EngineUnavailable(f"the engine is {self.engine.state}")
+        return self.engine.info
+
+    @property
+    def limits(self) -> Limits:
+        info = self.info
+        return Limits(
+            min(info.context_length, info.kv_tokens),
+            min(info.vocab_size, self.engine.tokenizer.vocab_size),
+        )
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Sampling parameters of requests that name none, by the names of `SamplingParams`."""
+        values = self.sampling_defaults.values
+        return {name: value for name, value in values.items() if name != "max_new_tokens"}
+
+    @property
+    def default_max_tokens(self) -> int:
+        """How many tokens a chat may have that names no limit."""
+        said: int | None = self.sampling_defaults.values.get("max_new_tokens")
+        return self.config.default_max_tokens if said is None else said
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint`: the same as long as version, model and number format are."""
+        return _fingerprint(self.config.engine.model_path, self.info.dtype, self.info.device)
+
+    def model_card(self) -> dict[str, Any]:
+        return {**AnyServing.model_card(self), "max_model_len": self.limits.context_length}
+
+    def check_room(self, sequences: int, param: str) -> None:
+        """Before any work for them. Raises `InvalidRequest`, `QueueFull` and
+        `EngineUnavailable`.
+        """
+        most = min(MAX_SEQUENCES, self.engine.capacity)
+        if sequences > most:
+            message = (
+                f"{param}: the request has {sequences} prompts, samples counted, more than "
+                f"{most}; send several requests."
+            )
+            raise InvalidRequest(message, param=param, code="too_many_sequences")
+        self.engine.require_room(sequences)
+
+    async def encode(self, text: str, *, add_special_tokens: bool, param: str | None) -> list[int]:
+        """Token ids of a text. `param`: the parameter in which it came as a prompt.
+
+        Raises `InvalidRequest` for a prompt that does not fit the context, as soon as that is
+        known.
+        """
+        if len(text) < THREAD_FROM:
+            return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if param is not None:
+            await self._check_fits(text, param)
+        return await self.threads.run(
+            self.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
+
+    async def _check_fits(self, text: str, param: str) -> None:
+        """Counts the tokens of one slice after another, and stops where they are too many."""
+        tokens = 0
+        for begin in range(0, len(text), _SLICE):
+            ids = await self.threads.run(
+                self.engine.tokenizer.encode, text[begin : begin + _SLICE], add_special_tokens=False
+            )
+            tokens += max(0, len(ids) - _CUT)
+            self.limits.check_length(tokens, param)
+
+    async def prompt_ids(
+        self, prompts: Sequence[str | list[int]], param: str, *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of prompts that are texts or ids, and came in `param`. Raises
+        `InvalidRequest`.
+        """
+        return [
+            await self.encode(prompt, add_special_tokens=add_special_tokens, param=param)
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in prompts
+        ]
+
+
+@cache
+def _fingerprint(*what: str) -> str:
+    return f"fp_{hashlib.sha256(' '.join([__version__, *what]).encode()).hexdigest()[:10]}"
+
+
+async def serving_of(request: Request) -> Any:
+    """What the application of a request was built with."""
+    return request.app.state.serving
+
+
+AnyServingDep = Annotated[AnyServing, Depends(serving_of)]
+"""Parameter of an endpoint that every server has."""
+ServingDep = Annotated[Serving, Depends(serving_of)]
+"""Parameter of an endpoint of servers of a language model."""
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
