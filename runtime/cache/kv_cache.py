@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from ..core.request import Request
+from ..core.padding import RESERVED_SLOT
 from .block_pool import HOLE, BlockGroup, BlockPool
+from .holder import Holder
 from .kv_events import KVEvents
 from .radix import Column, RadixCache
 from .room import Room
 from .slabs import ALONE, PageAllocator, SharedPages, Slabs
-from .states import RESERVED_SLOT
 
 
 class KVCache:
@@ -103,7 +103,7 @@ class KVCache:
         """Those that requests hold, and prefixes do not."""
         return 0 if self.states is None else self.states.size - self.states.available
 
-    def attach(self, request: Request) -> None:
+    def attach(self, request: Holder) -> None:
         """Give a request that holds nothing the cached prefix of its tokens, short of the last one:
         its logits are wanted.
         """
@@ -130,7 +130,7 @@ class KVCache:
         request.shared_pages = len(pages)
         request.num_computed = request.saved_at = len(pages) * self.page_size
 
-    def has_room(self, request: Request, num_new: int, spare: int) -> bool:
+    def has_room(self, request: Holder, num_new: int, spare: int) -> bool:
         """Whether `num_new` more tokens of a request find room, by eviction too, with so many pages
         to spare.
         """
@@ -145,7 +145,7 @@ class KVCache:
             return False
         return self.states is None or request.state is not None or self.states.available > 0
 
-    def whole_pages(self, request: Request, num_new: int) -> int:
+    def whole_pages(self, request: Holder, num_new: int) -> int:
         """How many of `num_new` tokens the next step is to take: as many as there are pages of
         windows for, up to where a snapshot is wanted, or, of a part of a prompt, up to a page's
         border, where one may be.
@@ -160,7 +160,7 @@ class KVCache:
         border = end // self.page_size * self.page_size
         return border - begin if begin < border and end < request.num_tokens else num_new
 
-    def reserve(self, request: Request, num_new: int) -> bool:
+    def reserve(self, request: Holder, num_new: int) -> bool:
         """Make room for `num_new` more tokens, evicting cached prefixes where needed; False where
         there is no room.
         """
@@ -175,7 +175,7 @@ class KVCache:
             self.states, request, request.num_computed + num_new
         )
 
-    def found_until(self, request: Request, num_new: int) -> int:
+    def found_until(self, request: Holder, num_new: int) -> int:
         """Where a prefix ends that others find behind a step with so many tokens of a request,
         which were reserved: behind its next page, or where a snapshot is taken. 0: they find none.
         """
@@ -183,7 +183,7 @@ class KVCache:
             return request.num_computed + self.page_size
         return 0 if request.snapshot is None else request.num_computed + num_new
 
-    def advance(self, request: Request, num_new: int) -> None:
+    def advance(self, request: Holder, num_new: int) -> None:
         """A step with so many tokens of a request, which were reserved, has been launched. What it
         computes of a prompt is shared at once: who finds that reads it in a later step, which the
         device runs after this one.
@@ -199,7 +199,7 @@ class KVCache:
         if prefills:
             self._share(request)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: Holder) -> None:
         """Take everything back from a request; what it computed stays in the prefix tree until it
         is evicted.
         """
@@ -228,7 +228,7 @@ class KVCache:
             self.radix.events.cleared()
         return freed * self.page_size
 
-    def check(self, holders: Iterable[Request]) -> None:
+    def check(self, holders: Iterable[Holder]) -> None:
         """Assert that no page or slot is leaked and none has two owners. `holders`: every request
         that may hold some.
         """
@@ -262,24 +262,24 @@ class KVCache:
             kept += [block for each in holders for block in each.saved.values()]
             self.states.check([block for block in held if block is not None], kept)
 
-    def _pages_wanted(self, request: Request, num_new: int) -> int:
+    def _pages_wanted(self, request: Holder, num_new: int) -> int:
         """How many more pages `num_new` more tokens need."""
         return -(-(request.num_computed + num_new) // self.page_size) - len(request.pages)
 
-    def _borders(self, request: Request) -> tuple[int, int]:
+    def _borders(self, request: Holder) -> tuple[int, int]:
         """Behind how many tokens of a prompt another one may go on: where this one leaves what the
         tree has, and its last whole page.
         """
         return request.branch, (request.num_tokens - 1) // self.page_size * self.page_size
 
-    def _is_wanted(self, request: Request, end: int) -> bool:
+    def _is_wanted(self, request: Holder, end: int) -> bool:
         """Whether a snapshot behind `end` tokens is worth its slot. Of a long prompt's chunks only
         some are, each twice as far as the one before: all would push out what others left.
         """
         is_chunk = end < request.num_prompt and end not in self._borders(request)
         return not is_chunk or end >= 2 * request.saved_at
 
-    def _within_windows(self, request: Request, num_new: int) -> int:
+    def _within_windows(self, request: Holder, num_new: int) -> int:
         """`num_new` tokens, or as many as find pages of windows now, if any do."""
         if self.windows is None or num_new == 1:
             return num_new
@@ -293,11 +293,11 @@ class KVCache:
         most = (len(request.window) + pages) * self.page_size - request.num_computed
         return min(num_new, most) if most > 0 else num_new
 
-    def _reach(self, request: Request) -> int:
+    def _reach(self, request: Holder) -> int:
         """The first page that the next step's first query reaches."""
         return max(0, request.num_computed - self._window + 1) // self.page_size
 
-    def _leave_behind(self, windows: BlockGroup, request: Request) -> None:
+    def _leave_behind(self, windows: BlockGroup, request: Holder) -> None:
         """Let go of the pages of windows that the next step's first query no longer reaches."""
         first = min(self._reach(request), len(request.window))
         for place in range(request.window_begin, first):
@@ -305,7 +305,7 @@ class KVCache:
             request.window[place] = HOLE
             request.window_begin = place + 1
 
-    def _take_pages(self, request: Request, count: int, of_windows: int) -> bool:
+    def _take_pages(self, request: Holder, count: int, of_windows: int) -> bool:
         """So many more of either kind, by eviction too; False where there are fewer."""
         if not self.room.has(count, of_windows) or not self.room.evict(self.allocator, count):
             return False
@@ -324,7 +324,7 @@ class KVCache:
         """The share of all memory, as one of all tokens."""
         return -(-weight * self.total_tokens // self.room.total)
 
-    def _reserve_state(self, states: BlockPool, request: Request, end: int) -> bool:
+    def _reserve_state(self, states: BlockPool, request: Holder, end: int) -> bool:
         """A slot for the state, and one for its snapshot if that is wanted behind `end` tokens and
         to be had.
         """
@@ -346,7 +346,7 @@ class KVCache:
             request.snapshot = blocks[0] if blocks else None
         return True
 
-    def _share(self, request: Request) -> None:
+    def _share(self, request: Holder) -> None:
         """Put the computed whole pages of a request into the prefix tree, and hold them there."""
         tokens = request.tokens[: request.num_computed]
         columns: list[Column] = []
@@ -377,7 +377,7 @@ class KVCache:
         request.pages[: len(pages)] = pages
         request.node, request.shared_pages = node, len(pages)
 
-    def _drop_saved(self, request: Request) -> None:
+    def _drop_saved(self, request: Holder) -> None:
         if self.states is not None:
             for block in request.saved.values():
                 self.states.forget(block)

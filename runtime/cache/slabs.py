@@ -9,10 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-RESERVED_PAGE = 0
-"""Never handed out: tokens that only pad a batch write here, and block tables are padded with it.
-"""
-
 
 class PageKind(NamedTuple):
     """`per_slab` pages fit a slab; number i of slab s is page s * `stride` + i. In memory that is

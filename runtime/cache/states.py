@@ -10,11 +10,6 @@ from ...kernels.platform import Platform
 from ...kernels.staging import to_device
 from ...kernels.state import StateLayout
 
-RESERVED_SLOT = 0
-"""Never handed out: what only pads a batch reads zeros here and writes nothing, and so do requests
-that begin.
-"""
-
 
 def slot_bytes(layouts: Sequence[StateLayout]) -> int:
     """Bytes that one slot takes over all layers."""

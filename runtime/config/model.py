@@ -322,10 +322,9 @@ def check_size(name: str, value: int) -> None:
 def _of_transformers(
     folder: Path, content: dict[str, Any], ends: list[int], code: ModelCode
 ) -> ModelConfig:
-    from ..models.fallback import transformers_config
-
     model_type_of(FALLBACK, content)
-    return transformers_config(folder, ends, trusted=code.trusted)
+    config: ModelConfig = model_class(FALLBACK).read_config(folder, ends, trusted=code.trusted)
+    return config
 
 
 def _own_defaults(kind: type[ModelConfig]) -> dict[str, Any]:

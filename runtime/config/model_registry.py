@@ -1,5 +1,5 @@
-"""Which models there are: each is a file of this package that says its names and has a class of its
-architecture's name.
+"""The models that exist. Each is a file of `runtime/models/` that states its names and has a class
+with the name of its architecture.
 
     ARCHITECTURE = "Qwen3ForCausalLM"    # in config.json, and the class
     MODEL_TYPE = "qwen3"                 # in config.json
@@ -23,8 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..models import __path__ as _folders
-
+_MODELS = "piecework.runtime.models"  # The package whose files are models.
 _NAME = re.compile(
     r"^(ARCHITECTURE|ENCODER|MODEL_TYPE|ALSO_MODEL_TYPE|GGUF_ARCHITECTURE|CONFIG_OF_OTHERS)"
     r' = "([\w-]+)"',
@@ -57,7 +56,7 @@ def find_models() -> list[ModelNames]:
             names.get("GGUF_ARCHITECTURE"),
             names.get("ALSO_MODEL_TYPE"),
         )
-        for module, names in _named_files(tuple(_folders))
+        for module, names in _named_files(tuple(import_module(_MODELS).__path__))
         if "ARCHITECTURE" in names
     ]
 
@@ -73,7 +72,7 @@ def find_encoders() -> list[ModelNames]:
             names.get("ALSO_MODEL_TYPE"),
             names.get("CONFIG_OF_OTHERS"),
         )
-        for module, names in _named_files(tuple(_folders))
+        for module, names in _named_files(tuple(import_module(_MODELS).__path__))
         if "ENCODER" in names
     ]
 
@@ -149,9 +148,9 @@ def model_class(architecture: str) -> Any:
     """The class that builds it, a `CausalLM`."""
     is_ours = architecture != FALLBACK
     name = find_model(architecture=architecture).module if is_ours else "fallback"
-    return getattr(import_module(f"{__package__}.{name}"), architecture)
+    return getattr(import_module(f"{_MODELS}.{name}"), architecture)
 
 
 def encoder_class(names: ModelNames) -> Any:
     """The class that builds an encoder, of `Bert`'s interface."""
-    return getattr(import_module(f"{__package__}.{names.module}"), names.architecture)
+    return getattr(import_module(f"{_MODELS}.{names.module}"), names.architecture)

@@ -19,20 +19,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..quantization import __path__ as _folders
-
 Scheme = Callable[[str], str]
 """A linear layer's name in the checkpoint to the kind of its weight: `PLAIN` or a method's."""
 PLAIN = "bfloat16"
 ON_LOAD = ("fp8", "int8", "q8_0", "q4_0")
 """What `--quantization` can make of weights of 16 bits while they are loaded."""
+_FORMATS = "piecework.runtime.quantization"  # The package whose files are formats.
 _NAME = re.compile(r'^QUANT_METHOD = "([\w-]+)"', re.MULTILINE)
 _LEGACY = "compression_config"
 
 
 def find_formats() -> dict[str, str]:
     """Modules by `quant_method`. The files are read and not imported: see `models.registry`."""
-    return dict(_formats_in(tuple(_folders)))
+    return dict(_formats_in(tuple(import_module(_FORMATS).__path__)))
 
 
 @cache
@@ -95,5 +94,5 @@ def read_scheme(quantization: Mapping[str, Any]) -> Scheme:
     what is not supported.
     """
     name = find_formats()[quantization["quant_method"]]
-    scheme: Scheme = import_module(f"{__package__}.{name}").read_scheme(quantization)
+    scheme: Scheme = import_module(f"{_FORMATS}.{name}").read_scheme(quantization)
     return scheme

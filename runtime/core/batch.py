@@ -15,15 +15,8 @@ import torch
 from ...kernels.attention import AttentionMetadata
 from ...kernels.staging import is_at_hand, to_device
 from ...kernels.step_parts import StepCall
-from ..cache.slabs import RESERVED_PAGE
-from .request import Request
-
-
-class Scheduled(NamedTuple):
-    """`num_new` tokens of a request, from its `num_computed` on, are computed in this step."""
-
-    request: Request
-    num_new: int
+from .padding import RESERVED_PAGE
+from .request import Request, Scheduled
 
 
 def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:

@@ -8,14 +8,28 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from ...kernels.attention import AttentionBackend, AttentionMetadata
+from ...kernels.attention import AttentionBackend, AttentionMetadata, KVLayout
 from ...kernels.state import StateMetadata
-from ..cache.pool import KVPool
-from ..cache.states import StatePool
+
+
+class KVTensors(Protocol):
+    """The keys and values of every layer, as `cache.pool.KVPool` holds them."""
+
+    page_size: int
+    layouts: list[KVLayout]
+    k: list[torch.Tensor]
+    v: list[torch.Tensor]
+    second: list[bool]  # By layer: whether the layer reads the second of a step's page tables.
+
+
+class StateTensors(Protocol):
+    """The recurrent states of every layer, as `cache.states.StatePool` holds them."""
+
+    tensors: list[list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +42,8 @@ class ForwardContext:
 
     backend: AttentionBackend
     plan: Any
-    pool: KVPool
-    states: StatePool | None = None
+    pool: KVTensors
+    states: StateTensors | None = None
     state_metadata: StateMetadata | None = None
     metadata: AttentionMetadata | None = None
     memo: dict[str, Any] = field(default_factory=dict)
@@ -93,8 +107,8 @@ class PagedAttention:
     """
 
     backend: AttentionBackend
-    pool: KVPool
-    states: StatePool | None = None
+    pool: KVTensors
+    states: StateTensors | None = None
 
     def step(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
         """The context of a step that `metadata` describes."""

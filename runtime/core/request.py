@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..cache.block_pool import Block
-from ..cache.radix import Column, Node
-from ..sampling.grammar import Matcher
-from ..sampling.logits_processors import LogitsProcessor, processors_for
+from .logits_processor import GrammarState, LogitsProcessor, MakesProcessors
 from .messages import GenerateRequest, TokenLogprob
 from .sampling_params import SamplingParams
 from .thought_budget import ThoughtBudget
 
 
 class Request:
-    """Tokens [0, num_computed) have their keys and values in `pages`; the rest is to be computed.
+    """One sequence from its arrival to its end.
 
-    A request decodes when one token is left, the one sampled last; before that it prefills. The
-    last `num_placeholders` tokens stand for those that a step in flight samples: the device knows
-    them and the host does not yet. `shared_pages` of its pages, from the front, belong to the
-    prefix tree and are held by the lock on `node`.
+    The keys and values of tokens [0, num_computed) are in the cache; the later tokens are not
+    computed yet. A request decodes if exactly one token is left, the one sampled last; before that
+    it prefills.
 
-    Of a model with sliding windows `window` has a block for each page too, and holes before
-    `window_begin`, which no window reaches any more.
+    The fields from `pages` to `node` belong to the cache (`cache.holder`); other rooms read them.
 
-    Of a model with a recurrent state, whose slots are blocks: `state` has the request's own, into
-    which its next step copies that of `state_source` (None: it goes on with what is there), and
-    behind which it is copied to `snapshot` where one is wanted. `saved`: the last snapshot, until
-    it is shared, or its slot is needed; `saved_at`: behind how many tokens that was. `branch`: how
-    many tokens the prefix tree knew when the request began, more of them perhaps than it had a
-    snapshot behind.
+    Attributes:
+        max_tokens: Length, prompt included, at which the request ends.
+        grammar: Position of the output in its grammar, or None without a grammar.
+        thought: Counts the tokens of a thought, or None if thoughts have no budget.
+        num_tokens: Length of prompt and output, placeholders included.
+        num_placeholders: Number of last tokens that a step in flight samples. The device knows
+            them, the host does not.
+        sampled_row: Row of the last placeholder's token among the tokens that its step samples.
+        finished: Whether the request ended or was aborted. Tokens of a step in flight are dropped.
+        num_computed: Number of tokens computed by the steps that were launched.
+        cached_tokens: Prompt tokens found in the prefix tree when the request first ran; None
+            before.
+        prompt_logprobs_due: Whether log-probabilities of the prompt are still to be computed.
+        needs_last_token: Whether a logits processor must know the last token before the next one is
+            sampled.
+
+    Attributes of the cache:
+        pages: Page of each run of `page_size` tokens. The first `shared_pages` belong to the prefix
+            tree, and the lock on `node` holds them.
+        window: For models with sliding windows, a block for each page. Blocks before `window_begin`
+            are holes, because no window reaches them any more.
+        state: For models with a recurrent state, the slot of the request. Before its next step,
+            slot `state_source` is copied into it, unless that is None.
+        snapshot: Slot into which the state is copied after the next step, or None.
+        saved: The last snapshot by the number of its page, until it is shared or evicted.
+        saved_at: Number of tokens before the last snapshot.
+        branch: Number of tokens that the prefix tree knew when the request began. The tree may have
+            had no snapshot there.
     """
 
     def __init__(
@@ -42,7 +60,8 @@ class Request:
         seed: int,
         stop_ids: frozenset[int],
         max_tokens: int,
-        grammar: Matcher | None = None,
+        grammar: GrammarState | None = None,
+        make_processors: MakesProcessors | None = None,
     ) -> None:
         self.rid = message.rid
         self.params: SamplingParams = message.params
@@ -51,7 +70,6 @@ class Request:
         self.seed = seed
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
-        """Length, prompt included, at which the request ends."""
         self.grammar = grammar
         if grammar is not None:
             grammar.accept(message.output_ids)
@@ -60,47 +78,42 @@ class Request:
             self.thought = ThoughtBudget(self.params, message.output_ids)
         self.num_prompt = len(message.input_ids)
         self.num_tokens = self.num_prompt + len(message.output_ids)
-        """Length with the placeholders."""
         self.num_placeholders = 0
         self.sampled_row = 0
-        """Where the last placeholder's token stands among those that its step samples."""
         self.finished = False
-        """It has ended or was aborted: what a step in flight gives it is of no use."""
         self.num_computed = 0
-        """How far it is computed, by steps that have been launched."""
-        self.pages: list[int] = []
-        self.shared_pages = 0
-        self.state: Block | None = None
-        self.state_source: int | None = None
-        self.snapshot: Block | None = None
-        self.saved: Column = {}
-        self.window: list[Block] = []
-        self.window_begin = 0
-        self.saved_at = self.branch = 0
-        self.node: Node | None = None
         self.cached_tokens: int | None = None
-        """Prompt tokens found in the prefix tree when it first ran; None before."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_logprobs_due = (
             self.params.prompt_logprobs is not None and not message.output_ids
         )
+        self.pages: list[int] = []
+        self.shared_pages = 0
+        self.window: list[Any] = []
+        self.window_begin = 0
+        self.state: Any = None
+        self.state_source: int | None = None
+        self.snapshot: Any = None
+        self.saved: dict[int, Any] = {}
+        self.saved_at = self.branch = 0
+        self.node: Any = None
         self._tokens = np.empty(self.num_tokens + 64, np.int64)
         self._tokens[: self.num_prompt] = message.input_ids
         self._tokens[self.num_prompt : self.num_tokens] = message.output_ids
-        self.processors: Sequence[LogitsProcessor] = processors_for(
-            self.params, self._tokens[: self.num_prompt], self.stop_ids, grammar
-        )
+        self.processors: Sequence[LogitsProcessor] = ()
+        if make_processors is not None:
+            prompt = self._tokens[: self.num_prompt]
+            self.processors = make_processors(self.params, prompt, stop_ids, grammar)
         self.needs_last_token = any(processor.needs_last_token for processor in self.processors)
-        """Whether a processor must know the last token before the next is sampled."""
 
     @property
     def num_known(self) -> int:
-        """Length as far as the host knows the tokens."""
+        """Number of tokens that the host knows."""
         return self.num_tokens - self.num_placeholders
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
-        """Prompt and output as far as the host knows them."""
+        """The tokens of prompt and output that the host knows."""
         return self._tokens[: self.num_known]
 
     @property
@@ -114,8 +127,10 @@ class Request:
 
     @property
     def awaits_token(self) -> bool:
-        """Whether the step in flight must be read before this goes on: its token ends it, whatever
-        it is, a logits processor must know it, or the thought may be closed behind it.
+        """Whether the next step must wait until the step in flight is read.
+
+        That is so if the sampled token ends the request by length, if a logits processor must know
+        the token, or if the budget of the thought may end with it.
         """
         return self.num_computed == self.num_tokens or (
             self.num_placeholders > 0
@@ -128,7 +143,7 @@ class Request:
 
     @property
     def contradiction(self) -> str | None:
-        """Why no token can follow, where `min_new_tokens` bans all that the grammar allows."""
+        """Why no token can follow: `min_new_tokens` bans every token that the grammar allows."""
         has_enough = self.num_known - self.num_prompt >= self.params.min_new_tokens
         if self.grammar is None or has_enough or not self.grammar.takes_only(self.stop_ids):
             return None
@@ -136,32 +151,33 @@ class Request:
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """Who goes first: the higher priority, then the earlier arrival."""
+        """Sort key: the higher priority first, then the earlier arrival."""
         return (-self.priority, self.arrival_time, self.rid)
 
     def span(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Tokens [begin, end), with 0 for a placeholder."""
+        """Return tokens [begin, end). A placeholder is 0."""
         return self._tokens[begin:end]
 
     def token(self, position: int) -> int:
-        """One of them."""
+        """Return the token at `position`. A placeholder is 0."""
         return self._tokens.item(position)
 
     def add_placeholder(self, row: int) -> None:
-        """A step that was launched samples one more token, the one in this row."""
+        """Append a placeholder: a launched step samples the token in its row `row`."""
         self._append(0)
         self.num_placeholders += 1
         self.sampled_row = row
 
     def drop_placeholders(self) -> None:
-        """The step in flight will not be read."""
+        """Remove the placeholders, because the step in flight will not be read."""
         self.num_tokens -= self.num_placeholders
         self.num_placeholders = 0
         self.num_computed = min(self.num_computed, self.num_tokens)
 
     def resolve(self, tokens: list[int]) -> None:
-        """A step has given these: the first stands where the first placeholder is. More than one
-        are for requests of which no other step is in flight.
+        """Store the tokens that a step sampled. The first one replaces the first placeholder.
+
+        More than one token is allowed only if no other step of this request is in flight.
         """
         if not tokens:
             assert not self.num_placeholders, "a step sampled for this request and gave nothing"
@@ -177,3 +193,10 @@ class Request:
             self._tokens = np.concatenate((self._tokens, np.empty_like(self._tokens)))
         self._tokens[self.num_tokens] = token
         self.num_tokens += 1
+
+
+class Scheduled(NamedTuple):
+    """The step computes `num_new` tokens of `request`, from its `num_computed` on."""
+
+    request: Request
+    num_new: int

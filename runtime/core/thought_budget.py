@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..sampling.grammar import Matcher
+from .logits_processor import GrammarState
 from .sampling_params import SamplingParams
 
 _BLANKS = 2
@@ -32,7 +32,7 @@ class ThoughtBudget:
         return not self._is_over and self._spent + coming >= self._budget
 
     def follow(
-        self, tokens: Sequence[int], grammar: Matcher | None = None
+        self, tokens: Sequence[int], grammar: GrammarState | None = None
     ) -> tuple[list[int], list[int]]:
         """Go on behind these tokens. Returns those that stay, and those that follow instead of the
         others: the mark that closes the thought, as soon as the grammar, which stands before all of
@@ -54,7 +54,7 @@ class ThoughtBudget:
         for token in tokens:
             self._advance(token)
 
-    def _closes(self, kept: list[int], grammar: Matcher | None) -> bool:
+    def _closes(self, kept: list[int], grammar: GrammarState | None) -> bool:
         if self._is_over or self._spent < self._budget:
             return False
         return grammar is None or grammar.takes([*kept, *self._end])

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ..cache.kv_cache import KVCache
-from ..core.batch import Scheduled, digest
+from ..core.batch import digest
+from ..core.logits_processor import GrammarState
 from ..core.messages import (
     EngineStats,
     FinishReason,
@@ -26,11 +27,12 @@ from ..core.messages import (
     TokenLogprob,
     TokenOutput,
 )
-from ..core.request import Request
+from ..core.request import Request, Scheduled
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.step import PendingStep, StepTokens
 from ..graphs.graph_runner import GraphCounts
-from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault, Grammars, Matcher
+from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault, Grammars
+from ..sampling.logits_processors import processors_for
 from ..sampling.sampler import NO_TOKEN
 from .scheduler import Scheduler, StepInFlight
 
@@ -284,6 +286,7 @@ class EngineCore:
             stop_ids=ends.union(message.params.stop_token_ids),
             max_tokens=min(limit, len(message.input_ids) + message.params.max_new_tokens),
             grammar=self.grammars.matcher(grammar) if grammar and self.grammars else None,
+            make_processors=processors_for,
         )
 
     # Launching
@@ -370,7 +373,7 @@ class EngineCore:
         )
 
     def _follow(
-        self, request: Request, grammar: Matcher, tokens: list[int]
+        self, request: Request, grammar: GrammarState, tokens: list[int]
     ) -> tuple[list[int], bool]:
         """Tokens with those that the grammar forces behind them, and whether it ends there."""
         grammar.accept(tokens)

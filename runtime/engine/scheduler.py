@@ -12,8 +12,7 @@ import numpy as np
 
 from ..cache.kv_cache import KVCache
 from ..cache.radix import Tokens
-from ..core.batch import Scheduled
-from ..core.request import Request
+from ..core.request import Request, Scheduled
 
 _ORDER = attrgetter("order")
 

@@ -25,9 +25,10 @@ from ..cache.pool import KVPool, in_cache_dtype, is_windowed, page_bytes, shared
 from ..cache.states import StatePool, slot_bytes
 from ..config.engine import EngineConfig, ResolvedConfig
 from ..config.resolve import LEAST_PAGES, WindowPages, resolve_cache, resolve_steps, with_states
-from ..core.batch import Batch, Layout, Scheduled
+from ..core.batch import Batch, Layout
 from ..core.forward_context import PagedAttention
 from ..core.messages import EngineInfo, RankInfo
+from ..core.request import Scheduled
 from ..distributed.ranks import ALONE, Ranks
 from ..files.resolve import resolve_model_path
 from ..graphs.graph_runner import GraphCounts, GraphRunner

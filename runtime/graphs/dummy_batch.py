@@ -11,8 +11,7 @@ import torch
 
 from ...kernels.attention import AttentionMetadata
 from ...kernels.platform import Platform
-from ..cache.slabs import RESERVED_PAGE
-from ..cache.states import RESERVED_SLOT
+from ..core.padding import RESERVED_PAGE, RESERVED_SLOT
 
 
 class DummyBatch(NamedTuple):

@@ -162,6 +162,16 @@ class StoredMethod(LinearMethod, Protocol):
         ...
 
 
+def part_name(prefix: str, part: str) -> str:
+    """Return the checkpoint's name of a part of the layer `prefix`.
+
+    The text behind a # in `part` names the section of one tensor that a rank holds; it is not part
+    of the name.
+    """
+    part = part.partition("#")[0]
+    return f"{prefix.rpartition('.')[0]}.{part}" if part else prefix
+
+
 class QuantizedInput(nn.Module):
     """How a layer makes numbers of 8 bits of its x: by the scale [1] float32 that the checkpoint
     gives, or by one for each `group` columns of a row, found when it runs.

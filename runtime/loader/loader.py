@@ -25,6 +25,7 @@ from ..layers.linear import (
     Linear,
     Place,
     StoredTensor,
+    part_name,
 )
 from ..layers.rotary import Rotary
 from ..models.causal_lm import CausalLM
@@ -38,7 +39,6 @@ from ..quantization.methods import (
     create_weights,
     named_embeddings,
     named_linears,
-    part_name,
     scheme_kinds,
     split_errors,
     stored_kinds,

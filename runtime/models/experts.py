@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..layers.linear import StoredTensor
+from ..layers.linear import StoredTensor, part_name
 from ..layers.moe import FusedMoE
-from ..quantization.methods import part_name
 
 
 class Merged(NamedTuple):

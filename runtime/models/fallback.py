@@ -271,6 +271,7 @@ class TransformersForCausalLM(CausalLM):
     """Modules are transformers', named as they are there, but for linear ones."""
 
     config_class: ClassVar[type[ModelConfig]] = FallbackConfig
+    read_config = staticmethod(transformers_config)
 
     def __init__(self, config: ModelConfig) -> None:
         nn.Module.__init__(self)

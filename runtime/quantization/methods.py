@@ -24,7 +24,14 @@ from torch import nn
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
 from ..config.quantization_registry import PLAIN, Scheme
-from ..layers.linear import CannotSplitError, Embedding, Linear, LinearMethod, StoredTensor
+from ..layers.linear import (
+    CannotSplitError,
+    Embedding,
+    Linear,
+    LinearMethod,
+    StoredTensor,
+    part_name,
+)
 from ..layers.moe import ExpertLinear
 from ..models.causal_lm import CausalLM
 from .gguf import GGUFBlocks, kind_of, packed_kind
@@ -309,11 +316,3 @@ def weight_name(model: CausalLM, prefix: str, part: str) -> str:
     """
     name = f"{part_name(prefix, part)}.weight"
     return model.tied_weights.get(name, name)
-
-
-def part_name(prefix: str, part: str) -> str:
-    """The checkpoint's name of a part of the layer `prefix`; behind a # stands which section of one
-    tensor a rank has of it.
-    """
-    part = part.partition("#")[0]
-    return f"{prefix.rpartition('.')[0]}.{part}" if part else prefix

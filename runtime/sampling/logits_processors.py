@@ -1,6 +1,6 @@
 """What requests change about their logits before a token is chosen. N rows, V vocabulary size.
 
-    request.processors = processors_for(params, prompt, stop_ids)
+    request = Request(message, ..., make_processors=processors_for)
     adjust(logits, requests, sampled)
 
 Whatever changes is addressed in the flat logits [N * V], so that a batch takes no more operations
@@ -10,7 +10,7 @@ than one request.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import ClassVar, Protocol, Self, TypeVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,59 +18,8 @@ import torch
 
 from ...kernels import ops
 from ...kernels.staging import to_device
+from ..core.logits_processor import GrammarState, LogitsProcessor, Progress, Rows
 from ..core.sampling_params import SamplingParams
-from .grammar import Matcher
-
-
-class Progress(Protocol):
-    """What a processor sees of its request."""
-
-    num_placeholders: int
-    sampled_row: int
-    """Where the token of its placeholder stands in `sampled`."""
-
-    @property
-    def processors(self) -> Sequence[LogitsProcessor]: ...
-
-    @property
-    def output_tokens(self) -> npt.NDArray[np.int64]:
-        """Its output as far as the host knows it."""
-        ...
-
-    @property
-    def num_output(self) -> int:
-        """Tokens of the output, a placeholder included."""
-        ...
-
-
-P_co = TypeVar("P_co", covariant=True)
-Rows = Sequence[tuple[int, P_co, Progress]]
-"""A row of the logits, its processor of a kind, and the request whose row it is."""
-
-
-class LogitsProcessor(Protocol):
-    """What one request wants changed; those of one kind are applied to a batch at once."""
-
-    needs_last_token: ClassVar[bool]
-    """Whether the host must know the last token: then this request's steps do not overlap."""
-
-    @classmethod
-    def wanted(
-        cls,
-        params: SamplingParams,
-        prompt: npt.NDArray[np.int64],
-        stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
-    ) -> Self | None:
-        """One for a request; None where it does not ask for this."""
-        ...
-
-    @classmethod
-    def apply(cls, logits: torch.Tensor, rows: Rows[Self], sampled: torch.Tensor | None) -> None:
-        """Change these rows of the logits [N, V] float32 in place. `sampled` int64: what the step
-        in flight samples, from which placeholders get their tokens.
-        """
-        ...
 
 
 class Penalties:
@@ -97,7 +46,7 @@ class Penalties:
         params: SamplingParams,
         prompt: npt.NDArray[np.int64],
         stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
+        matcher: GrammarState | None = None,
     ) -> Self | None:
         return cls(params, prompt) if params.penalised else None
 
@@ -149,7 +98,7 @@ class Bias:
         params: SamplingParams,
         prompt: npt.NDArray[np.int64],
         stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
+        matcher: GrammarState | None = None,
     ) -> Self | None:
         return cls(params.logit_bias) if params.logit_bias else None
 
@@ -176,7 +125,7 @@ class EarlyEndBan:
         params: SamplingParams,
         prompt: npt.NDArray[np.int64],
         stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
+        matcher: GrammarState | None = None,
     ) -> Self | None:
         return cls(params.min_new_tokens, stop_ids) if params.min_new_tokens else None
 
@@ -201,7 +150,7 @@ class GrammarMask:
 
     needs_last_token: ClassVar[bool] = True
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: GrammarState) -> None:
         self._matcher = matcher
 
     @classmethod
@@ -210,7 +159,7 @@ class GrammarMask:
         params: SamplingParams,
         prompt: npt.NDArray[np.int64],
         stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
+        matcher: GrammarState | None = None,
     ) -> Self | None:
         return None if matcher is None else cls(matcher)
 
@@ -243,7 +192,7 @@ def processors_for(
     params: SamplingParams,
     prompt: npt.NDArray[np.int64],
     stop_ids: frozenset[int],
-    matcher: Matcher | None = None,
+    matcher: GrammarState | None = None,
 ) -> list[LogitsProcessor]:
     """What a request asks for. `matcher`: of its grammar."""
     found = (kind.wanted(params, prompt, stop_ids, matcher) for kind in PROCESSORS)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from piecework.runtime.layers.linear import Linear
+from piecework.runtime.layers.linear import Linear, part_name
 from piecework.runtime.models.llama import LlamaForCausalLM
-from piecework.runtime.quantization.methods import part_name
 
 
 def loaded_weights(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:

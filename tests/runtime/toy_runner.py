@@ -12,8 +12,9 @@ import torch
 from piecework.kernels.collectives import Group
 from piecework.runtime.cache.kv_cache import KVCache
 from piecework.runtime.cache.slabs import SharedPages
-from piecework.runtime.core.batch import Batch, Layout, Scheduled
+from piecework.runtime.core.batch import Batch, Layout
 from piecework.runtime.core.messages import TokenOutput
+from piecework.runtime.core.request import Scheduled
 from piecework.runtime.distributed.ranks import ALONE, Ranks
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.executor.step import PendingStep

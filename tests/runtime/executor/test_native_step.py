@@ -38,6 +38,7 @@ from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.quantization.methods import named_linears
 from piecework.runtime.sampling.grammar import from_regex
+from piecework.runtime.sampling.logits_processors import processors_for
 from piecework.runtime.sampling.sampler import choose, draws_of
 
 SHAPES: list[dict[str, Any]] = [
@@ -208,6 +209,7 @@ def test_tokens_are_drawn_as_the_sampler_draws_them(
             seed=row,
             stop_ids=frozenset(),
             max_tokens=99,
+            make_processors=processors_for,
         )
         for row, (_, past) in enumerate(lens)
     ]

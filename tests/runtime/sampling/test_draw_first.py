@@ -19,7 +19,7 @@ from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.sampling import grammar
 from piecework.runtime.sampling.grammar import Matcher
 from piecework.runtime.sampling.grammar_vocabulary import Bytes
-from piecework.runtime.sampling.logits_processors import ban_by_grammar
+from piecework.runtime.sampling.logits_processors import ban_by_grammar, processors_for
 from piecework.runtime.sampling.sampler import NO_TOKEN, sample
 
 VOCAB = 512
@@ -37,7 +37,14 @@ def request(
         params=SamplingParams(grammar=TEXT, **params),
     )
     matcher = matcher or Matcher(COMPILED.deep_copy())
-    return Request(message, seed=seed, stop_ids=frozenset(), max_tokens=99, grammar=matcher)
+    return Request(
+        message,
+        seed=seed,
+        stop_ids=frozenset(),
+        max_tokens=99,
+        grammar=matcher,
+        make_processors=processors_for,
+    )
 
 
 def masked(logits: torch.Tensor) -> torch.Tensor:

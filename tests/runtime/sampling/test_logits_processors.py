@@ -38,7 +38,13 @@ sequences = st.tuples(tokens.filter(bool), tokens, params)
 
 def request(prompt: list[int], output: list[int], params: SamplingParams) -> Request:
     message = GenerateRequest(rid="r", input_ids=prompt, output_ids=output, params=params)
-    return Request(message, seed=0, stop_ids=frozenset(params.stop_token_ids), max_tokens=10_000)
+    return Request(
+        message,
+        seed=0,
+        stop_ids=frozenset(params.stop_token_ids),
+        max_tokens=10_000,
+        make_processors=processors_for,
+    )
 
 
 def adjusted(
@@ -125,6 +131,7 @@ def test_an_end_token_outside_of_the_vocabulary_bans_nothing_of_another_row(stop
                 seed=0,
                 stop_ids=frozenset({stop}),
                 max_tokens=10,
+                make_processors=processors_for,
             )
         ]
         * 3,

@@ -18,6 +18,7 @@ from piecework.kernels.plain_sampling import pick
 from piecework.runtime.core.messages import GenerateRequest
 from piecework.runtime.core.request import Request
 from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.sampling.logits_processors import processors_for
 from piecework.runtime.sampling.sampler import NO_TOKEN, _split, sample, uniform
 
 
@@ -31,7 +32,11 @@ def request(
         params=SamplingParams(**params),
     )
     return Request(
-        message, seed=seed, stop_ids=frozenset(message.params.stop_token_ids), max_tokens=10_000
+        message,
+        seed=seed,
+        stop_ids=frozenset(message.params.stop_token_ids),
+        max_tokens=10_000,
+        make_processors=processors_for,
     )
 
 
