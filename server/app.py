@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -22,7 +22,7 @@ from .config.server import parse_origins
 from .core.answers import Application
 from .core.errors import ApiError, answer_error
 from .core.open_paths import is_open
-from .engine.interface import Engine, TextEngine
+from .engine.interface import TextEngine
 from .engine.state import EngineUnavailable, QueueFull
 from .http.body import Bodies
 from .http.content_coding import DecodeBodies
@@ -46,16 +46,6 @@ from .serving.throughput_log import ThroughputLog
 if TYPE_CHECKING:
     from .config.server import BatchServerConfig, ServerConfig
     from .observability.tracing import Tracer
-
-
-class Service(NamedTuple):
-    """What a server runs. `summary`: (port, seconds since the start) to the lines to print, called
-    once the engine is ready.
-    """
-
-    engine: Engine
-    app: FastAPI
-    summary: Callable[[int, float], str]
 
 
 COMMON_ROUTERS = (models.router, operations.router, page_status.router, docs_page.router)

@@ -14,7 +14,7 @@ from typing import cast
 from fastapi import FastAPI
 
 from . import models
-from .app import BATCH_ROUTERS, COMMON_ROUTERS, TEXT_ROUTERS, Service, add_batches, build_app
+from .app import BATCH_ROUTERS, COMMON_ROUTERS, TEXT_ROUTERS, add_batches, build_app
 from .config.server import ServerConfig
 from .core.answers import Application
 from .fleet import endpoints
@@ -30,6 +30,8 @@ from .openai.responses.service import Responses, check_store
 from .page import status as page_status
 from .pooling.config import PoolingServerConfig
 from .pooling_service import POOLING_ROUTERS
+from .services import service_of
+from .serving.service import Service
 from .serving.state import AnyServing, Serving
 from .serving.throughput_log import ThroughputLog
 from .summary import base_url, curl, table
@@ -83,7 +85,7 @@ def fleet_service(config: FleetConfig) -> Service:
         if hasattr(service.app.state, "responses"):
             service.app.state.responses = app_holder[0].state.responses
 
-    fleet = Fleet(config, adopt)
+    fleet = Fleet(config, adopt, service_of)
     app = create_fleet_app(fleet, config)
     app_holder.append(app)
     return Service(fleet, app, lambda port, seconds: fleet_summary(fleet, config, port, seconds))

@@ -11,13 +11,14 @@ import subprocess
 from fastapi import FastAPI
 
 from ..runtime.core.messages import DiffusionInfo
-from .app import COMMON_ROUTERS, Service, build_app
+from .app import COMMON_ROUTERS, build_app
 from .engine.supervisor import settings_of
 from .images import generations
 from .images.client import ImageClient
 from .images.config import ImageServerConfig
 from .images.state import ImageMetrics, ImageServing
 from .images.store import ImageStore
+from .serving.service import Service
 from .summary import base_url, curl, table
 
 _MIB = 2**20

@@ -24,7 +24,6 @@ import uvloop
 from fastapi import FastAPI
 
 from ..runtime.process.logs import set_up_logging, with_fields
-from .app import Service
 from .auth.accounts import Accounts
 from .config.http_limits import HttpLimits, room_for_connections
 from .config.server import CommonServerConfig
@@ -33,6 +32,7 @@ from .fleet.config import FleetConfig
 from .http.connections import Connections
 from .http.protocol import BoundedHttpProtocol
 from .services import AnyServerConfig, service_of
+from .serving.service import Service
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
-from .anthropic.models import VERSION_HEADER, model_info, model_list
+from .anthropic.models import model_info, model_list
+from .auth.accounts import may_use
 from .core.answers import ErrorAnswer, answers
+from .core.anthropic_errors import VERSION_HEADER
 from .openai.answers import ModelCard, ModelList
 from .serving.state import AnyServingDep, json_response
 

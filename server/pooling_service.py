@@ -16,12 +16,13 @@ from ..runtime.files.resolve import find_model
 from ..runtime.pooling.folder import PoolingFolder, read_folder
 from ..runtime.pooling.prompts import Prompts
 from ..runtime.tokenizer.tokenizer import load_tokenizer
-from .app import BATCH_ROUTERS, COMMON_ROUTERS, Service, add_batches, build_app
+from .app import BATCH_ROUTERS, COMMON_ROUTERS, add_batches, build_app
 from .engine.supervisor import settings_of
 from .pooling import embeddings, scoring
 from .pooling.client import PoolingClient
 from .pooling.config import PoolingServerConfig
 from .pooling.state import PoolingMetrics, PoolingServing
+from .serving.service import Service
 from .summary import base_url, curl, table
 
 _MIB = 2**20

@@ -10,7 +10,7 @@ from ..runtime.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ..runtime.tokenizer.chat_template import ChatTemplates
 from ..runtime.tokenizer.template_reads import template_reads
 from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from .app import Service, create_app
+from .app import create_app
 from .config.server import ServerConfig
 from .engine.client import EngineClient
 from .engine.interface import TextEngine
@@ -22,6 +22,7 @@ from .parsing.detection import detect
 from .parsing.reasoning import choose_reasoning
 from .parsing.tool_calls import AUTO, choose_format
 from .pooling.config import PoolingServerConfig
+from .serving.service import Service
 from .summary import summary
 
 AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig

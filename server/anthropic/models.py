@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-VERSION_HEADER = "anthropic-version"
-"""Anthropic's clients send it with every request."""
-
 
 def model_info(card: Mapping[str, Any]) -> dict[str, Any]:
     """A model that OpenAI's clients know by this card."""

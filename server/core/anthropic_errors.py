@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..anthropic.models import VERSION_HEADER
-
+VERSION_HEADER = "anthropic-version"  # Anthropic's clients send it with every request.
 PATH = "/v1/messages"
 _SHARED_PATH = "/v1/models"
 """Answered in the shape of either, by a header."""

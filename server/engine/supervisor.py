@@ -9,7 +9,7 @@ import contextlib
 import logging
 import subprocess
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from ...runtime.core.messages import EngineAlive, EngineFailed, FinishReason, Shutdown
 from ...runtime.process.ipc import Unreadable, decode
@@ -21,12 +21,22 @@ from .state import EngineState, EngineUnavailable, QueueFull
 from .unfinished import R, UnfinishedRequests
 from .watchdog import Watchdog
 
-if TYPE_CHECKING:
-    from ..config.server import CommonServerConfig
-
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT = 5.0
+
+
+class ServerSettings(Protocol):
+    """The settings of a server that concern the supervision of its engine."""
+
+    @property
+    def max_queued_requests(self) -> int: ...
+
+    @property
+    def log_level(self) -> str: ...
+
+    @property
+    def watchdog_timeout(self) -> float: ...
 
 
 class SupervisorSettings(TypedDict, total=False):
@@ -39,7 +49,7 @@ class SupervisorSettings(TypedDict, total=False):
 
 
 def settings_of(
-    config: CommonServerConfig, process: subprocess.Popen[bytes] | None
+    config: ServerSettings, process: subprocess.Popen[bytes] | None
 ) -> SupervisorSettings:
     """What a server's settings say of the supervision of its engine."""
     return SupervisorSettings(

@@ -12,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
-from ..anthropic.models import VERSION_HEADER, model_info, model_list
+from ..anthropic.models import model_info, model_list
 from ..auth.accounts import check_access, may_use
 from ..config.server import ServerConfig
 from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
+from ..core.anthropic_errors import VERSION_HEADER
 from ..core.errors import NotFound
 from ..core.schemas import WireModel
 from ..http.body import JsonRoute

@@ -15,13 +15,13 @@ from typing import Any
 
 from ...runtime.core.messages import EngineStats
 from ...runtime.process.memory import free_memory, resident_memory
-from ..app import Service
 from ..core.errors import Unavailable
 from ..engine.interface import Engine
 from ..engine.state import EngineState, EngineUnavailable, QueueFull
+from ..serving.service import Service
 from .config import FleetConfig
 from .estimate import estimate, with_share
-from .member import Closing, Member, MemberState
+from .member import Closing, MakesService, Member, MemberState
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Fleet:
     supervisor is: started, drained and stopped, and never failed, for a model that fails is told to
     who asks for it.
 
-    `adopt`: called with each model's service when it is made.
+    `adopt` is called with each model's service when it is made; `service_of` makes that service.
     """
 
     restarts = hangs = 0
@@ -65,7 +65,9 @@ class Fleet:
     engine_pid: int | None = None
     replicas: Sequence[Engine] = ()
 
-    def __init__(self, config: FleetConfig, adopt: Callable[[Service], None]) -> None:
+    def __init__(
+        self, config: FleetConfig, adopt: Callable[[Service], None], service_of: MakesService
+    ) -> None:
         self.config = config
         self.state = EngineState.STARTING
         self.started = int(time.time())
@@ -84,6 +86,7 @@ class Fleet:
                 with_share(each, self.memory_limit, free),
                 estimate(each, self.memory_limit),
                 adopt,
+                service_of,
                 self._changed.set,
             )
             for each in config.members

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Any
 
 from ...runtime.process.memory import resident_memory
-from ..app import Service
 from ..engine.spawn import spawn
 from ..observability.metrics import Latency
-from ..services import service_of
+from ..serving.service import Service
 from .config import MemberConfig
 
 logger = logging.getLogger(__name__)
+
+MakesService = Callable[[Any, subprocess.Popen[bytes]], Callable[[], Service]]
+# Takes the settings of a model's server and a process of its engine that waits for its job. Returns
+# a function that makes the service in the event loop. Raises `ValueError`.
 
 RETRY_SECONDS = 30.0
 """For so long the requests of a model that could not be loaded are refused, before one tries."""
@@ -57,6 +62,7 @@ class Member:
         config: MemberConfig,
         estimate: int,
         adopt: Callable[[Service], None],
+        service_of: MakesService,
         changed: Callable[[], None],
     ) -> None:
         self.config, self.name = config, config.name
@@ -82,7 +88,7 @@ class Member:
         )
         self.unloads: dict[Closing, int] = dict.fromkeys(Closing, 0)
         self.failures = 0
-        self._adopt, self._changed = adopt, changed
+        self._adopt, self._changed, self._service_of = adopt, changed, service_of
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -169,7 +175,7 @@ class Member:
         """The process imports what an engine needs while its tokenizer is read."""
         process = spawn(self.config.server.engine_command)
         try:
-            service = (await asyncio.to_thread(service_of, self.config.server, process))()
+            service = (await asyncio.to_thread(self._service_of, self.config.server, process))()
             self._adopt(service)
             return service
         except BaseException:

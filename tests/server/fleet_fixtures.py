@@ -15,7 +15,8 @@ from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
 from piecework.runtime.config.engine import EngineConfig
-from piecework.server.app import Service, create_app
+from piecework.server import fleet_service as fleet_service_module
+from piecework.server.app import create_app
 from piecework.server.config.server import ServerConfig
 from piecework.server.engine.state import EngineState
 from piecework.server.fleet import fleet as fleet_module
@@ -23,6 +24,7 @@ from piecework.server.fleet import member as member_module
 from piecework.server.fleet.config import FleetConfig, FleetLimits, MemberConfig
 from piecework.server.fleet.fleet import Fleet
 from piecework.server.fleet_service import fleet_service
+from piecework.server.serving.service import Service
 
 GIB = 2**30
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0}
@@ -76,7 +78,7 @@ class ScriptedFleet:
         self.engines: dict[str, LoadableEngine] = {}
         self.prepare: Callable[[LoadableEngine], None] = lambda engine: None
         monkeypatch.setattr(member_module, "spawn", _idle_process)
-        monkeypatch.setattr(member_module, "service_of", self._service_of)
+        monkeypatch.setattr(fleet_service_module, "service_of", self._service_of)
         monkeypatch.setattr(member_module, "resident_memory", lambda pids: GIB)
         monkeypatch.setattr(fleet_module, "resident_memory", lambda pids: GIB)
 

@@ -1,0 +1,22 @@
+"""A running service: an engine, its application and the text of its start-up summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fastapi import FastAPI
+
+from ..engine.interface import Engine
+
+
+class Service(NamedTuple):
+    """What a server runs.
+
+    `summary` maps (port, seconds since the start) to the lines to print. It is called once the
+    engine is ready.
+    """
+
+    engine: Engine
+    app: FastAPI
+    summary: Callable[[int, float], str]
