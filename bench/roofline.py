@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..kernels.attention import AttentionMetadata, KVLayout
-from ..kernels.cpu.native.linear import Layout, layout_name
+from ..kernels.cpu.native.linear import layout_name
+from ..kernels.cpu.native.linear_struct import Layout
 from ..kernels.cpu.native.peaks import Peaks, measure_peaks
 from ..runtime.config.engine import EngineConfig
 from ..runtime.core.batch import Batch

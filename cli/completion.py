@@ -30,11 +30,8 @@ def add_parser(commands: Any) -> None:
 def _completion(arguments: argparse.Namespace) -> int:
     import shtab
 
-    from .main import build_parser
-
-    parser = build_parser()
-    _complete_files(parser)
-    print(shtab.complete(parser, shell=arguments.shell))
+    _complete_files(arguments.root)
+    print(shtab.complete(arguments.root, shell=arguments.shell))
     return 0
 
 

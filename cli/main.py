@@ -54,6 +54,7 @@ def build_parser() -> ArgumentParser:
         prog="piecework", description="An OpenAI-compatible server for language models."
     )
     parser.add_argument("--version", action="version", version=f"piecework {__version__}")
+    parser.set_defaults(root=parser)  # For `completion`, which describes all commands.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:
         command.add_parser(commands)

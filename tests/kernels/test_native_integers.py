@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from native_variants import built, native_variants
 
 from piecework.kernels.cpu.native import build
-from piecework.kernels.cpu.native.linear import INTEGERS, Layout, NativeLinear, multiply
+from piecework.kernels.cpu.native.linear import NativeLinear, multiply
+from piecework.kernels.cpu.native.linear_struct import INTEGERS, Layout
 
 K_QUANTS = ["Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 OTHERS = ["Q2_K", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"]

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from .build import load_kernels
-from .linear import linear_struct
+from .linear_struct import linear_struct
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(

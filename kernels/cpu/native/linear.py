@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from enum import IntEnum
 from itertools import chain
 from math import prod
 from typing import NamedTuple
@@ -15,34 +14,13 @@ import torch
 
 from ..machine.huge_pages import Slabs
 from .build import load_kernels
-from .quantize import Quantization, pointers
+from .embedding import OP as EMBEDDING_OP
+from .linear_struct import INTEGERS, Layout, linear_struct
+from .moe import OP as EXPERTS_OP
 from .runs import MOST_RUNS, PanelRun, offsets_of, runs_of
 
 PANEL = 32
 """Rows of a weight that lie side by side."""
-
-
-class Layout(IntEnum):
-    """`Format` of linear.h."""
-
-    BF16 = 0
-    Q8 = 1
-    Q4 = 2
-    Q3_K = 3
-    Q4_K = 4
-    Q5_K = 5
-    Q6_K = 6
-    Q2_K = 7
-    Q5 = 8
-    IQ4_NL = 9
-    IQ4_XS = 10
-    MXFP4 = 11
-    Q4_0 = 12
-    MIXED = 15
-    INT8 = 16
-    FP8 = 17
-    FP8_BLOCKS = 18
-    ROWS = 32
 
 
 class _Group(NamedTuple):
@@ -53,10 +31,6 @@ class _Group(NamedTuple):
     may_be_short: bool = True
 
 
-INTEGERS = 64
-"""Added to a layout of blocks: x is rounded to 8 bits in groups (integers.cpp)."""
-_INTEGER_COLUMNS = 32
-"""Of a group of x."""
 _GROUPS = {
     Layout.BF16: _Group(2, 4 * PANEL),
     Layout.Q8: _Group(32, 34 * PANEL, False),
@@ -130,39 +104,6 @@ def _row_scales(layout: int, columns: int) -> int:
     if layout == Layout.FP8_BLOCKS:
         return -(-columns // SCALED_COLUMNS)
     return int(layout in (Layout.INT8, Layout.FP8))
-
-
-class LinearStruct(ctypes.Structure):
-    """`Linear` of linear.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
-        *((name, ctypes.c_int32) for name in ("rows", "columns", "layout")),
-        ("input", Quantization),
-        ("order", ctypes.c_void_p),
-    ]
-
-
-def linear_struct(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    columns: int,
-    rows: int,
-    layout: int,
-    input_scale: torch.Tensor | None = None,
-    input_group: int = 0,
-    input_order: torch.Tensor | None = None,
-) -> LinearStruct:
-    """Points into the tensors, which must outlive it. The last three are read in `NativeStep` only.
-
-    `input_group`: how many columns of x have a scale, where x is to be quantised, unless all have
-    `input_scale` [1]. `input_order` [columns] int64: the column of x that each of the weight is
-    multiplied by.
-    """
-    bias_pointer, scale_pointer, order = pointers(bias, input_scale, input_order)
-    how = Quantization(scale_pointer, _INTEGER_COLUMNS if layout & INTEGERS else input_group)
-    where = weight.data_ptr(), bias_pointer
-    return LinearStruct(*where, rows, columns, layout & ~INTEGERS, how, order)
 
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -274,16 +215,11 @@ class NativeLinear:
 
     @property
     def embedding_op(self) -> torch._ops.OpOverload:
-        # Defined there, on what is defined here, as the next is.
-        from .embedding import OP
-
-        return OP
+        return EMBEDDING_OP
 
     @property
     def experts_op(self) -> torch._ops.OpOverload:
-        from .moe import OP
-
-        return OP
+        return EXPERTS_OP
 
     def takes_experts(self, sizes: Sequence[int]) -> bool:
         return all(size % PANEL == 0 for size in sizes)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from .build import load_kernels
-from .linear import LinearStruct, linear_struct
+from .linear_struct import LinearStruct, linear_struct
 
 
 class ExpertsStruct(ctypes.Structure):

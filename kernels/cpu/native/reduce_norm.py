@@ -5,14 +5,11 @@ reduce_norm.cpp. Sums are the group's, norms those of the native kernels.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from .quantize import Quantization, is_row, pointers
-
-if TYPE_CHECKING:
-    from .shared import SharedMemoryGroup
 
 _MOST_BYTES = 1 << 15
 """With more than two ranks, and more than this, each had better sum a part before."""
@@ -31,8 +28,23 @@ class _ReduceNorm(ctypes.Structure):
     ]
 
 
+class _Group(Protocol):
+    """What the kernel needs of `shared.SharedMemoryGroup`."""
+
+    library: ctypes.CDLL
+    member: ctypes.c_void_p
+    size: int
+
+    @property
+    def slot_bytes(self) -> int: ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def check(self, succeeded: int) -> None: ...
+
+
 def all_reduce_norm(
-    group: SharedMemoryGroup, norm: str, x: torch.Tensor, residual: torch.Tensor, *rest: Any
+    group: _Group, norm: str, x: torch.Tensor, residual: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, ...] | None:
     """See `fused_collectives.FusesNorms`: for bfloat16."""
     weight, eps, *how = rest

@@ -26,7 +26,8 @@ from ...step_parts import (
     part_of,
 )
 from .build import load_kernels
-from .linear import PANEL, SCALED_COLUMNS, Layout, LinearStruct
+from .linear import PANEL, SCALED_COLUMNS
+from .linear_struct import Layout, LinearStruct
 from .shared import SLOT_BYTES, SharedMemoryGroup
 from .step_structs import (
     ACTIVATIONS,

@@ -11,7 +11,7 @@ import torch
 from ...attention import KVLayout
 from ...step_parts import FeedForwardParts, LayerParts, MixtureParts, NormParts
 from .attention import CACHE_KINDS
-from .linear import Layout, LinearStruct, linear_struct
+from .linear_struct import Layout, LinearStruct, linear_struct
 from .moe import ExpertsStruct
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float

@@ -12,7 +12,8 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
-from piecework.kernels.cpu.native.linear import Layout, native_linear
+from piecework.kernels.cpu.native.linear import native_linear
+from piecework.kernels.cpu.native.linear_struct import Layout
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.layers.linear import FusedLinear, Linear, StoredTensor
 from piecework.runtime.llm import LLM

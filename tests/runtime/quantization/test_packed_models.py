@@ -13,7 +13,8 @@ import torch
 from packed_models import CASES, PackedModel, written
 from transformers import AutoModelForCausalLM
 
-from piecework.kernels.cpu.native.linear import Layout, native_linear
+from piecework.kernels.cpu.native.linear import native_linear
+from piecework.kernels.cpu.native.linear_struct import Layout
 from piecework.kernels.cpu.native.step import is_known
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.layers.linear import Linear, StoredTensor

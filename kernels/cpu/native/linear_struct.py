@@ -1,0 +1,69 @@
+"""A linear layer as the C++ kernels take it: its weight, bias, shape and layout."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+
+import torch
+
+from .quantize import Quantization, pointers
+
+INTEGERS = 64  # Added to a layout of blocks: x is rounded to 8 bits in groups (integers.cpp).
+_INTEGER_COLUMNS = 32  # Columns of such a group of x.
+
+
+class Layout(IntEnum):
+    """`Format` of linear.h."""
+
+    BF16 = 0
+    Q8 = 1
+    Q4 = 2
+    Q3_K = 3
+    Q4_K = 4
+    Q5_K = 5
+    Q6_K = 6
+    Q2_K = 7
+    Q5 = 8
+    IQ4_NL = 9
+    IQ4_XS = 10
+    MXFP4 = 11
+    Q4_0 = 12
+    MIXED = 15
+    INT8 = 16
+    FP8 = 17
+    FP8_BLOCKS = 18
+    ROWS = 32
+
+
+class LinearStruct(ctypes.Structure):
+    """`Linear` of linear.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int32) for name in ("rows", "columns", "layout")),
+        ("input", Quantization),
+        ("order", ctypes.c_void_p),
+    ]
+
+
+def linear_struct(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    columns: int,
+    rows: int,
+    layout: int,
+    input_scale: torch.Tensor | None = None,
+    input_group: int = 0,
+    input_order: torch.Tensor | None = None,
+) -> LinearStruct:
+    """Points into the tensors, which must outlive it. The last three are read in `NativeStep` only.
+
+    `input_group`: how many columns of x have a scale, where x is to be quantised, unless all have
+    `input_scale` [1]. `input_order` [columns] int64: the column of x that each of the weight is
+    multiplied by.
+    """
+    bias_pointer, scale_pointer, order = pointers(bias, input_scale, input_order)
+    how = Quantization(scale_pointer, _INTEGER_COLUMNS if layout & INTEGERS else input_group)
+    where = weight.data_ptr(), bias_pointer
+    return LinearStruct(*where, rows, columns, layout & ~INTEGERS, how, order)
