@@ -1,13 +1,13 @@
-"""The loop: receive, plan a batch, launch it, deliver.
+"""The engine's loop: receive requests, plan a batch, launch it, deliver its tokens.
 
-A step is a list of (request, number of new tokens) under a token budget: a prefill chunk is many
-new tokens, a decode is one. So chunked prefill, prefix hits, decodes and mixed batches are one
-path.
+A step is a list of (request, number of new tokens) under a token budget. A prefill chunk has many
+new tokens, a decode has one. Chunked prefill, prefix hits, decodes and mixed batches are therefore
+one code path.
 
-Where the device runs beside the host, steps overlap: one is planned and launched while the one
-before it runs, and only then the host waits for the earlier one's tokens. A decode begins with a
-token that the host has not seen, so whether that token ends its request is found out one step late,
-and what that step gave the request is discarded.
+If the device runs beside the host, steps overlap: the next step is planned and launched while the
+previous one runs, and only then the host waits for the previous tokens. A decode may thus start
+from a token that the host has not seen. If that token turns out to end its request, the tokens that
+the next step sampled for the request are discarded.
 """
 
 from __future__ import annotations
@@ -40,33 +40,34 @@ logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """What the core needs of a model."""
+    """The part of `ModelRunner` that the core uses."""
 
     vocab_size: int
     eos_token_ids: frozenset[int]
 
     def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
-        """Launch a step. `previous`: the step in flight, whose tokens this one begins with."""
+        """Launch a step. It takes its first tokens from `previous`, the step in flight."""
         ...
 
     def graph_counts(self) -> GraphCounts:
-        """How the steps so far have run."""
+        """Count graph replays, padding and fallbacks of all steps so far."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for the device. Raises where it is broken."""
+        """Wait for the device. Raise if the device is broken."""
         ...
 
 
 class EngineCore:
-    """Holds every request of an engine from arrival to its last token. `overlap`: whether steps
-    overlap, for a runner whose steps give a request one token at most.
+    """Every request of an engine, from arrival to its last token.
 
-    With several ranks each message and step of rank 0 is told to the others, and a step that raises
-    ends them all: who was in the middle of what cannot be known. Else
-    what one request brings about ends that one: where a step raises, its requests are computed one
-    at a time until each has got a token, and one whose step raises again, alone, is answered with
-    an error. What a broken device raises is let through.
+    If a step raises, its requests are computed one at a time until each has got a token. A request
+    whose step raises again, alone, is answered with an error. Errors of a broken device are not
+    caught. With several ranks, every error ends all ranks, because their states may differ.
+
+    Attributes:
+        overlap: Whether steps overlap. The runner must then give a request at most one token a
+            step.
     """
 
     def __init__(
@@ -92,27 +93,24 @@ class EngineCore:
         self._overlap = overlap
         self.grammars = grammars
         self._in_flight: PendingStep | None = None
-        self._outputs: list[TokenOutput] = []
-        """To be told with this step."""
-        self._at_work: list[Request] = []
-        """Whom what is done just now is done for."""
-        self._quarantine: list[Request] = []
-        """Who is computed alone, because a step of several raised."""
+        self._outputs: list[TokenOutput] = []  # Returned by the current `step`.
+        self._computing: list[Request] = []  # Blamed if the current step raises.
+        self._quarantine: list[Request] = []  # Computed one at a time, because their step raised.
         self._last_fault = ""
         self._generated_tokens = self._discarded_tokens = self._steps = self._overlapped_steps = 0
 
     @property
     def has_work(self) -> bool:
-        # A step in flight is of use to a request that runs, or it is dropped.
+        # A step in flight always belongs to a running request; otherwise it is dropped.
         return bool(self._scheduler.running or self._scheduler.waiting or self._outputs)
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many requests run and wait."""
+        """Numbers of running and of waiting requests."""
         return len(self._scheduler.running), len(self._scheduler.waiting)
 
     def add(self, message: GenerateRequest) -> None:
-        """Queue a request; one that can never run is answered with an error at the next step."""
+        """Queue a request. If it can never run, the next step returns an error for it."""
         self._ranks.tell("add", message)
         try:
             self._scheduler.add(self._admit(message))
@@ -126,30 +124,31 @@ class EngineCore:
             self._outputs.append(_error(message.rid, reason))
 
     def abort(self, rids: Iterable[str]) -> None:
-        """Free these requests at once; they deliver nothing more."""
+        """End these requests at once. They deliver no more tokens."""
         gone = set(rids)
         self._ranks.tell("abort", sorted(gone))
         known = self._scheduler.running + self._scheduler.waiting
         for request in [each for each in known if each.rid in gone]:
             self._scheduler.remove(request)
-        self._let_go()
+        self._drop_finished()
         self._drop_useless_step()
 
     def flush_cache(self) -> int:
-        """Drop cached prefixes that no request uses; returns the number of tokens."""
+        """Drop cached prefixes that no request uses. Return the number of tokens dropped."""
         self._ranks.tell("flush_cache")
         return self._cache.flush()
 
     def step(self) -> StepOutput:
-        """Launch one batch, and say what the one before it delivered; without overlap, what it
-        delivered itself.
+        """Launch one batch and return the tokens of the previous one.
+
+        Without overlap, return the tokens of the batch itself.
         """
         self._ranks.tell("step")
         try:
             self._advance()
         except Exception as error:
             self._isolate(error)
-        self._let_go()
+        self._drop_finished()
         outputs, self._outputs = self._outputs, []
         started, self._scheduler.started = self._scheduler.started, {}
         return StepOutput(outputs=outputs, started=started)
@@ -157,7 +156,7 @@ class EngineCore:
     def _advance(self) -> None:
         previous, self._in_flight = self._in_flight, None
         if self._quarantine:
-            # Nothing is in flight: it was withdrawn when they came into quarantine, and since then
+            # Nothing is in flight: the step was withdrawn when the quarantine began, and since then
             # each step was read at once.
             scheduled = self._scheduler.plan_alone(self._quarantine[0])
         else:
@@ -177,38 +176,36 @@ class EngineCore:
         self._in_flight = step
         self._drop_useless_step()
 
-    def _let_go(self) -> None:
-        """Of who has ended: else an engine at rest keeps the last requests and their prompts."""
-        self._at_work = []
+    def _drop_finished(self) -> None:
+        """Drop references to finished requests; an idle engine must not keep their prompts."""
+        self._computing = []
         self._quarantine = [request for request in self._quarantine if not request.finished]
 
     def _isolate(self, error: Exception) -> None:
-        """A step has raised: its one request ends, or its several requests are computed one at a
-        time.
-        """
-        at_work = [request for request in self._at_work if not request.finished]
-        if not at_work or self._ranks.size > 1:
+        """Handle a step that raised: end its only request, or quarantine its several requests."""
+        suspects = [request for request in self._computing if not request.finished]
+        if not suspects or self._ranks.size > 1:
             raise error
         self._runner.synchronize()
         self._in_flight = None
         self._scheduler.withdraw()
-        told, self._last_fault = self._last_fault, repr(error)
+        last_fault, self._last_fault = self._last_fault, repr(error)
         logger.error(
             "a step of %d requests failed: %r",
-            len(at_work),
+            len(suspects),
             error,
-            exc_info=error if self._last_fault != told else None,
+            exc_info=error if self._last_fault != last_fault else None,
         )
-        if len(at_work) == 1:
+        if len(suspects) == 1:
             self._outputs.append(
                 self._fail(
-                    at_work[0],
+                    suspects[0],
                     f"its computation failed ({type(error).__name__}); the server's log has the "
                     "details",
                 )
             )
         else:
-            self._quarantine = at_work
+            self._quarantine = suspects
 
     def stats(self) -> EngineStats:
         graphs, scheduler = self._runner.graph_counts(), self._scheduler
@@ -235,14 +232,14 @@ class EngineCore:
         )
 
     def check(self) -> None:
-        """Assert that every page has exactly one owner, that what waits holds none, and that what
-        is pending is in flight.
+        """Assert that every page has one owner, that waiting requests hold no page, and that every
+        placeholder belongs to the step in flight.
         """
         assert not any(each.pages or each.num_placeholders for each in self._scheduler.waiting)
         assert self._in_flight is None or self._in_flight.is_of_use
-        coming = [] if self._in_flight is None else self._in_flight.samplers
+        samplers = [] if self._in_flight is None else self._in_flight.samplers
         for request in self._scheduler.running:
-            assert request.num_placeholders == sum(request is sampler for sampler in coming)
+            assert request.num_placeholders == sum(request is sampler for sampler in samplers)
             assert request.num_computed <= request.num_known, (
                 "a token is computed that the host does not know"
             )
@@ -292,7 +289,7 @@ class EngineCore:
     # Launching
 
     def _launch(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
-        self._at_work = [request for request, _ in scheduled]
+        self._computing = [request for request, _ in scheduled]
         if self._ranks.size > 1:
             self._ranks.check((self._steps, *digest(scheduled)))
         step = self._runner.execute(scheduled, previous)
@@ -305,7 +302,7 @@ class EngineCore:
         return step
 
     def _drop_useless_step(self) -> None:
-        """Nobody waits for a step whose requests have all ended."""
+        """Drop the step in flight if all of its requests have ended."""
         if self._in_flight is not None and not self._in_flight.is_of_use:
             self._discarded_tokens += len(self._in_flight.samplers)
             self._in_flight = None
@@ -313,19 +310,17 @@ class EngineCore:
     # Delivering
 
     def _deliver(self, step: PendingStep) -> None:
-        """What a step gave the requests that have not ended or been aborted since it was
-        launched.
-        """
-        self._at_work = [request for request, _ in step.scheduled]
+        """Read a step and append the tokens of its requests that have not ended meanwhile."""
+        self._computing = [request for request, _ in step.scheduled]
         for result in step.read():
-            request, given = result.request, len(result.tokens)
+            request, num_tokens = result.request, len(result.tokens)
             if request.finished:
-                self._discarded_tokens += given
+                self._discarded_tokens += num_tokens
             elif result.reached_end:
-                self._at_work = [request]
+                self._computing = [request]
                 output = self._output(result)
                 self._generated_tokens += len(output.token_ids)
-                self._discarded_tokens += max(0, given - len(output.token_ids))
+                self._discarded_tokens += max(0, num_tokens - len(output.token_ids))
                 self._outputs.append(output)
                 if request in self._quarantine:
                     self._quarantine.remove(request)
@@ -342,7 +337,7 @@ class EngineCore:
         if request.thought is not None and tokens:
             tokens, closing = request.thought.follow(tokens, request.grammar)
             if logprobs is not None:
-                # What is no choice of the model's is certain.
+                # The model did not choose these tokens, so their probability is 1.
                 certain = [TokenLogprob(token_id=token, logprob=0.0) for token in closing]
                 logprobs = logprobs[: len(tokens)] + certain
             tokens = tokens + closing
@@ -375,10 +370,10 @@ class EngineCore:
     def _follow(
         self, request: Request, grammar: GrammarState, tokens: list[int]
     ) -> tuple[list[int], bool]:
-        """Tokens with those that the grammar forces behind them, and whether it ends there."""
+        """Append the tokens that the grammar forces. Return all, and whether the grammar ended."""
         grammar.accept(tokens)
         if request.params.logprobs is None:
-            # Taken without a forward each, which would give them log-probabilities.
+            # Forced tokens take no forward, so they have no log-probabilities.
             room = request.max_tokens - request.num_known - len(tokens)
             forced = grammar.forced()[: max(0, room)]
             if forced and request.stop_ids.isdisjoint(forced):
@@ -389,9 +384,9 @@ class EngineCore:
         return tokens, grammar.is_finished
 
     def _fail(self, request: Request, error: str, code: str | None = None) -> TokenOutput:
-        """End a request that cannot go on."""
+        """End a request with an error."""
         self._scheduler.remove(request)
-        # What it has computed may be as broken, and whoever begins alike would find it.
+        # Its keys and values may be broken too, and requests with the same prefix would use them.
         self._cache.flush()
         return _error(request.rid, error, code)
 

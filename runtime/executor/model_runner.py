@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,36 +37,19 @@ from ..loader.parallel import Shard
 from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
 from .memory_profile import profile_memory
+from .start_clock import StartClock
 from .step import PendingStep
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
-_KEEP_SECONDS = 60.0
-
-
-class StartClock:
-    """Where the time of a start goes: `seconds` of each phase, in the order in which they began."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Counts the block; a phase that comes again goes on."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(name, time.perf_counter() - began)
-
-    def add(self, name: str, seconds: float) -> None:
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+_KEEP_SECONDS = 60.0  # Seconds between two writes of the lengths of steps.
 
 
 class ModelRunner:
-    """A loaded model with its KV cache. `config` has every number chosen. Raises `ValueError` that
-    the user can mend.
+    """A loaded model with its KV cache.
+
+    `config` holds every setting of the engine. Raises `ValueError` for what the user can change.
     """
 
     def __init__(
@@ -104,7 +84,7 @@ class ModelRunner:
             self.model.kv_layouts(self.dtype), config.kv_cache_dtype, self.model.kv_scales
         )
         self._state_layouts = self.model.state_layouts(self.dtype)
-        # What is tried out may be tried out with another result on another rank.
+        # A trial may end differently on another rank, so rank 0 decides.
         self.attention_backend = ranks.told(
             self.platform.choose_attention(config.attention_backend, self._layouts)
         )
@@ -112,7 +92,7 @@ class ModelRunner:
             self.platform.make_attention_backend(self.attention_backend), self._layouts
         )
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
-        # What the chosen sizes depend on; from here on every rank counts the same steps.
+        # The chosen sizes depend on these counts. From here on every rank counts the same steps.
         self.seen_lengths.counts = Counter(ranks.told(self.seen_lengths.counts))
         self.vocab_size = self.model_config.vocab_size
         self.group = self._meet()
@@ -130,7 +110,7 @@ class ModelRunner:
             with self.clock.phase("first steps"):
                 warm_up(self.model, attention, self.platform, longest=self.config.context_length)
         self.platform.end_trials()
-        # Behind the first steps, which show what this machine computes with.
+        # After the first steps, because they show which kernels this machine uses.
         self._remarks = {
             **self.platform.remarks(self._layouts),
             **self.model.remarks(),
@@ -142,11 +122,11 @@ class ModelRunner:
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
 
     def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
-        """Launch a step. `previous`: the step in flight, whose tokens this one begins with."""
+        """Launch a step. It takes its first tokens from `previous`, the step in flight."""
         return PendingStep(self, scheduled, previous)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step, whose keys and values are written to their slots."""
+        """Return the hidden states [T, hidden] of a step. Write its keys, values and states."""
         if self.states is None:
             return self.graphs(batch)
         self.states.copy(batch.state_copies)
@@ -155,17 +135,18 @@ class ModelRunner:
         return hidden
 
     def choose(self, batch: Batch) -> list[int] | None:
-        """The tokens [N] of a step's samplers, of which no more is asked, where they are found with
-        its forward; None: nothing is done.
+        """Compute a step and choose its tokens [N] in one native call.
+
+        Return None, and compute nothing, if the step cannot be computed that way.
         """
         return self.graphs.choose(batch) if self.states is None else None
 
     def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
-        """Their logits [N, V] float32 likewise."""
+        """Compute a step and its logits [N, V] float32 in one native call, or return None."""
         return self.graphs.logits(batch) if self.states is None else None
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Logits [N, V] float32 of every rank's hidden [N, hidden]; None on all but rank 0."""
+        """Return logits [N, V] float32 of hidden [N, hidden] on rank 0, and None on other ranks."""
         logits: torch.Tensor = self.model.compute_logits(hidden)
         if self.group is None:
             return logits
@@ -175,8 +156,9 @@ class ModelRunner:
         return self._side_by_side(parts)
 
     def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] float32 of this rank's stretch of hidden [N, hidden], where each has R =
-        ceil(N / ranks) rows; those behind the last row mean nothing.
+        """Return logits [R, V] float32 of this rank's rows of hidden [N, hidden].
+
+        Every rank has R = ceil(N / ranks) rows. Rows after the last one of N are undefined.
         """
         assert self.group is not None
         logits: torch.Tensor = self.model.compute_logits(hidden)
@@ -185,35 +167,33 @@ class ModelRunner:
         return self._side_by_side(self.group.all_to_all(logits))
 
     def _side_by_side(self, parts: torch.Tensor) -> torch.Tensor:
-        """Every rank's part of the logits of the same rows, in the order of ranks, as one."""
+        """Join the parts of the vocabulary, in the order of ranks, for the same rows."""
         *others, last = parts.chunk(self.ranks.size)
-        # It may stand for more tokens than there are.
+        # The last part may be padded.
         missing = self.vocab_size - len(others) * last.shape[1]
         return torch.cat([*others, last[:, :missing]], dim=1)
 
     def graph_counts(self) -> GraphCounts:
-        """How the steps so far have run."""
+        """Count graph replays, padding and fallbacks of all steps so far."""
         return self.graphs.counts()
 
     def synchronize(self) -> None:
-        """Wait for the device. Raises where it is broken."""
+        """Wait for the device. Raise if the device is broken."""
         self.platform.synchronize()
 
     def rest(self) -> None:
-        """To be called when nothing is to be done: forgets the last step, may keep lengths."""
+        """Forget the last step and save the lengths of steps. Called when the engine is idle."""
         self.layout.forget()
         self.close(unless_within=_KEEP_SECONDS)
 
     def give_back_memory(self) -> None:
-        """To be called when there is nothing to do for a while: the last step's memory goes, on all
-        ranks.
-        """
+        """Free the memory of the last step on all ranks. Called when the engine stays idle."""
         self.ranks.tell("give_back_memory")
         self.layout.forget()
         self.platform.give_back_memory()
 
     def close(self, *, unless_within: float = 0.0) -> None:
-        """Keep what was learned for the next start, unless that was done within so many seconds."""
+        """Save the lengths of steps for the next start, unless saved in the last seconds."""
         if self.ranks.rank != 0:
             return
         try:
@@ -249,7 +229,7 @@ class ModelRunner:
     def _load(
         self, path: str, config: EngineConfig, kernels: LinearKernels | None, *, progress: bool
     ) -> CausalLM:
-        """This rank's part of the model."""
+        """Load this rank's part of the model."""
         settings: dict[str, Any] = {
             "quantization": config.quantization,
             "lacking": self.platform.lacking_dtypes,
@@ -262,7 +242,7 @@ class ModelRunner:
         return load_model(path, self.dtype, self.device, progress, kernels, **settings)
 
     def _take_place(self, config: EngineConfig) -> None:
-        """This rank's own cores or device among all replicas'. Raises `ValueError` for too few."""
+        """Choose this rank's cores or device. Raise `ValueError` if the machine has too few."""
         place = Place(
             config.replica * self.ranks.local_size + self.ranks.local_rank,
             config.replicas * self.ranks.local_size,
@@ -274,8 +254,10 @@ class ModelRunner:
         self.platform.use_device(place.rank)
 
     def _meet(self) -> Group | None:
-        """The group of the ranks once each has loaded its part of the model; None where there are
-        no others. Raises `ValueError` where one cannot, for a reason that the user can mend.
+        """Wait until every rank has loaded its part of the model and return their group.
+
+        Return None without other ranks. Raise `ValueError` if a rank fails for a reason that the
+        user can change.
         """
         if self.ranks.size == 1:
             return None
@@ -285,13 +267,14 @@ class ModelRunner:
 
     @property
     def _sharers(self) -> int:
-        """How many ranks take what they hold from the memory that this one takes it from."""
+        """Number of ranks that allocate from the same memory as this one."""
         shared = self.ranks.local_size * self._replicas
         return shared if self.platform.ranks_share_memory else 1
 
     def _resolve(self, config: EngineConfig, backend: AttentionBackend) -> ResolvedConfig:
-        """Every number chosen, the size of the KV cache last: where nothing is said about it, by a
-        memory profile.
+        """Choose every number of the engine, the size of the KV cache last.
+
+        Without a flag for that size, a memory profile measures it.
         """
         steps = resolve_steps(config, self.model_config, self.platform)
         window = window_of(self._layouts, steps.context_length)
@@ -303,7 +286,7 @@ class ModelRunner:
             self._windows = WindowPages(window, page_bytes(windowed, steps.page_size), shared)
         slot = slot_bytes(self._state_layouts)
         if config.max_total_tokens is None and steps.mem_fraction_static is None:
-            # Of no more requests than whose states fit.
+            # Profile with as many requests as have room for their recurrent states.
             tried = steps
             if slot:
                 now = self.platform.memory().free
@@ -350,7 +333,7 @@ class ModelRunner:
         return replace(resolved, passes=str(PassConfig.parse(config.passes).settled(packs=packs)))
 
     def _cache_remarks(self) -> dict[str, str]:
-        """What the summary says of layers that do not keep all of a text."""
+        """Lines of the start-up summary on windows and recurrent states."""
         remarks = {}
         if self._windows is not None and self._windows.shared is not None:
             remarks["windows"] = (
@@ -378,7 +361,7 @@ class ModelRunner:
         windows = self._windows
         return KVPool(
             self._layouts,
-            # One more than is handed out: the reserved one.
+            # One more for the reserved page.
             num_pages=config.max_total_tokens // config.page_size + 1,
             page_size=config.page_size,
             platform=self.platform,

@@ -188,4 +188,4 @@ def test_a_request_that_ends_in_quarantine_is_let_go(
     else:
         outputs = serve(core, requests)
         assert outputs[BAD][-1].finish_reason is FinishReason.ERROR
-    assert not core.has_work and not core._quarantine and not core._at_work
+    assert not core.has_work and not core._quarantine and not core._computing
