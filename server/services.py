@@ -18,9 +18,8 @@ from .engine.replicas import Replicas
 from .engine.supervisor import settings_of
 from .images.config import ImageServerConfig
 from .openai.responses.service import check_store
+from .parsing.choice import AUTO, choose_format, choose_reasoning
 from .parsing.detection import detect
-from .parsing.reasoning import choose_reasoning
-from .parsing.tool_calls import AUTO, choose_format
 from .pooling.config import PoolingServerConfig
 from .serving.service import Service
 from .summary import summary

@@ -18,8 +18,9 @@ from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..core.errors import InvalidRequest
 from ..core.limits import check_text
+from ..parsing.choice import choose_reasoning
 from ..parsing.events import CallBegins, Event, Parser, PlainText
-from ..parsing.reasoning import ReasoningFormat, choose_reasoning
+from ..parsing.reasoning import ReasoningFormat
 from ..serving.state import THREAD_FROM, Serving
 from .generation import generation_requests
 from .protocol import ChatCompletionRequest, ChatOptions

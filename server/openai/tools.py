@@ -12,8 +12,9 @@ from ...runtime.sampling.grammar import INVALID_GRAMMAR
 from ...runtime.sampling.json_schema import ignore
 from ..core.errors import InvalidRequest
 from ..core.schemas import WireModel, disagreement
+from ..parsing.choice import choose_format
 from ..parsing.events import Parser
-from ..parsing.tool_calls import CallRules, Tool, ToolCallFormat, choose_format
+from ..parsing.tool_calls import CallRules, Tool, ToolCallFormat
 from ..serving.state import Serving
 from ..serving.structured import OpenAIStructuredFields, grammar_of, json_schema_of
 from ..serving.structured import made_grammar as made

@@ -13,9 +13,10 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from ...runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
+from .catalog import formats, reasoning_formats
 from .events import Arguments, CallBegins
-from .reasoning import ReasoningFormat, reasoning_formats
-from .tool_calls import Tool, ToolCallFormat, formats
+from .reasoning import ReasoningFormat
+from .tool_calls import Tool, ToolCallFormat
 
 _QUESTION, _RESULT, _CALL_ID = "Probe question", "Probe result", "a1B2c3D4e"
 _THOUGHT, _ANSWER = "Probe thought", "Probe answer"

@@ -12,7 +12,6 @@ import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...runtime.sampling.grammar import after
@@ -20,10 +19,7 @@ from .calls_grammar import ended_text, literal
 from .events import Event, Parser, Thought, held_back
 
 if TYPE_CHECKING:
-    from ...runtime.tokenizer.chat_template import ChatTemplates
     from ...runtime.tokenizer.tokenizer import Tokenizer
-
-AUTO, NONE = "auto", "none"
 
 
 class _Marks(NamedTuple):
@@ -131,7 +127,7 @@ class ReasoningFormat(_Marks):
 
 
 _KIMI = ("<|open|>", "<|close|>", "<|sep|>")
-_FORMATS = (
+THOUGHT_FORMATS = (
     ReasoningFormat(
         "think_answer",
         "<think>",
@@ -190,48 +186,6 @@ _FORMATS = (
 3.3, Magistral, Kimi-VL, Kimi-K3, Seed-OSS, MiniMax-M3, Hy3, EXAONE-Deep, Apertus, Apriel 1.5,
 Command R7B, Granite 3.2 and Gemma 4. If several fit a template, the first is taken.
 """
-_ALIASES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "glm45", "minimax"),
-        "think",
-    ),
-    **dict.fromkeys(
-        ("deepseek_v4", "glm47", "kimi_k2", "minimax_m2", "mimo", "nemotron_v3", "olmo3"), "think"
-    ),
-    **dict.fromkeys(("step3", "step3p5", "poolside_v1", "holo2"), "think"),
-    **dict.fromkeys(("openai_gptoss", "gpt-oss", "openai", "harmony"), "gpt_oss"),
-    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere_command"),
-    "ernie45": "think_response",
-    "hunyuan_a13b": "think_answer",
-}
-"""Names that vLLM and SGLang have for some."""
-
-
-@cache
-def reasoning_formats() -> dict[str, ReasoningFormat]:
-    """Every format by its name."""
-    from .harmony import REASONING
-
-    return {form.name: form for form in (*_FORMATS, REASONING)}
-
-
-def choose_reasoning(name: str, templates: ChatTemplates | None) -> ReasoningFormat | None:
-    """The format that `--reasoning-parser` names. The chat template decides for `auto`. None if the
-    model does not think. Raises `ValueError` with the names that there are.
-    """
-    from .detection import detect_reasoning
-
-    known = reasoning_formats()
-    if name == NONE:
-        return None
-    if name == AUTO:
-        return None if templates is None else detect_reasoning(templates)
-    found = known.get(_ALIASES.get(name, name))
-    if found is None:
-        raise ValueError(
-            f"--reasoning-parser must be {AUTO}, {NONE} or one of {', '.join(known)}, got {name}"
-        )
-    return found
 
 
 class _ThoughtParser:

@@ -1,6 +1,6 @@
 """Tool calls as a model writes them: a format a file of this package, with its `FORMATS`.
 
-form = choose_format("auto", tokenizer.templates)
+form = choose_format("auto", tokenizer.templates)     # `choice`
 rules = CallRules(required=False, parallel=True, special=tokenizer.special_ids(form.marks))
 grammar = form.grammar(tools, rules)     # what the text must follow
 parser = form.parser(tools)
@@ -11,19 +11,11 @@ events += parser.finish()
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...runtime.sampling.json_schema import held_schema
 from .events import Parser
-
-if TYPE_CHECKING:
-    from ...runtime.tokenizer.chat_template import ChatTemplates
-
-AUTO = "auto"
 
 
 class Tool(NamedTuple):
@@ -129,32 +121,3 @@ class InTemplate:
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         return list(messages)
-
-
-@cache
-def formats() -> dict[str, ToolCallFormat]:
-    """Every format by its name."""
-    package = import_module(__package__)
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    modules = [import_module(f"{__package__}.{name}") for name in names]
-    return {form.name: form for module in modules for form in getattr(module, "FORMATS", ())}
-
-
-def choose_format(name: str, templates: ChatTemplates | None) -> ToolCallFormat:
-    """The format that `--tool-call-parser` names. The chat template decides for `auto`, and if
-    several formats have the name. Raises `ValueError` with the names that there are.
-    """
-    from .detection import detect
-
-    known = formats()
-    named = [form.name for form in known.values() if name in (AUTO, form.name, *form.aliases)]
-    if not named:
-        raise ValueError(
-            f"--tool-call-parser must be {AUTO} or one of {', '.join(known)}, got {name}"
-        )
-    if templates is None or len(named) == 1:
-        return known["generic"] if name == AUTO else known[named[0]]
-    if name == AUTO:
-        return detect(templates).form
-    found = detect(templates, tuple(named)).form
-    return found if found.name in named else known.get(name, known[named[0]])

@@ -25,7 +25,7 @@ from piecework.runtime.loader.check import check_model
 TOY = """
 from dataclasses import dataclass
 
-from ..model_config import ModelConfig
+from ..config.model import ModelConfig
 from .llama import LlamaForCausalLM
 
 ARCHITECTURE = "ToyForCausalLM"

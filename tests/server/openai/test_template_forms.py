@@ -17,7 +17,7 @@ from piecework.server.anthropic.to_chat import chat_options
 from piecework.server.openai.protocol import ChatOptions
 from piecework.server.openai.rendering import render_chat
 from piecework.server.openai.responses.items import InputItem, messages_of
-from piecework.server.parsing.tool_calls import choose_format
+from piecework.server.parsing.choice import choose_format
 
 FOLDER = os.environ.get("PIECEWORK_CHAT_TEMPLATES")
 FILES = sorted(Path(FOLDER).rglob("*.jinja")) if FOLDER else []

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from recorded_calls import RECORDED, SCHEMA, TOOLS, Said
 
 from piecework.runtime.sampling import grammar
+from piecework.server.parsing.catalog import formats, reasoning_formats
 from piecework.server.parsing.events import Arguments, CallBegins, Event, Text, Thought
-from piecework.server.parsing.reasoning import reasoning_formats
-from piecework.server.parsing.tool_calls import Call, CallRules, Tool, ToolCallFormat, formats
+from piecework.server.parsing.tool_calls import Call, CallRules, Tool, ToolCallFormat
 
 FIRST_ID = 300
 """Of special tokens, in the vocabulary that grammars are walked with."""

@@ -13,9 +13,11 @@ from llguidance import LLMatcher, LLTokenizer
 from small_templates import templates
 
 from piecework.runtime.sampling import grammar
+from piecework.server.parsing.catalog import formats, reasoning_formats
+from piecework.server.parsing.choice import choose_reasoning
 from piecework.server.parsing.events import CallBegins, Event, Parser, PlainText, Text, Thought
-from piecework.server.parsing.reasoning import ReasoningFormat, choose_reasoning, reasoning_formats
-from piecework.server.parsing.tool_calls import CallRules, Tool, formats
+from piecework.server.parsing.reasoning import ReasoningFormat
+from piecework.server.parsing.tool_calls import CallRules, Tool
 
 THINK = reasoning_formats()["think"]
 

@@ -17,9 +17,10 @@ from piecework.runtime.tokenizer.chat_template import DEFAULT, TOOL_USE, ChatTem
 from piecework.runtime.tokenizer.data import TokenizerData
 from piecework.runtime.tokenizer.detokenizer import Detokenizer
 from piecework.runtime.tokenizer.tokenizer import Tokenizer
+from piecework.server.parsing.catalog import formats, reasoning_formats
+from piecework.server.parsing.choice import choose_format, choose_reasoning
 from piecework.server.parsing.detection import detect
-from piecework.server.parsing.reasoning import choose_reasoning, reasoning_formats
-from piecework.server.parsing.tool_calls import CallRules, choose_format, formats
+from piecework.server.parsing.tool_calls import CallRules
 
 ROOT = Path(__file__).parents[3]
 

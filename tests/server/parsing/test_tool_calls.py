@@ -14,10 +14,11 @@ from tiny_models import make_tiny_model
 
 from piecework import LLM, SamplingParams
 from piecework.runtime.sampling import grammar
+from piecework.server.parsing.catalog import formats, reasoning_formats
+from piecework.server.parsing.choice import choose_format
 from piecework.server.parsing.events import Arguments, CallBegins, Event, Text
 from piecework.server.parsing.in_text import tools_in_text, turns_in_text
-from piecework.server.parsing.reasoning import reasoning_formats
-from piecework.server.parsing.tool_calls import CallRules, Tool, choose_format, formats
+from piecework.server.parsing.tool_calls import CallRules, Tool
 
 SCHEMA = {
     "type": "object",

@@ -11,8 +11,9 @@ import pytest
 from grammar_walks import Walk
 
 from piecework.runtime.sampling import grammar
+from piecework.server.parsing.catalog import formats
 from piecework.server.parsing.events import Arguments
-from piecework.server.parsing.tool_calls import CallRules, Tool, formats
+from piecework.server.parsing.tool_calls import CallRules, Tool
 from piecework.server.parsing.typed_values import KINDS, kinds_of, read_value
 
 FORM = formats()["qwen3_coder"]
