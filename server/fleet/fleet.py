@@ -53,11 +53,8 @@ class _Waiter:
 
 
 class Fleet:
-    """The models of one server, and who waits for them. It is to a server what one engine's
-    supervisor is: started, drained and stopped, and never failed, for a model that fails is told to
-    who asks for it.
-
-    `adopt` is called with each model's service when it is made; `service_of` makes that service.
+    """The models of one server and the requests that wait for them, started, drained and stopped
+    like an engine. `service_of` makes a model's service, which `adopt` is then called with.
     """
 
     restarts = hangs = 0
