@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from .anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
 from .anthropic.models import model_info, model_list
-from .auth.accounts import may_use
 from .core.answers import ErrorAnswer, answers
 from .core.anthropic_errors import VERSION_HEADER
 from .openai.answers import ModelCard, ModelList

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..foreign_tables import (
+from .flags import ListAction, list_text, whole_number
+from .foreign_tables import (
     CHOICES_WITHOUT_EFFECT,
     LISTS_WITHOUT_EFFECT,
     NOTHING_TO_DO,
@@ -20,7 +21,6 @@ from ..foreign_tables import (
     SWITCHES_WITHOUT_EFFECT,
     VALUES_WITHOUT_EFFECT,
 )
-from .flags import ListAction, list_text, whole_number
 
 
 def add_foreign_flags(parser: Any) -> None:

@@ -23,6 +23,7 @@ class KVTensors(Protocol):
     layouts: list[KVLayout]
     k: list[torch.Tensor]
     v: list[torch.Tensor]
+    index: dict[int, torch.Tensor]  # By layer: the keys of an index.
     second: list[bool]  # By layer: whether the layer reads the second of a step's page tables.
 
 

@@ -19,7 +19,7 @@ from piecework.cli.core.flags import (
     server_config,
 )
 from piecework.cli.core.foreign_flags import add_foreign_flags, instead_of
-from piecework.cli.foreign_tables import NOTHING_TO_DO
+from piecework.cli.core.foreign_tables import NOTHING_TO_DO
 from piecework.cli.serve import describe
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.foreign_names import SAME
