@@ -56,6 +56,29 @@ def mamba2(
         ops.mamba2_prompts(x, dt, weights, out, states, plan.prompts)
 
 
+def lightning_attention(
+    x: torch.Tensor,
+    log_decay: torch.Tensor,
+    out: torch.Tensor,
+    states: torch.Tensor,
+    plan: StatePlan,
+) -> None:
+    """Lightning attention (arXiv:2401.04658) between its projections: x [T, 3 * H * P], which is
+    values, keys and queries, into out [T, H * P]. Behind silu, of each head and token
+
+        state = exp(log_decay) * state + v k^T        y = state q
+
+    This is Mamba 2 with steps of length 1 and a convolution of one column, which keeps no tokens.
+    states [slots, H, P, P].
+    """
+
+    channels, zeros = x.shape[1], torch.zeros_like(log_decay)
+    one = torch.ones(channels, 1, dtype=torch.float32, device=x.device)
+    weights = Mamba2Weights(one, None, log_decay, zeros, zeros, (1.0, 1.0))
+    held = States(x.new_empty(len(states), 0, channels), states)
+    mamba2(x, x.new_zeros(len(x), len(log_decay)), weights, out, held, plan)
+
+
 def gated_delta_net(
     x: torch.Tensor,
     b: torch.Tensor,
@@ -66,13 +89,14 @@ def gated_delta_net(
     plan: StatePlan,
 ) -> None:
     """The gated delta rule (arXiv:2412.06464) between its projections: x [T, C], which is queries,
-    keys and values (C = 2 * G * N + H * P), b and a [T, H] into out [T, H * P]. Behind a
+    keys and values (C = 2 * G * N + H * P), b [T, H] and a [T, H * D] into out [T, H * P]. Behind a
     convolution and silu, of each head and token, with k and q of length 1 and q / sqrt(N)
 
         state = exp(weights.a * softplus(a + dt_bias)) * state
-        state += k (sigmoid(b) * (v - state^T k))^T     y = state^T q
+        state += k (most_written * sigmoid(b) * (v - state^T k))^T     y = state^T q
 
-    states: [slots, K - 1, C] of the convolution and [slots, H, N, P].
+    D is 1, or N where each row of a state decays on its own (Kimi Delta Attention,
+    arXiv:2510.26692). states: [slots, K - 1, C] of the convolution and [slots, H, N, P].
     """
 
     _decodes(

@@ -30,6 +30,12 @@ _BLOCK = 16
 """Tokens of a chunk whose states a selective scan finds at once."""
 _NUMBERS_ON_CPU, _NUMBERS = 2**21, 2**26
 """Numbers of states that a selective scan holds at once, about."""
+_BY_ROWS = 16
+"""Chunks that are computed together at most where each row of a state decays on its own: between
+them lie products of all of those rows.
+"""
+_NEAR = 16
+"""Tokens of a chunk whose decays towards one another are computed one by one in that case."""
 
 
 def conv_prompts(
@@ -71,7 +77,7 @@ def gated_delta_prompts(
     states: States,
     prompts: Prompts,
 ) -> None:
-    """`recurrent.gated_delta_net` of x [T, C], b and a [T, H] into out [T, H * P]."""
+    """`recurrent.gated_delta_net` of x [T, C], b [T, H] and a [T, H * D] into out [T, H * P]."""
     x, b, a = (each.index_select(0, prompts.rows) for each in (x, b, a))
     conv = _convolved(x, weights.conv, None, states.conv, prompts)
     inputs = delta_inputs(conv, b, a, weights, states)
@@ -213,22 +219,28 @@ def _delta_chunks(
     prompts: Prompts,
 ) -> torch.Tensor:
     """The states and products of the gated delta rule: q and k [tokens, G, N], v [tokens, H, P],
-    decay and beta [tokens, H] to [tokens, H, P]. What the tokens of a chunk write depends on what
-    those before them wrote: a triangular system a chunk (section 3 of the paper).
+    decay [tokens, H, D] and beta [tokens, H] to [tokens, H, P]. What the tokens of a chunk write
+    depends on what those before them wrote: a triangular system a chunk (section 3 of the paper).
     """
     times, size = v.shape[1] // q.shape[1], v.shape[2]
+    by_rows = decay.shape[2] > 1
     kept, found = states.index_select(0, prompts.slots), []
-    for tokens, valid, owners in _parts(prompts):
-        sums = (decay[tokens] * valid[..., None]).transpose(1, 2).cumsum(-1)
+    for tokens, valid, owners in _parts(prompts, _BY_ROWS if by_rows else None):
+        # [n, H, Q, D]
+        sums = (decay[tokens] * valid[..., None, None]).transpose(1, 2).cumsum(-2)
         rates = (beta[tokens] * valid[..., None]).transpose(1, 2)[..., None]
         queries, keys = (each[tokens].transpose(1, 2) for each in (q, k))
-        pairwise = _pairwise(sums)
         # [n, H, Q, Q]
-        attends = (queries @ keys.mT).repeat_interleave(times, 1).mul_(pairwise)
-        system = (keys @ keys.mT).repeat_interleave(times, 1).mul_(pairwise.mul_(rates)).tril_()
+        if by_rows:
+            attends, system = _decayed_products(queries, keys, sums)
+            system = system.mul_(rates).tril_()
+        else:
+            pairwise = _pairwise(sums[..., 0])
+            attends = (queries @ keys.mT).repeat_interleave(times, 1).mul_(pairwise)
+            system = (keys @ keys.mT).repeat_interleave(times, 1).mul_(pairwise.mul_(rates)).tril_()
         # [n, H, Q, N] and [n, H, Q, P]
         queries, keys = (each.repeat_interleave(times, 1) for each in (queries, keys))
-        grown = sums.exp()[..., None]
+        grown = sums.exp()
         wanted = torch.cat((v[tokens].transpose(1, 2), keys * grown), dim=-1).mul_(rates)
         spoilt = _spoilt(system) + _spoilt(wanted)
         for each in (system, wanted):
@@ -236,8 +248,8 @@ def _delta_chunks(
         solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
         written, read = solved.add_(spoilt).tensor_split([size], dim=-1)
         queries = queries * grown
-        left = (keys * (sums[..., -1:] - sums).exp()[..., None]).mT
-        lasting = sums[..., -1].exp()[..., None, None]
+        left = (keys * (sums[..., -1:, :] - sums).exp()).mT
+        lasting = sums[..., -1, :].exp()[..., None]
         y = torch.empty_like(written)
         for chunk, owner in enumerate(owners):
             state = kept[owner]
@@ -249,12 +261,38 @@ def _delta_chunks(
     return torch.cat(found).flatten(0, 1).index_select(0, prompts.places)
 
 
-def _parts(prompts: Prompts) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
+def _decayed_products(
+    queries: torch.Tensor, keys: torch.Tensor, sums: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The products of queries [n, H, Q, N] with keys, and of keys with keys, [n, H, Q, Q], in which
+    each of the N numbers has decayed from token j to token i by running sums [n, H, Q, N]; where j
+    comes later, anything. Between blocks of tokens they are products of matrices: what is left at a
+    block's first token is part of the left one, and no factor is above 1.
+    """
+    products = [rows.new_zeros(*rows.shape[:-1], CHUNK) for rows in (queries, keys)]
+    for begin in range(0, CHUNK, _NEAR):
+        block = slice(begin, begin + _NEAR)
+        own, first = sums[:, :, block], sums[:, :, begin : begin + 1]
+        # [n, H, tokens, tokens, N]
+        decayed = keys[:, :, None, block] * _pairwise(own.mT).permute(0, 1, 3, 4, 2)
+        before = keys[:, :, :begin] * (first - sums[:, :, :begin]).exp()
+        faded = (own - first).exp()
+        for rows, result in zip((queries, keys), products, strict=True):
+            rows = rows[:, :, block]
+            result[..., block, :begin] = (rows * faded) @ before.mT
+            result[..., block, block] = (decayed @ rows[..., None]).squeeze(-1)
+    attends, among_keys = products
+    return attends, among_keys
+
+
+def _parts(
+    prompts: Prompts, most: int | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
     """Tokens, `valid` and owners of the chunks that are computed together: on a CPU few, whose
-    numbers its caches hold.
+    numbers its caches hold, elsewhere at most `most`.
     """
     count = len(prompts.owners)
-    together = _ON_CPU if prompts.tokens.device.type == "cpu" else count
+    together = _ON_CPU if prompts.tokens.device.type == "cpu" else most or count
     for begin in range(0, count, together):
         part = slice(begin, begin + together)
         yield prompts.tokens[part], prompts.valid[part], prompts.owners[part]

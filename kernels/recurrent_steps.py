@@ -37,11 +37,20 @@ class Mamba2Weights(NamedTuple):
 
 
 class DeltaWeights(NamedTuple):
-    """All float32: `conv` [C, K], `a` below 0 and `dt_bias` [H]."""
+    """All float32: `conv` [C, K], `a` below 0 [H] and `dt_bias` [H * D]: of a head, all N numbers
+    decay alike (D = 1), or each on its own (D = N). `most_written`: what the sigmoid that says how
+    much a token writes is multiplied by.
+    """
 
     conv: torch.Tensor
     a: torch.Tensor
     dt_bias: torch.Tensor
+    most_written: float = 1.0
+
+    @property
+    def decays(self) -> int:
+        """D."""
+        return len(self.dt_bias) // len(self.a)
 
 
 class ScanWeights(NamedTuple):
@@ -106,7 +115,7 @@ def gated_delta_step(
     q, k, v, decay, beta = delta_inputs(conv, b, a, weights, states)
     times = v.shape[1] // q.shape[1]
     q, k = q.repeat_interleave(times, 1), k.repeat_interleave(times, 1)
-    state = states.recurrent.index_select(0, slots) * decay.exp()[..., None, None]
+    state = states.recurrent.index_select(0, slots) * decay.exp()[..., None]
     change = (v - (k[:, :, None] @ state).squeeze(2)) * beta[..., None]
     state = torch.addcmul(state, k[..., None], change[:, :, None])
     put(states.recurrent, slots, state)
@@ -165,8 +174,8 @@ _LEAST_SQUARES = 1e-6
 def delta_inputs(
     conv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, weights: DeltaWeights, states: States
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a convolution gives, [T, 2 * G * N + H * P], and b, a [T, H] as q, k [T, G, N], v [T, H,
-    P], decay (below 0) and beta [T, H], all float32.
+    """What a convolution gives, [T, 2 * G * N + H * P], b [T, H] and a [T, H * D] as q, k [T, G,
+    N], v [T, H, P], decay (below 0) [T, H, D] and beta [T, H], all float32.
     """
     _, heads, numbers, size = states.recurrent.shape
     keys = (conv.shape[1] - heads * size) // 2
@@ -176,8 +185,9 @@ def delta_inputs(
     q, k = (
         each * torch.rsqrt(each.square().sum(-1, keepdim=True) + _LEAST_SQUARES) for each in (q, k)
     )
-    decay = weights.a * F.softplus(a.float() + weights.dt_bias)
-    return q * numbers**-0.5, k, v.view(tokens, heads, size), decay, b.float().sigmoid()
+    raw = F.softplus(a.float() + weights.dt_bias).view(tokens, heads, -1)
+    beta = weights.most_written * b.float().sigmoid()
+    return q * numbers**-0.5, k, v.view(tokens, heads, size), weights.a[:, None] * raw, beta
 
 
 def scan_inputs(

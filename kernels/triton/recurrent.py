@@ -93,6 +93,8 @@ def gated_delta_step(
             (conv.shape[1] - heads * size) // (2 * numbers),
             size,
             numbers,
+            weights.most_written,
+            DECAYS=weights.decays,
             BLOCK_P=columns,
             BLOCK_N=rows,
         )

@@ -47,7 +47,8 @@ def conv_step_kernel(
         result += old.to(tl.float32) * tl.load(taps + column, mask=live, other=0.0)
         if column > 0:
             tl.store(tail + (column - 1) * channels, old, mask=live & (slot != 0))
-    tl.store(tail + (COLUMNS - 2) * channels, new, mask=live & (slot != 0))
+    if COLUMNS > 1:
+        tl.store(tail + (COLUMNS - 2) * channels, new, mask=live & (slot != 0))
     if SILU:
         result = result / (1.0 + tl.exp(-result))
     tl.store(out + token * channels + channel, result, mask=live)
@@ -115,10 +116,14 @@ def delta_step_kernel(
     groups,
     size,
     numbers,
+    most_written,
+    DECAYS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (t, h, p): BLOCK_P columns of head h's state [numbers, size], of token t."""
+    """Program (t, h, p): BLOCK_P columns of head h's state [numbers, size], of token t. DECAYS: 1,
+    or `numbers` where each row decays on its own.
+    """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
     row = tl.arange(0, BLOCK_N)
@@ -132,11 +137,14 @@ def delta_step_kernel(
     v = tl.load(given + 2 * groups * numbers + head * size + column, mask=has_column, other=0.0)
     q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * tl.rsqrt(numbers + 0.0)
     k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-    beta = 1.0 / (1.0 + tl.exp(-tl.load(b + token * b_stride + head).to(tl.float32)))
-    raw = tl.load(gate + token * gate_stride + head).to(tl.float32) + tl.load(dt_bias + head)
+    beta = most_written / (1.0 + tl.exp(-tl.load(b + token * b_stride + head).to(tl.float32)))
+    own = head * DECAYS + (row if DECAYS > 1 else row * 0)
+    raw = tl.load(gate + token * gate_stride + own, mask=has_row, other=0.0).to(tl.float32)
+    raw += tl.load(dt_bias + own, mask=has_row, other=0.0)
+    decay = tl.exp(tl.load(a + head) * softplus(raw))
     place = states + (slot * heads + head) * numbers * size
     place += row[:, None] * size + column[None]
-    state = tl.load(place, mask=live, other=0.0) * tl.exp(tl.load(a + head) * softplus(raw))
+    state = tl.load(place, mask=live, other=0.0) * decay[:, None]
     change = beta * (v - tl.sum(state * k[:, None], 0))
     state += k[:, None] * change[None]
     tl.store(place, state, mask=live & (slot != 0))

@@ -1,4 +1,4 @@
-"""Gated DeltaNet (arXiv:2412.06464) as Qwen3-Next has it."""
+"""Gated DeltaNet (arXiv:2412.06464) as Qwen3-Next has it, and its relatives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .rotary import Rotations
 
 class DeltaSizes(NamedTuple):
     """Heads of queries and keys, and of values, which are a multiple of them; the numbers of each;
-    tokens that the convolution sees.
+    tokens that the convolution sees. `decays`: numbers of a head's key that decay on their own, 1
+    or all. `most_written`: as of `DeltaWeights`.
     """
 
     key_heads: int
@@ -24,6 +25,8 @@ class DeltaSizes(NamedTuple):
     key_dim: int
     value_dim: int
     conv: int
+    decays: int = 1
+    most_written: float = 1.0
 
     @property
     def keys(self) -> int:
@@ -44,7 +47,7 @@ class GatedDeltaNet(nn.Module):
         self.layer, self.sizes = layer, sizes
         self.held_rows: Stretch | None = None
         self.conv1d = CausalConv(2 * sizes.keys + sizes.values, sizes.conv, bias=False)
-        self.A_log, self.dt_bias = float_weight(sizes.value_heads), float_weight(sizes.value_heads)
+        self._make_decays()
         self.norm = GatedRMSNorm(sizes.value_dim, eps, norm_first=True)
         self.out_proj = Linear(sizes.values, hidden_size)
 
@@ -52,7 +55,12 @@ class GatedDeltaNet(nn.Module):
         """From now on it has these heads."""
         sizes, self.held_rows = self.sizes, value_heads
         self.sizes = sizes._replace(key_heads=key_heads.size, value_heads=value_heads.size)
-        self.A_log, self.dt_bias = float_weight(value_heads.size), float_weight(value_heads.size)
+        self._make_decays()
+
+    def _make_decays(self) -> None:
+        heads, decays = self.sizes.value_heads, self.sizes.decays
+        self.A_log = float_weight(heads)
+        self.dt_bias = float_weight(heads) if decays == 1 else float_weight(heads, decays)
 
     def state_layout(self, dtype: torch.dtype) -> StateLayout:
         """What the layer keeps of a request: tokens for its convolution, and each head's state."""
@@ -73,8 +81,8 @@ class GatedDeltaNet(nn.Module):
     def project(
         self, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values side by side, gates of the result [T, values], and a number a
-        head [T, value_heads] for how much is written, and for how much is kept.
+        """Queries, keys and values side by side, gates of the result [T, values], a number a head
+        [T, value_heads] for how much is written, and `decays` a head for how much is kept.
         """
         raise NotImplementedError
 
@@ -83,7 +91,15 @@ class GatedDeltaNet(nn.Module):
         qkv, gate, b, a = self.project(x)
         out = qkv.new_empty(len(qkv), sizes.values)
         torch.ops.piecework.gated_delta_net(
-            qkv, b, a, self.conv1d.weight, self.A_log, self.dt_bias, out, self.layer
+            qkv,
+            b,
+            a,
+            self.conv1d.weight,
+            self.A_log,
+            self.dt_bias,
+            out,
+            sizes.most_written,
+            self.layer,
         )
         heads = (-1, sizes.value_heads, sizes.value_dim)
         gated = self.norm(out.view(heads), gate.reshape(heads))

@@ -5,6 +5,8 @@ Gemma's, whose weights are stored less 1, are RMSNorms once loaded: `loader.chec
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -55,14 +57,23 @@ class AllHeadsRMSNorm(RMSNorm):
 
 
 class GatedRMSNorm(nn.Module):
-    """x [..., size] times silu(gate), normalised in `groups`; `norm_first`: normalised before it is
-    multiplied. In float32.
+    """x [..., size] times silu(gate), or times `activation` of it, normalised in `groups`;
+    `norm_first`: normalised before it is multiplied. In float32.
     """
 
-    def __init__(self, size: int, eps: float, *, groups: int = 1, norm_first: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        *,
+        groups: int = 1,
+        norm_first: bool = False,
+        activation: Callable[[torch.Tensor], torch.Tensor] = F.silu,
+    ) -> None:
         super().__init__()
         self.weight = weight(size)
         self.eps, self.groups, self.norm_first = eps, groups, norm_first
+        self.activation = activation
         self.held_rows: Stretch | None = None
 
     def hold_rows(self, rows: Stretch, groups: int) -> None:
@@ -74,7 +85,7 @@ class GatedRMSNorm(nn.Module):
         return parts.square().mean(-1, keepdim=True)
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        wide, gate = x.float(), F.silu(gate.float())
+        wide, gate = x.float(), self.activation(gate.float())
         if not self.norm_first:
             wide = wide * gate
         parts = wide.view(*wide.shape[:-1], self.groups, -1)

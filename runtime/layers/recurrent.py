@@ -77,6 +77,14 @@ def _mamba2(
     recurrent.mamba2(x, dt, weights, out, States(*states), metadata.plan)
 
 
+def _lightning_attention(
+    x: torch.Tensor, log_decay: torch.Tensor, out: torch.Tensor, layer: int
+) -> None:
+    layer_begins()
+    (states,), metadata = current_states(layer)
+    recurrent.lightning_attention(x, log_decay, out, states, metadata.plan)
+
+
 def _gated_delta_net(
     x: torch.Tensor,
     b: torch.Tensor,
@@ -85,11 +93,12 @@ def _gated_delta_net(
     a_log: torch.Tensor,
     dt_bias: torch.Tensor,
     out: torch.Tensor,
+    most_written: float,
     layer: int,
 ) -> None:
     layer_begins()
     states, metadata = current_states(layer)
-    weights = DeltaWeights(conv.flatten(1), -a_log.exp(), dt_bias)
+    weights = DeltaWeights(conv.flatten(1), -a_log.exp(), dt_bias.flatten(), most_written)
     recurrent.gated_delta_net(x, b, a, weights, out, States(*states), metadata.plan)
 
 
@@ -120,9 +129,13 @@ _OPS: dict[str, tuple[str, Implementation]] = {
         "Tensor dt_bias, Tensor(a!) out, float least_dt, float most_dt, int layer) -> ()",
         _mamba2,
     ),
+    "lightning_attention": (
+        "(Tensor x, Tensor log_decay, Tensor(a!) out, int layer) -> ()",
+        _lightning_attention,
+    ),
     "gated_delta_net": (
         "(Tensor x, Tensor b, Tensor a, Tensor conv, Tensor a_log, Tensor dt_bias, "
-        "Tensor(a!) out, int layer) -> ()",
+        "Tensor(a!) out, float most_written, int layer) -> ()",
         _gated_delta_net,
     ),
     "selective_scan": (

@@ -22,6 +22,7 @@ from ...kernels.collectives import TENSOR_PARALLEL, all_reduce
 from ..config.model_registry import FALLBACK
 from ..layers.gated_delta_net import GatedDeltaNet
 from ..layers.latent_attention import LatentAttention
+from ..layers.lightning_attention import LightningAttention
 from ..layers.linear import CannotSplitError, Embedding, Linear, Stretch
 from ..layers.mamba import MambaMixer
 from ..layers.mamba2 import Mamba2Mixer
@@ -254,6 +255,19 @@ def _split_mamba2(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     _sum_over_ranks(layer.out_proj, inner)
 
 
+def _split_lightning(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
+    """By heads."""
+    if layer.num_heads % shard.size:
+        return
+    heads = shard.equal(layer.num_heads)
+    rows = Stretch(*(number * layer.head_dim for number in heads))
+    layer.qkv_proj.hold_rows({"": Stretch(*(3 * number for number in rows))})
+    layer.output_gate.hold_rows({"": rows})
+    layer.norm = SplitAllHeadsRMSNorm(rows, layer.norm.eps, holders=1)
+    layer.hold_heads(heads)
+    _sum_over_ranks(layer.out_proj, rows)
+
+
 def _split_delta_net(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     """By key heads, each with its value heads."""
     sizes = layer.sizes
@@ -299,6 +313,7 @@ _RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {
     ShortConv: _split_short_conv,
     MambaMixer: _split_mamba,
     Mamba2Mixer: _split_mamba2,
+    LightningAttention: _split_lightning,
     GatedDeltaNet: _split_delta_net,
 }
 

@@ -140,6 +140,38 @@ def stacked(tensors: Iterable[StoredTensor], pattern: str, name: str) -> list[St
     return found
 
 
+def joined(tensors: Iterable[StoredTensor], name: str, parts: Sequence[str]) -> list[StoredTensor]:
+    """With the rows of the tensors of each layer that end with `parts` as one tensor that ends with
+    `name`, one part's below those of another. Parts that others lack are left for `loader` to tell.
+    """
+    found: list[StoredTensor] = []
+    owners: dict[str, dict[str, StoredTensor]] = {}
+    for tensor in tensors:
+        part = next((part for part in parts if tensor.name.endswith(f".{part}")), None)
+        if part is None:
+            found.append(tensor)
+        else:
+            owners.setdefault(tensor.name.removesuffix(part), {})[part] = tensor
+    for owner, held in owners.items():
+        in_order = [held[part] for part in parts if part in held]
+        found += (
+            [_below_one_another(f"{owner}{name}", in_order)]
+            if held.keys() >= set(parts)
+            else in_order
+        )
+    return found
+
+
+def _below_one_another(name: str, parts: Sequence[StoredTensor]) -> StoredTensor:
+    rows = [part.shape[0] if part.shape else 1 for part in parts]
+
+    def copy_to(target: torch.Tensor) -> None:
+        for part, place in zip(parts, torch.split(target, rows), strict=True):
+            part.copy_to(place)
+
+    return StoredTensor(parts[0].file, name, (sum(rows), *parts[0].shape[1:]), copy_to)
+
+
 def plus_one(tensors: Iterable[StoredTensor], is_norm: Callable[[str], bool]) -> list[StoredTensor]:
     """With 1 added to the weights that `is_norm` says of their names: those of norms which multiply
     by 1 more than is stored (Gemma).

@@ -1,5 +1,5 @@
-"""What models say of which layers have attention and which a recurrent state, and of Mamba's and
-Mamba 2's.
+"""What models say of which layers have attention and which a recurrent state, and of the sizes of
+Mamba's, Mamba 2's and the Gated DeltaNet's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import nn
 
 from ..config.model import ModelConfig
 from ..config.rope import number
+from ..layers.gated_delta_net import DeltaSizes
 from ..layers.linear import StoredTensor
 from ..layers.mamba import MambaMixer, MambaSizes
 from ..layers.mamba2 import Mamba2Mixer, Mamba2Sizes
@@ -97,6 +98,31 @@ def check_columns(name: str, width: int) -> None:
     """Of a convolution. Raises `ValueError` for a number that no model has."""
     if not 2 <= width <= _MOST_COLUMNS:
         raise ValueError(f"{name} must be 2 to {_MOST_COLUMNS}, got {width}; fetch the model again")
+
+
+def check_delta(config: Any) -> None:
+    """Raises `ValueError` where what `config` says of its Gated DeltaNets is of no model."""
+    check_columns("linear_conv_kernel_dim", config.linear_conv_kernel_dim)
+    config.check_positive(
+        *("linear_key_head_dim", "linear_value_head_dim"),
+        *("linear_num_key_heads", "linear_num_value_heads"),
+    )
+    if config.linear_num_value_heads % config.linear_num_key_heads:
+        raise ValueError(
+            f"{config.linear_num_value_heads} value heads cannot share "
+            f"{config.linear_num_key_heads} key heads; fetch the model again"
+        )
+
+
+def delta_sizes(config: Any) -> DeltaSizes:
+    """The sizes of its Gated DeltaNets."""
+    return DeltaSizes(
+        key_heads=config.linear_num_key_heads,
+        value_heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        conv=config.linear_conv_kernel_dim,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,19 @@ class MiniMaxM2Config(ModelConfig):
     num_experts_per_tok: int = 8
 
 
+def turned_part(config: Any) -> dict[str, Any]:
+    """The `rotary_dim` of a config.json, where published files have it in the place of
+    partial_rotary_factor. Raises `ValueError`.
+    """
+    if (turned := config.rotary_dim) is None:
+        return {}
+    if type(turned) is not int:
+        raise ValueError(
+            f"rotary_dim must be a whole number, got {turned!r:.60}; fetch the model again"
+        )
+    return {"rotary_dim": turned}
+
+
 class MiniMaxM2ForCausalLM(CausalLM):
     """Its checkpoints call gate, down and up projection w1, w2 and w3."""
 
@@ -55,14 +68,7 @@ class MiniMaxM2ForCausalLM(CausalLM):
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        # What the published files say; transformers writes partial_rotary_factor beside it.
-        if (turned := config.rotary_dim) is None:
-            return {}
-        if type(turned) is not int:
-            raise ValueError(
-                f"rotary_dim must be a whole number, got {turned!r:.60}; fetch the model again"
-            )
-        return {"rotary_dim": turned}
+        return turned_part(config)
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:

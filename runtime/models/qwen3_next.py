@@ -21,7 +21,7 @@ from ..layers.self_attention import SelfAttention
 from .causal_lm import CausalLM, gguf_names
 from .checkpoint import from_llama_cpp, plus_one, renamed
 from .experts import MERGED, take_apart
-from .hybrid import check_columns, every_nth, kinds_of_layers
+from .hybrid import check_delta, delta_sizes, every_nth, kinds_of_layers
 from .qwen2_moe import Qwen2MoeBlock, Qwen2MoeForCausalLM
 from .qwen3_moe import has_experts
 
@@ -54,27 +54,12 @@ class Qwen3NextConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         ModelConfig.__post_init__(self)
-        check_columns("linear_conv_kernel_dim", self.linear_conv_kernel_dim)
-        self.check_positive(
-            *("linear_key_head_dim", "linear_value_head_dim"),
-            *("linear_num_key_heads", "linear_num_value_heads"),
-        )
-        if self.linear_num_value_heads % self.linear_num_key_heads:
-            raise ValueError(
-                f"{self.linear_num_value_heads} value heads cannot share "
-                f"{self.linear_num_key_heads} key heads; fetch the model again"
-            )
+        check_delta(self)
 
     @property
     def delta(self) -> DeltaSizes:
         """Of a Gated DeltaNet."""
-        return DeltaSizes(
-            key_heads=self.linear_num_key_heads,
-            value_heads=self.linear_num_value_heads,
-            key_dim=self.linear_key_head_dim,
-            value_dim=self.linear_value_head_dim,
-            conv=self.linear_conv_kernel_dim,
-        )
+        return delta_sizes(self)
 
 
 class ApartDeltaNet(GatedDeltaNet):

@@ -55,7 +55,7 @@ _POINTERS = {
 }
 _KINDS = ("KIND", "QUANTIZED", "BITS", "DIRECT")
 _FLOATS = ("scale_log2", "value_scale", "k_scale", "v_scale", "eps", "cap_log2")
-_FLOATS += ("least_dt", "most_dt")
+_FLOATS += ("least_dt", "most_dt", "most_written")
 _HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
 _HEADS |= {"KIND": 0, "QUANTIZED": 0, "CAPPED": False, "SINKS": False}
 _WEIGHED = _HEADS | {"CAPPED": True, "SINKS": True, "BLOCK_N": 64}
@@ -236,10 +236,13 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
         {"BLOCK_P": 32, "BLOCK_N": 128, "states": "*fp32"} | _FLOAT32,
         {"num_warps": 4},
     ),
-    (
-        recurrent.delta_step_kernel,
-        {"BLOCK_P": 32, "BLOCK_N": 128, "states": "*fp32"} | _FLOAT32,
-        {"num_warps": 4},
+    *(
+        (
+            recurrent.delta_step_kernel,
+            {"DECAYS": decays, "BLOCK_P": 32, "BLOCK_N": 128, "states": "*fp32"} | _FLOAT32,
+            {"num_warps": 4},
+        )
+        for decays in (1, 128)
     ),
     (sampling.sample_filtered_kernel, {"BLOCK": 4096}, {"num_warps": 16}),
 ]

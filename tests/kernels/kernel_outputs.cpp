@@ -173,7 +173,8 @@ void recur(bool is_delta, int size, int numbers) {
   std::vector<T> tails(3 * (kColumns - 1) * channels), out(tokens * kHeads * size);
   Conv conv{x.data(), tails.data(), weight.data(), is_delta ? nullptr : bias.data(), slots, nullptr, channels, tokens, channels, kColumns, 1};
   Heads heads{states.data(), first.data(), second.data(), a.data(), d.data(),  dt_bias.data(), out.data(),
-              kHeads,        kHeads,       kHeads,        kGroups,  size,      numbers,        0.01f,      1.5f};
+              kHeads,        kHeads,       kHeads,        kGroups,  size,      numbers,        1,          0.01f,
+              1.5f,          1.0f};
   const Prompts prompts{begins, lens, room.data(), 2, kCapacity};
   const auto show = [&](const std::string& run, const auto* results, size_t count) {
     const std::string name = std::string(is_delta ? "gated delta" : "mamba2") + (sizeof(T) == 2 ? " bf16 " : " f32 ") + run;

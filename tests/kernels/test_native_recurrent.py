@@ -54,7 +54,7 @@ def test_prompts_are_those_of_plain_torch(
 
 
 BROKEN = pytest.mark.parametrize("number", [float("nan"), float("inf")])
-KINDS = ("mamba2", "gated_delta")
+KINDS = ("mamba2", "gated_delta", "delta by rows")
 
 
 @BROKEN

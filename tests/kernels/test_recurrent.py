@@ -69,7 +69,12 @@ def layer(name: str) -> Layer:
             selective_scan(x, dt, b, c, scan, out, states[0], plan)
 
         return Layer(run_scan, 2 * (inner + shared), inner, [(inner, NUMBERS)])
-    weights = DeltaWeights(conv, a, bias)
+    if name == "delta by rows":
+        # Each head has its own queries and keys.
+        count = HEADS * SIZE + 2 * HEADS * NUMBERS
+        conv, tail, bias = random(count, WIDTH), (WIDTH - 1, count), random(HEADS * NUMBERS)
+        channels = [count, HEADS, HEADS * NUMBERS]
+    weights = DeltaWeights(conv, a, bias, 1.5)
 
     def run_delta(
         rows: torch.Tensor, out: torch.Tensor, states: list[torch.Tensor], plan: StatePlan
@@ -88,7 +93,9 @@ def pools(layer: Layer, slots: list[int]) -> list[torch.Tensor]:
     return made
 
 
-@pytest.mark.parametrize("name", ["conv", "mamba2", "gated_delta", "selective_scan"])
+@pytest.mark.parametrize(
+    "name", ["conv", "mamba2", "gated_delta", "delta by rows", "selective_scan"]
+)
 @settings(deadline=None, max_examples=8)
 @given(
     cuts=st.lists(

@@ -1,5 +1,7 @@
 // One token each of several requests through layers with a recurrent state: the steps of kernels/recurrent_steps.py. States are read and
 // written once, or twice while they lie in a core's cache; those of slot 0, which is padding's, are read and not written.
+#include <algorithm>
+
 #include "recurrent.h"
 #include "threads.h"
 
@@ -22,7 +24,7 @@ void convolve(const Conv& call, int64_t token, int begin, int end) {
   }
 #pragma omp simd
   for (int c = begin; c < end; ++c) out[c] += to_float(x[c]) * call.weight[c * call.columns + kept];
-  if (slot != 0) {
+  if (slot != 0 && kept > 0) {
     for (int k = 0; k + 1 < kept; ++k) std::memcpy(tail + k * channels + begin, tail + (k + 1) * channels + begin, (end - begin) * sizeof(T));
     std::memcpy(tail + (kept - 1) * channels + begin, x + begin, (end - begin) * sizeof(T));
   }
@@ -68,7 +70,7 @@ void ssd(const Conv& conv, const Heads& call, int64_t token, int head) {
   }
 }
 
-// state [numbers][size] = decay * state, + k (beta * (v - k^T state))^T, and q^T of it. `sums` [2 * size].
+// state [numbers][size] = decay * state, + k (beta * (v - k^T state))^T, and q^T of it. `sums` [2 * size + numbers].
 template <class T>
 void delta(const Conv& conv, const Heads& call, int64_t token, int head, float* sums) {
   const int64_t slot = conv.slots[token], keys = static_cast<int64_t>(call.groups) * call.numbers;
@@ -78,20 +80,22 @@ void delta(const Conv& conv, const Heads& call, int64_t token, int head, float* 
   const float* v = rows + 2 * keys + static_cast<int64_t>(head) * size;
   const float to_q = 1.0f / (length(q, call.numbers) * std::sqrt(static_cast<float>(call.numbers)));
   const float to_k = 1.0f / length(k, call.numbers);
-  const float beta = written_share<T>(call, token, head), decay = std::exp(log_decay<T>(call, token, head));
+  const float beta = written_share<T>(call, token, head);
   float* state = call.states + (slot * call.heads + head) * call.numbers * size;
   float* out = static_cast<float*>(call.out) + (token * call.heads + head) * size;
-  float *change = sums, *read = sums + size;
+  float *change = sums, *read = sums + size, *decays = read + size;
+  for (int i = 0; i < call.decays; ++i) decays[i] = std::exp(log_decay<T>(call, token, head, i));
+  std::fill(decays + call.decays, decays + call.numbers, decays[0]);
   for (int p = 0; p < size; ++p) change[p] = read[p] = 0.0f;
   for (int i = 0; i < call.numbers; ++i) {
-    const float key = k[i] * to_k * decay;
+    const float key = k[i] * to_k * decays[i];
     const float* row = state + static_cast<int64_t>(i) * size;
 #pragma omp simd
     for (int p = 0; p < size; ++p) change[p] += key * row[p];
   }
   for (int p = 0; p < size; ++p) change[p] = beta * (v[p] - change[p]);
   for (int i = 0; i < call.numbers; ++i) {
-    const float key = k[i] * to_k, query = q[i] * to_q;
+    const float key = k[i] * to_k, query = q[i] * to_q, decay = decays[i];
     float* row = state + static_cast<int64_t>(i) * size;
     if (slot != 0) {
 #pragma omp simd
@@ -113,7 +117,7 @@ void step(const Conv& conv, const Heads& call, int threads) {
 #pragma omp parallel num_threads(numbers < kAlone ? 1 : threads)
   {
     convolve_all<T>(conv);
-    std::vector<float> sums(kIsDelta ? 2 * call.size : 0);
+    std::vector<float> sums(kIsDelta ? 2 * call.size + call.numbers : 0);
 #pragma omp for collapse(2) schedule(static)
     for (int64_t t = 0; t < conv.tokens; ++t)
       for (int head = 0; head < call.heads; ++head) {

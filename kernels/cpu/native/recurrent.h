@@ -22,12 +22,13 @@ struct Conv {
 
 struct Heads {
   float* states;                     // [slots][heads][..][..]
-  const void *first, *second;        // [tokens], `stride` apart, of a number a head: dt; b and a
-  const float *a, *d, *dt_bias;      // [heads]
+  const void *first, *second;        // [tokens], `stride` apart: dt, of a number a head; b, and a of `decays` a head
+  const float *a, *d, *dt_bias;      // [heads], dt_bias of a gated delta rule [heads][decays]
   void* out;                         // [tokens][heads][size]: of decodes float32, of prompts of the type of x
   int64_t first_stride, second_stride;
   int32_t heads, groups, size, numbers;
-  float least_dt, most_dt;
+  int32_t decays;  // of a gated delta rule, 1 or `numbers`
+  float least_dt, most_dt, most_written;
 };
 
 // Prompts of a step: their first token, how many they have, and room for the convolution's results: [capacity][channels].
@@ -54,12 +55,13 @@ float step_length(const Heads& call, int64_t token, int head) {
 // How much a token of the gated delta rule writes, and the logarithm of what it leaves.
 template <class T>
 float written_share(const Heads& call, int64_t token, int head) {
-  return 1.0f / (1.0f + std::exp(-number<T>(call.first, call.first_stride, token, head)));
+  return call.most_written / (1.0f + std::exp(-number<T>(call.first, call.first_stride, token, head)));
 }
 
 template <class T>
-float log_decay(const Heads& call, int64_t token, int head) {
-  return call.a[head] * softplus(number<T>(call.second, call.second_stride, token, head) + call.dt_bias[head]);
+float log_decay(const Heads& call, int64_t token, int head, int row = 0) {
+  const int place = head * call.decays + row;
+  return call.a[head] * softplus(number<T>(call.second, call.second_stride, token, place) + call.dt_bias[place]);
 }
 
 inline float length(const float* x, int size) {

@@ -33,8 +33,8 @@ class _Heads(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("states", "first", "second", "a", "d", "dt_bias", "out")),
         *((name, _LONG) for name in ("first_stride", "second_stride")),
-        *((name, _INT) for name in ("heads", "groups", "size", "numbers")),
-        *((name, _FLOAT) for name in ("least_dt", "most_dt")),
+        *((name, _INT) for name in ("heads", "groups", "size", "numbers", "decays")),
+        *((name, _FLOAT) for name in ("least_dt", "most_dt", "most_written")),
     ]
 
 
@@ -147,7 +147,7 @@ def gated_delta_prompts(
     prompts: Prompts,
 ) -> None:
     """As `recurrent_prompts.gated_delta_prompts`."""
-    library = load_kernels()
+    library = load_kernels() if weights.decays == 1 else None
     if library is None or not all(_takes(x, each) for each in (states.conv, b, a, out)):
         return recurrent_prompts.gated_delta_prompts(x, b, a, weights, out, states, prompts)
     conv, _ = _conv(x, weights.conv, None, states.conv, prompts.slots, silu=True, out=out)
@@ -195,8 +195,8 @@ def _mamba2_heads(
     _, heads, size, numbers = states.shape
     groups = (x.shape[1] - heads * size) // (2 * numbers)
     where = pointers(states, dt, None, weights.a, weights.d, weights.dt_bias, out)
-    sizes = (heads, groups, size, numbers)
-    return _Heads(*where, dt.stride(0), 0, *sizes, *weights.dt_limits), dt
+    sizes = (heads, groups, size, numbers, 1)
+    return _Heads(*where, dt.stride(0), 0, *sizes, *weights.dt_limits, 1.0), dt
 
 
 def _delta_heads(
@@ -213,8 +213,8 @@ def _delta_heads(
     _, heads, numbers, size = states.shape
     groups = (x.shape[1] - heads * size) // (2 * numbers)
     where = pointers(states, b, a, weights.a, None, weights.dt_bias, out)
-    sizes = (heads, groups, size, numbers)
-    return _Heads(*where, b.stride(0), a.stride(0), *sizes, 0.0, 0.0), (b, a)
+    sizes = (heads, groups, size, numbers, weights.decays)
+    return _Heads(*where, b.stride(0), a.stride(0), *sizes, 0.0, 0.0, weights.most_written), (b, a)
 
 
 def _prompts(

@@ -104,6 +104,7 @@ def test_experts_with_another_activation_are_refused(name: str, tmp_path: Path) 
         ("granitemoe", "num_local_experts"),
         ("granite4-moe", "num_local_experts"),
         ("llama4", "num_local_experts"),
+        ("minimax", "num_local_experts"),
         ("lfm2-moe", "num_experts"),
         ("qwen3-next", "num_experts"),
         ("glm4-moe", "n_routed_experts"),
@@ -127,6 +128,8 @@ ORIGINAL = "original_max_position_embeddings"
     ("name", "members"),
     [
         ("lfm2", {"block_ff_dim": 1e29}),
+        ("minimax", {"layer_types": None, "attn_type_list": [0, [], 2]}),
+        ("minimax", {"full_attn_alpha_factor": float("nan")}),
         ("minimax-m2", {"rotary_dim": "8"}),
         ("minimax-m2", {"rotary_dim": 18}),
         ("llama4", {"layer_types": ["chunked_attention", "sliding_attention", "full_attention"]}),

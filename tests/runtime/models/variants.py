@@ -280,6 +280,21 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "minimax": (
+        "minimax",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 4,
+            "block_size": 16,
+            "sliding_window": 24,
+            "full_attn_alpha_factor": 1.4,
+            "full_attn_beta_factor": 0.8,
+            "linear_attn_alpha_factor": 1.3,
+            "linear_attn_beta_factor": 0.7,
+            "mlp_alpha_factor": 1.2,
+            "mlp_beta_factor": 0.9,
+        },
+    ),
     "minimax-m2": (
         "minimax_m2",
         {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 3},
@@ -445,6 +460,19 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-moe": (
         "qwen3_5_moe_text",
         {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 80},
+    ),
+    "olmo-hybrid": (
+        "olmo_hybrid",
+        {**DELTA, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": None}},
+    ),
+    "olmo-hybrid-positions": (
+        "olmo_hybrid",
+        {
+            "layer_types": DELTA["layer_types"],
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
     ),
     "gpt-oss": (
         "gpt_oss",

@@ -1,0 +1,12 @@
+"""MiniMax-Text-01 as MiniMax publishes it, not as transformers calls it."""
+
+from __future__ import annotations
+
+from .minimax import MiniMaxForCausalLM
+
+ARCHITECTURE = "MiniMaxText01ForCausalLM"
+MODEL_TYPE = "minimax_text_01"
+
+
+class MiniMaxText01ForCausalLM(MiniMaxForCausalLM):
+    """MiniMax's class reads the members of such files already."""
