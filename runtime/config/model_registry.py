@@ -5,6 +5,7 @@ with the name of its architecture.
     MODEL_TYPE = "qwen3"                 # in config.json
     ALSO_MODEL_TYPE = "qwen3_of_others"  # in config.json of another's checkpoints, where there are
     GGUF_ARCHITECTURE = "qwen3"          # `general.architecture`, where such files exist
+    GGUF_EMBEDDER = "gemma-embedding"    # of files whose tokens see each other both ways
 
 Of several models that GGUF files call the same, `CausalLM.fits_gguf` tells which it is.
 
@@ -25,8 +26,8 @@ from typing import Any, NamedTuple
 
 _MODELS = "piecework.runtime.models"  # The package whose files are models.
 _NAME = re.compile(
-    r"^(ARCHITECTURE|ENCODER|MODEL_TYPE|ALSO_MODEL_TYPE|GGUF_ARCHITECTURE|CONFIG_OF_OTHERS)"
-    r' = "([\w-]+)"',
+    r"^(ARCHITECTURE|ENCODER|MODEL_TYPE|ALSO_MODEL_TYPE|GGUF_ARCHITECTURE|GGUF_EMBEDDER"
+    r'|CONFIG_OF_OTHERS) = "([\w-]+)"',
     re.MULTILINE,
 )
 
@@ -42,6 +43,7 @@ class ModelNames(NamedTuple):
     gguf: str | None
     also: str | None = None
     config_of_others: str | None = None
+    gguf_embedder: str | None = None
 
 
 def find_models() -> list[ModelNames]:
@@ -55,6 +57,7 @@ def find_models() -> list[ModelNames]:
             names["MODEL_TYPE"],
             names.get("GGUF_ARCHITECTURE"),
             names.get("ALSO_MODEL_TYPE"),
+            gguf_embedder=names.get("GGUF_EMBEDDER"),
         )
         for module, names in _named_files(tuple(import_module(_MODELS).__path__))
         if "ARCHITECTURE" in names
@@ -92,7 +95,9 @@ def find_model(*, architecture: str | None = None, gguf: str | None = None) -> M
     """
     models = find_models()
     for names in models:
-        if names.architecture == architecture or (gguf is not None and names.gguf == gguf):
+        if names.architecture == architecture or (
+            gguf is not None and gguf in (names.gguf, names.gguf_embedder)
+        ):
             return names
     raise ValueError(
         f"the architecture {architecture or gguf!r} is not supported; supported: "

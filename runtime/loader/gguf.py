@@ -30,6 +30,8 @@ _NUMBERS = {
 }
 _EXPERT = ".*."
 """In the name of a tensor that holds all experts of a layer: where the number of each goes."""
+_OF_ONE_ROW = ("token_types.weight", "cls.output.weight")
+"""Matrices of encoders that may have one row."""
 _PIECE = 2**18
 """Values that are dequantised at once: a multiple of every format's block."""
 
@@ -63,6 +65,19 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
             )
             each = stored.experts() if _EXPERT in stored.name else [stored]
             found += [one.part(tuple(slice(0, size) for size in one.shape)) for one in each]
+    return found
+
+
+def encoder_tensors(reader: FastGGUFReader, names: dict[str, str]) -> list[StoredTensor]:
+    """The same of an encoder, whose `gguf_names` are `names`."""
+    found = []
+    for tensor in reader.tensors:
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        if tensor.name in _OF_ONE_ROW and len(shape) == 1:
+            # The converter leaves out dimensions of 1.
+            shape = 1, *shape
+        stored = _Stored(reader.path, checkpoint_name(tensor.name, names), tensor, shape, None)
+        found.append(stored.part(tuple(slice(0, size) for size in shape)))
     return found
 
 

@@ -22,6 +22,7 @@ from ..layers.norm import LayerNorm
 
 ENCODER = "Bert"
 MODEL_TYPE = "bert"
+GGUF_ARCHITECTURE = "bert"
 
 
 def _closing(in_features: int, config: EncoderConfig) -> nn.ModuleDict:
@@ -83,6 +84,27 @@ class Bert(nn.Module):
     """What transformers' configuration takes for members that a config.json leaves out."""
     config_names: ClassVar[dict[str, str]] = {}
     """What config.json calls members, where that is another name than BERT's."""
+    gguf_names: ClassVar[dict[str, str]] = {
+        "token_embd": "embeddings.word_embeddings",
+        "position_embd": "embeddings.position_embeddings",
+        "token_types": "embeddings.token_type_embeddings",
+        "token_embd_norm": "embeddings.LayerNorm",
+        "cls": "classifier.dense",
+        "cls.output": "classifier.out_proj",
+        "blk.{}.attn_q": "encoder.layer.{}.attention.self.query",
+        "blk.{}.attn_k": "encoder.layer.{}.attention.self.key",
+        "blk.{}.attn_v": "encoder.layer.{}.attention.self.value",
+        "blk.{}.attn_output": "encoder.layer.{}.attention.output.dense",
+        "blk.{}.attn_output_norm": "encoder.layer.{}.attention.output.LayerNorm",
+        "blk.{}.ffn_up": "encoder.layer.{}.intermediate.dense",
+        "blk.{}.ffn_down": "encoder.layer.{}.output.dense",
+        "blk.{}.layer_output_norm": "encoder.layer.{}.output.LayerNorm",
+    }
+    """What a checkpoint calls tensors of GGUF files."""
+    gguf_keys: ClassVar[dict[str, str]] = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+    """Metadata of GGUF files, without the architecture's name before it, that are members of
+    config.json beside the sizes that all files have.
+    """
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .gemma2 import Gemma2Config, Gemma2ForCausalLM, query_scalar
 ARCHITECTURE = "Gemma3ForCausalLM"
 MODEL_TYPE = "gemma3_text"
 GGUF_ARCHITECTURE = "gemma3"
+GGUF_EMBEDDER = "gemma-embedding"
 _OF_27B = 62
 
 

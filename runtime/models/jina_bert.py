@@ -14,11 +14,12 @@ from ...kernels.attention import KVLayout
 from ..config.encoder import EncoderConfig
 from ..layers.activation import ACTIVATIONS
 from ..layers.distance_bias import alibi_slopes, distances, spread
-from ..layers.linear import Linear, StoredTensor
+from ..layers.linear import FusedLinear, StoredTensor
 from .bert import Bert, BertLayer, bert_fields, encoder_layouts, renamed_parts
 
 ENCODER = "JinaBert"
 MODEL_TYPE = "bert"
+GGUF_ARCHITECTURE = "jina-bert-v2"
 _FEED_FORWARDS = {"geglu": "gelu", "reglu": "relu"}
 
 
@@ -36,7 +37,8 @@ class JinaBertLayer(BertLayer):
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__(config, layer)
         size, wide = config.hidden_size, config.intermediate_size
-        self.intermediate = nn.ModuleDict({"dense": Linear(size, 2 * wide)})
+        parts = {"gates": wide, "values": wide}
+        self.intermediate = nn.ModuleDict({"dense": FusedLinear(size, parts)})
         self.activation = _gated(ACTIVATIONS[config.activation])
 
 
@@ -48,6 +50,10 @@ class JinaBert(Bert):
         "max_position_embeddings": 8192,
         "position_embedding_type": "alibi",
         "feed_forward_type": "geglu",
+    }
+    gguf_names: ClassVar = {
+        **Bert.gguf_names,
+        "blk.{}.ffn_gate": "encoder.layer.{}.intermediate.gates",
     }
     tensor_names: ClassVar = {
         "mlp.gated_layers": "intermediate.dense",
@@ -81,7 +87,19 @@ class JinaBert(Bert):
         return spread(values.to(q.dtype), begin, q.shape[2])
 
     def place_tensors(self, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        return renamed_parts(super().place_tensors(tensors), self.tensor_names)
+        """Gates and values are one tensor of a checkpoint, and one or two of a GGUF file."""
+        placed = []
+        wide = self.config.intermediate_size
+        for tensor in renamed_parts(super().place_tensors(tensors), self.tensor_names):
+            name, dot, _ = tensor.name.partition(".intermediate.dense.weight")
+            if not dot or tensor.shape[0] != 2 * wide:
+                name = tensor.name.replace(".intermediate.dense.", ".intermediate.values.")
+                placed.append(tensor._replace(name=name))
+                continue
+            for part, begin in (("gates", 0), ("values", wide)):
+                rows = tensor.part((slice(begin, begin + wide), slice(0, tensor.shape[1])))
+                placed.append(rows._replace(name=f"{name}.intermediate.{part}.weight"))
+        return placed
 
     def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
         count = self.config.num_layers

@@ -25,6 +25,7 @@ from .bert import encoder_layouts
 
 ENCODER = "ModernBert"
 MODEL_TYPE = "modernbert"
+GGUF_ARCHITECTURE = "modern-bert"
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETA_NAMES = {_GLOBAL: "global_rope_theta", _LOCAL: "local_rope_theta"}
 
@@ -74,6 +75,25 @@ class ModernBert(nn.Module):
     base: ClassVar = "model."
     unused: ClassVar = ("decoder.", "head.")
     config_names: ClassVar[dict[str, str]] = {}
+    gguf_names: ClassVar = {
+        "token_embd": "embeddings.tok_embeddings",
+        "token_embd_norm": "embeddings.norm",
+        "output_norm": "final_norm",
+        "blk.{}.attn_norm": "layers.{}.attn_norm",
+        "blk.{}.attn_qkv": "layers.{}.attn.Wqkv",
+        "blk.{}.attn_output": "layers.{}.attn.Wo",
+        "blk.{}.ffn_norm": "layers.{}.mlp_norm",
+        "blk.{}.ffn_up": "layers.{}.mlp.Wi",
+        "blk.{}.ffn_down": "layers.{}.mlp.Wo",
+    }
+    gguf_keys: ClassVar = {
+        "attention.layer_norm_epsilon": "norm_eps",
+        "attention.sliding_window": "local_attention",
+        "attention.sliding_window_pattern": "global_attn_every_n_layers",
+        "rope.freq_base": "global_rope_theta",
+        "rope.freq_base_swa": "local_rope_theta",
+        "hidden_activation": "hidden_activation",
+    }
     config_defaults: ClassVar[dict[str, Any]] = {
         "vocab_size": 50368,
         "hidden_size": 768,

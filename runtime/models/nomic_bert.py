@@ -24,6 +24,7 @@ from .bert import Bert, bert_fields, renamed_parts
 
 ENCODER = "NomicBert"
 MODEL_TYPE = "nomic_bert"
+GGUF_ARCHITECTURE = "nomic-bert"
 _GATED = {"swiglu": "silu", "geglu": "gelu"}
 _MOST_EXPERTS = 1024
 
@@ -138,6 +139,19 @@ class NomicBert(Bert):
         "moe_top_k": 1,
         "moe_normalize_expert_weights": False,
     }
+    gguf_names: ClassVar = {
+        "token_embd": "embeddings.word_embeddings",
+        "token_types": "embeddings.token_type_embeddings",
+        "token_embd_norm": "emb_ln",
+        "blk.{}.attn_qkv": "encoder.layers.{}.attn.Wqkv",
+        "blk.{}.attn_output": "encoder.layers.{}.attn.out_proj",
+        "blk.{}.attn_output_norm": "encoder.layers.{}.norm1",
+        "blk.{}.ffn_up": "encoder.layers.{}.mlp.fc11",
+        "blk.{}.ffn_gate": "encoder.layers.{}.mlp.fc12",
+        "blk.{}.ffn_down": "encoder.layers.{}.mlp.fc2",
+        "blk.{}.layer_output_norm": "encoder.layers.{}.norm2",
+    }
+    gguf_keys: ClassVar = {**Bert.gguf_keys, "rope.freq_base": "rope_theta"}
     only: ClassVar[dict[str, Any]] = {
         "prenorm": False,
         "parallel_block": False,

@@ -27,7 +27,7 @@ class Roberta(Bert):
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
         fields = Bert.config_fields(config)
-        check_whole(config, "pad_token_id", least=0)
+        check_whole(config, "pad_token_id", least=-1)
         first = config.pad_token_id + 1
         return {
             **fields,

@@ -22,7 +22,7 @@ class PooledDecoder(nn.Module):
     token sees those behind it too. The latter halves windows: half lies on each side of a token.
     """
 
-    unused: ClassVar = ("lm_head.",)
+    unused: ClassVar = ("lm_head.", "decoder.lm_head.", "decoder.dense_")
     classifier_pooling: ClassVar = "lasttoken"
 
     def __init__(self, config: ModelConfig, num_labels: int, content: Mapping[str, Any]) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..config.encoder import label_count
 from ..config.model_registry import ModelNames, find_encoders, find_models
 from ..files.folder import no_model, read_json
+from .dense import ACTIVATIONS, Dense, class_name, read_dense
+from .gguf_file import gguf_makes_vectors, read_gguf
 from .prompts import NO_PROMPTS, Prompts, read_prompts
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -28,28 +30,17 @@ _FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """How older files say it."""
-ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU")
 CLASSIFIER = "ForSequenceClassification"
 _DECODER = "ForCausalLM"
 _KINDS = ("Model", CLASSIFIER, "ForMaskedLM", _DECODER)
 _MODULES = "modules.json"
-_VECTOR = "sentence_embedding"
 _TRANSFORMER_FILES = ("sentence_bert_config.json", "sentence_roberta_config.json")
-
-
-class Dense(NamedTuple):
-    """A projection of the pooled vector; its weights lie in `folder`."""
-
-    folder: Path
-    in_features: int
-    out_features: int
-    bias: bool
-    activation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFolder:
-    """`path` holds config.json, whose members are `content`, and the weights.
+    """`path` holds config.json, whose members are `content`, and the weights; or it is a .gguf
+    file, whose metadata are brought to these members.
 
     `encoder`: which of our encoders it is; None: a decoder, `decoder` its architecture. `modes`,
     `denses`, `normalizes`: of an embedder, what follows the transformer. `activation`: of a
@@ -86,6 +77,8 @@ def makes_vectors(path: str) -> bool:
     that writes no text. False where that cannot be told.
     """
     folder = Path(path)
+    if folder.suffix == ".gguf":
+        return gguf_makes_vectors(folder)
     if (folder / _MODULES).is_file():
         return True
     try:
@@ -101,15 +94,20 @@ def read_folder(path: str) -> PoolingFolder:
     that needs what we do not have.
     """
     folder = Path(path)
+    if folder.suffix == ".gguf":
+        return PoolingFolder(**read_gguf(folder))
     if not folder.is_dir():
         raise ValueError(
-            f"{path} is no folder; vectors and scores are made by models in Hugging Face's layout"
+            f"{path} is no folder; vectors and scores are made by models in Hugging Face's layout, "
+            "or by .gguf files"
         )
     modules, root = folder / _MODULES, folder
     named: list[tuple[str, Path]] = []
     if modules.is_file():
         try:
-            named = [(_last(entry["type"]), _inside(folder, entry)) for entry in read_json(modules)]
+            named = [
+                (class_name(entry["type"]), _inside(folder, entry)) for entry in read_json(modules)
+            ]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{modules} is broken ({error}); fetch the model again") from None
         if not named or named[0][0] != "Transformer":
@@ -191,7 +189,7 @@ def _modules(modules: list[tuple[str, Path]]) -> dict[str, Any]:
             case "Pooling":
                 modes = _pooling_modes(folder / "config.json")
             case "Dense":
-                denses.append(_dense(folder))
+                denses.append(read_dense(folder))
             case "Normalize":
                 normalizes = True
             case "Dropout":
@@ -212,23 +210,6 @@ def _pooling_modes(file: Path) -> tuple[str, ...]:
     return modes
 
 
-def _dense(folder: Path) -> Dense:
-    config = read_json(folder / "config.json")
-    activation = _last(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    sizes = config["in_features"], config["out_features"]
-    if (given := config.get("module_input_name", _VECTOR)) != _VECTOR:
-        raise ValueError(
-            f"{folder / 'config.json'}: module_input_name is {given!r:.60}, but only "
-            f"projections of a text's vector ({_VECTOR}) are supported; choose another model"
-        )
-    if activation not in ACTIVATIONS or not all(type(n) is int and 0 < n < 2**20 for n in sizes):
-        raise ValueError(
-            f"{folder / 'config.json'}: sizes {sizes!r:.60} or the activation {activation!r:.60} "
-            f"are not supported; activations: {', '.join(ACTIVATIONS)}"
-        )
-    return Dense(folder, *sizes, bool(config.get("bias", True)), activation)
-
-
 def _object(file: Path) -> Mapping[str, Any]:
     """What a file holds; nothing where there is none."""
     content: Mapping[str, Any] = read_json(file) if file.is_file() else {}
@@ -244,7 +225,7 @@ def _classifier_activation(root: Path, content: Mapping[str, Any]) -> str:
         or newest.get("activation_fn")
         or "Sigmoid"
     )
-    if (name := _last(said)) not in ACTIVATIONS:
+    if (name := class_name(said)) not in ACTIVATIONS:
         raise ValueError(
             f"{root / 'config.json'}: the activation {said!r:.60} is not supported; supported: "
             f"{', '.join(ACTIVATIONS)}"
@@ -258,7 +239,7 @@ def _find(architecture: str, content: Mapping[str, Any]) -> tuple[ModelNames | N
     may have the name of another's architecture; its configuration's class tells which it is.
     """
     code = content.get("auto_map")
-    own = _last(code.get("AutoConfig")) if isinstance(code, dict) else ""
+    own = class_name(code.get("AutoConfig")) if isinstance(code, dict) else ""
     for kind in _KINDS:
         name = architecture.removesuffix(kind)
         if name == architecture:
@@ -283,7 +264,3 @@ def _inside(folder: Path, entry: Mapping[str, Any]) -> Path:
             "model again"
         )
     return path
-
-
-def _last(name: Any) -> str:
-    return str(name).rpartition(".")[2]

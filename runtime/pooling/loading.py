@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,18 +12,24 @@ from torch import nn
 from ...kernels.linear import LinearKernels
 from ..config.encoder import EncoderConfig
 from ..config.model import ModelConfig
-from ..config.model_registry import encoder_class
+from ..config.model_registry import encoder_class, model_class
 from ..layers.linear import Linear, StoredTensor
 from ..loader import safetensors
 from ..loader.loader import fill, finish, make_empty
 from .decoder import PooledDecoder
-from .folder import Dense, PoolingFolder
+from .dense import Dense
+from .folder import PoolingFolder
 from .pooler import DenseLayer
 
 
 def read_transformer_config(folder: PoolingFolder) -> EncoderConfig | ModelConfig:
     """Raises `ValueError` that names the file."""
     if folder.encoder is None:
+        if folder.path.suffix == ".gguf":
+            # Machines that only measure have no gguf library.
+            from ..files.gguf_reader import open_gguf
+
+            return ModelConfig.from_gguf(open_gguf(folder.path), eos_token_ids=[])
         return ModelConfig.from_pretrained(folder.path, folder.decoder)
     model = encoder_class(folder.encoder)
     try:
@@ -49,15 +56,34 @@ def load_transformer(
             return made
         return PooledDecoder(config, int(folder.is_classifier), folder.content)
 
-    # Old checkpoints have whole numbers among their tensors, which nothing reads.
-    tensors = safetensors.list_tensors(folder.path, quantized=True)
     try:
         model = make_empty(make, dtype, device)
     except ValueError as error:
         raise ValueError(f"{folder.path}: {error}") from error
-    fill(model, model.place_tensors(tensors), str(folder.path), progress=False, unused=model.unused)
+    if folder.path.suffix == ".gguf":
+        placed = _gguf_tensors(folder.path, model, config)
+    else:
+        # Old checkpoints have whole numbers among their tensors, which nothing reads.
+        placed = model.place_tensors(safetensors.list_tensors(folder.path, quantized=True))
+    fill(model, placed, str(folder.path), progress=False, unused=model.unused)
     finish(model, kernels, progress=False)
     return model
+
+
+def _gguf_tensors(
+    path: Path, model: Any, config: EncoderConfig | ModelConfig
+) -> Sequence[StoredTensor]:
+    from ..files.gguf_reader import open_gguf
+    from ..loader.gguf import encoder_tensors, list_tensors
+
+    reader = open_gguf(path)
+    if isinstance(config, EncoderConfig):
+        placed: Sequence[StoredTensor] = model.place_tensors(
+            encoder_tensors(reader, model.gguf_names)
+        )
+        return placed
+    tensors = model_class(config.architecture).gguf_tensors(config, list_tensors(reader, config))
+    return [tensor._replace(name=f"decoder.{tensor.name}") for tensor in tensors]
 
 
 def load_dense(
@@ -71,7 +97,16 @@ def load_dense(
         layer.tied_weights = {}  # type: ignore[assignment]
         return layer
 
-    tensors: Sequence[StoredTensor] = safetensors.list_tensors(dense.folder, quantized=False)
+    tensors: Sequence[StoredTensor]
+    if dense.number:
+        from ..files.gguf_reader import open_gguf
+        from ..loader.gguf import encoder_tensors
+
+        names = {f"dense_{dense.number}": "linear"}
+        found = encoder_tensors(open_gguf(dense.folder), names)
+        tensors = [tensor for tensor in found if tensor.name.startswith("linear.")]
+    else:
+        tensors = safetensors.list_tensors(dense.folder, quantized=False)
     layer: DenseLayer = make_empty(make, dtype, device)
     fill(layer, tensors, str(dense.folder), progress=False)  # type: ignore[arg-type]
     finish(layer, kernels, progress=False)
