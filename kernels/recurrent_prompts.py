@@ -227,12 +227,13 @@ def _delta_chunks(
     kept, found = states.index_select(0, prompts.slots), []
     for tokens, valid, owners in _parts(prompts, _BY_ROWS if by_rows else None):
         # [n, H, Q, D]
-        sums = (decay[tokens] * valid[..., None, None]).transpose(1, 2).cumsum(-2)
+        decays = (decay[tokens] * valid[..., None, None]).transpose(1, 2)
+        sums = decays.cumsum(-2)
         rates = (beta[tokens] * valid[..., None]).transpose(1, 2)[..., None]
         queries, keys = (each[tokens].transpose(1, 2) for each in (q, k))
         # [n, H, Q, Q]
         if by_rows:
-            attends, system = _decayed_products(queries, keys, sums)
+            attends, system = _decayed_products(queries, keys, decays, sums)
             system = system.mul_(rates).tril_()
         else:
             pairwise = _pairwise(sums[..., 0])
@@ -262,21 +263,22 @@ def _delta_chunks(
 
 
 def _decayed_products(
-    queries: torch.Tensor, keys: torch.Tensor, sums: torch.Tensor
+    queries: torch.Tensor, keys: torch.Tensor, decays: torch.Tensor, sums: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The products of queries [n, H, Q, N] with keys, and of keys with keys, [n, H, Q, Q], in which
-    each of the N numbers has decayed from token j to token i by running sums [n, H, Q, N]; where j
-    comes later, anything. Between blocks of tokens they are products of matrices: what is left at a
-    block's first token is part of the left one, and no factor is above 1.
+    each of the N numbers has decayed from token j to token i; where j comes later, anything.
+    `decays` [n, H, Q, N] and their running sums. Between blocks of tokens they are products of
+    matrices: the left one decays since the block began, the right one until then.
     """
     products = [rows.new_zeros(*rows.shape[:-1], CHUNK) for rows in (queries, keys)]
     for begin in range(0, CHUNK, _NEAR):
         block = slice(begin, begin + _NEAR)
-        own, first = sums[:, :, block], sums[:, :, begin : begin + 1]
+        # Sums of a block alone are smaller, and their differences exacter.
+        own, before_it = decays[:, :, block].cumsum(-2), sums[:, :, begin - 1 : begin]
         # [n, H, tokens, tokens, N]
         decayed = keys[:, :, None, block] * _pairwise(own.mT).permute(0, 1, 3, 4, 2)
-        before = keys[:, :, :begin] * (first - sums[:, :, :begin]).exp()
-        faded = (own - first).exp()
+        before = keys[:, :, :begin] * (before_it - sums[:, :, :begin]).exp()
+        faded = own.exp()
         for rows, result in zip((queries, keys), products, strict=True):
             rows = rows[:, :, block]
             result[..., block, :begin] = (rows * faded) @ before.mT

@@ -87,6 +87,12 @@ class LatentAttention(nn.Module):
             latent=True,
         )
 
+    def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        """The last P numbers of queries and of the key that they share, [T, H + 1, P], by their
+        positions.
+        """
+        return rotate(heads, rotations[0], interleaved=self.interleaved)
+
     def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         sizes = self.sizes
         low = x if sizes.query is None else self.q_a_layernorm(self.q_a_proj(x))
@@ -94,11 +100,7 @@ class LatentAttention(nn.Module):
         q, q_turned = q.tensor_split([sizes.unturned], dim=-1)
         latent, k_turned = self.kv_a_proj_with_mqa(x).tensor_split([sizes.latent], dim=-1)
         latent = self.kv_a_layernorm(latent)[:, None]
-        turned = rotate(
-            torch.cat((q_turned, k_turned[:, None]), dim=1),
-            rotations[0],
-            interleaved=self.interleaved,
-        )
+        turned = self.turn(torch.cat((q_turned, k_turned[:, None]), dim=1), rotations)
         q_turned, k_turned = turned.tensor_split([self.num_heads], dim=1)
         q, k = torch.cat((q, q_turned), dim=-1), torch.cat((latent, k_turned), dim=-1)
         output: torch.Tensor = self.o_proj(self.attend(q, k, x, low, rotations))

@@ -56,6 +56,9 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
         if tensor.name not in GGUF_ROPE_FACTORS:
             interleaves = model.gguf_interleaves_heads and _is_query_or_key(tensor.name)
             shape = tuple(int(size) for size in reversed(tensor.shape))
+            if len(shape) == 4:
+                # Convolutions, with dimensions of 1 around their channels.
+                shape = tuple(size for size in shape if size != 1)
             stored = _Stored(
                 reader.path,
                 checkpoint_name(tensor.name, model.gguf_names),

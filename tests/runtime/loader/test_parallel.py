@@ -74,6 +74,11 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "a vocabulary that does not go round": ("llama", 2, {"vocab_size": 500, "eos_token_id": None}),
     "short convolutions": ("lfm2", 2, SHORT_CONV),
     "lightning attention": (OTHERS["minimax"][0], 2, OTHERS["minimax"][1]),
+    "Kimi Delta Attention beside latent attention": (
+        OTHERS["kimi-linear"][0],
+        2,
+        OTHERS["kimi-linear"][1],
+    ),
     "attention beside Mamba 2": ("falcon_h1", 2, FALCON),
     "feed-forward without a gate": (OTHERS["nemotron-h"][0], 2, OTHERS["nemotron-h"][1]),
     "blocks that layers share": (OTHERS["zamba2"][0], 2, OTHERS["zamba2"][1]),

@@ -105,6 +105,7 @@ def test_experts_with_another_activation_are_refused(name: str, tmp_path: Path) 
         ("granite4-moe", "num_local_experts"),
         ("llama4", "num_local_experts"),
         ("minimax", "num_local_experts"),
+        ("kimi-linear", "num_experts"),
         ("lfm2-moe", "num_experts"),
         ("qwen3-next", "num_experts"),
         ("glm4-moe", "n_routed_experts"),
@@ -128,6 +129,19 @@ ORIGINAL = "original_max_position_embeddings"
     ("name", "members"),
     [
         ("lfm2", {"block_ff_dim": 1e29}),
+        ("kimi-linear", {"linear_attn_config": {"head_dim": [24]}}),
+        ("kimi-linear", {"linear_attn_config": {"num_heads": 10**400}}),
+        (
+            "kimi-linear",
+            {
+                "layer_types": None,
+                "linear_attn_config": {"full_attn_layers": {}},
+                "linear_head_dim": 0,
+            },
+        ),
+        ("kimi-linear", {"mlp_layer_types": [[], [], []]}),
+        ("olmo-hybrid", {"linear_num_key_heads": 0}),
+        ("olmo-hybrid", {"linear_value_head_dim": -1}),
         ("minimax", {"layer_types": None, "attn_type_list": [0, [], 2]}),
         ("minimax", {"full_attn_alpha_factor": float("nan")}),
         ("minimax-m2", {"rotary_dim": "8"}),

@@ -43,7 +43,7 @@ FEW = ("llama", "qwen2-window", "qwen3-tied-bias")
 CACHES = (
     *("llama", "mistral-window", "qwen2-window", "gemma3", "gemma3n", "deepseek-v3", "llama4"),
     *("lfm2", "granite4", "jamba", "mamba2", "falcon-h1", "zamba2", "qwen3-next", "gpt-oss"),
-    *("minimax", "deepseek-v3.2", "glm5", "gpt2"),
+    *("minimax", "kimi-linear", "deepseek-v3.2", "glm5", "gpt2"),
 )
 """One for each kind of cache, and for each layer with a state."""
 

@@ -135,6 +135,16 @@ GEMMA3N = {
     "final_logit_softcapping": 5.0,
     "rope_local_base_freq": 100.0,
 }
+KIMI = {
+    **{name: size for name, size in LATENT.items() if name not in ("n_routed_experts",)},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 24,
+    # transformers' own chunks are exact to 1e-4 with larger weights.
+    "initializer_range": 0.1,
+    "q_lora_rank": None,
+    "num_local_experts": 8,
+}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 32}),
     "gemma2": (
@@ -461,6 +471,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_5_moe_text",
         {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 80},
     ),
+    "kimi-linear": ("kimi_linear", KIMI),
     "olmo-hybrid": (
         "olmo_hybrid",
         {**DELTA, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": None}},
