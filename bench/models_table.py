@@ -27,7 +27,7 @@ def table() -> str:
 
 
 def _row(name: str, names: ModelNames) -> str:
-    gguf = f"`{names.gguf}`" if names.gguf else ""
+    gguf = ", ".join(f"`{each}`" for each in (names.gguf, names.also_gguf) if each)
     return f"| {name} | {gguf} | {' '.join(_first_lines(names.module))} |"
 
 

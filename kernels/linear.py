@@ -29,8 +29,8 @@ class LinearKernels(Protocol):
 
     `experts_op(x, topk_ids, topk_weights, gate_up, gate_up_bias, gate_up_scale, down, down_bias,
     down_scale, sizes, layouts, groups, limit, weighs_input)`: as `ops.fused_moe`, with packed
-    weights of all experts, E and I, and the layout of both; and how x is quantised before each, by
-    a scale [1] or one for each group of columns, 0 where it is not.
+    weights of all experts, E, I and an expert's rows of gate_up, and the layout of both; and how x
+    is quantised before each, by a scale [1] or one for each group of columns, 0 where it is not.
     """
 
     @property

@@ -175,6 +175,11 @@ def gated(x: torch.Tensor, limit: float) -> torch.Tensor:
     return (up + 1) * (gate * torch.sigmoid(gate * _STEEPNESS))
 
 
+def activated(x: torch.Tensor, size: int, limit: float) -> torch.Tensor:
+    """`gated` of x [P, 2 * size]; of ups without gates, x [P, size], the squared ReLUs."""
+    return F.relu(x).square() if x.shape[1] == size else gated(x, limit)
+
+
 def fused_moe(
     x: torch.Tensor,
     topk_ids: torch.Tensor,
@@ -188,7 +193,8 @@ def fused_moe(
 ) -> torch.Tensor:
     """x [T, H] through the experts topk_ids [T, k] int64, whose results are summed by topk_weights
     [T, k] float32; ids outside [0, E) add nothing. gate_up [E * 2I, H], of each expert the gates
-    above the ups, down [E * H, I], biases [E * 2I] and [E * H]. `limit`: as `gated`.
+    above the ups, down [E * H, I], biases [E * 2I] and [E * H]. `limit`: as `gated`. Experts
+    without gates have gate_up [E * I, H], the ups alone, which become squared ReLUs.
 
     `weighs_input`: what an expert takes is weighted, and not what it gives (Llama 4). No shape and
     no wait depends on what is chosen.
@@ -234,10 +240,11 @@ def moe_by(
     rows = x[order // each]
     if weighs_input:
         rows = (rows * weights).to(x.dtype)
-    between = expert_linear(rows, gate_up.view(experts, 2 * size, hidden), ends)
+    between = expert_linear(rows, gate_up.view(experts, -1, hidden), ends)
     if gate_up_bias is not None:
         between = between + gate_up_bias.view(experts, -1)[among]
-    results = expert_linear(gated(between, limit), down.view(experts, hidden, size), ends)
+    between = activated(between, size, limit)
+    results = expert_linear(between, down.view(experts, hidden, size), ends)
     if down_bias is not None:
         results = results + down_bias.view(experts, -1)[among]
     if not weighs_input:

@@ -122,7 +122,8 @@ def fused_moe(
     if weighs_input:
         rows = (x[sources] * weights[order]).to(x.dtype)
         sources = torch.arange(pairs, device=x.device)
-    between = reference.gated(_linear(rows, sources, gate_up, gate_up_bias, blocks, tiles), limit)
+    between = _linear(rows, sources, gate_up, gate_up_bias, blocks, tiles)
+    between = reference.activated(between, down.shape[1], limit)
     own = torch.arange(pairs, device=x.device)
     results = _linear(between, own, down, down_bias, blocks, tiles)
     results = results.masked_fill((chosen == experts)[:, None], 0.0)

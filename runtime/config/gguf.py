@@ -37,7 +37,7 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
         return value
 
     architecture = find_model(gguf=name).architecture
-    same = [names.architecture for names in find_models() if names.gguf == name]
+    same = [each.architecture for each in find_models() if name in (each.gguf, each.also_gguf)]
     if len(same) > 1:
         architecture = next((each for each in same if model_class(each).fits_gguf(get)), same[0])
     model = model_class(architecture)

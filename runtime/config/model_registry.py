@@ -5,6 +5,7 @@ with the name of its architecture.
     MODEL_TYPE = "qwen3"                 # in config.json
     ALSO_MODEL_TYPE = "qwen3_of_others"  # in config.json of another's checkpoints, where there are
     GGUF_ARCHITECTURE = "qwen3"          # `general.architecture`, where such files exist
+    ALSO_GGUF_ARCHITECTURE = "qwen3_b"   # the same of other such files
     GGUF_EMBEDDER = "gemma-embedding"    # of files whose tokens see each other both ways
 
 Of several models that GGUF files call the same, `CausalLM.fits_gguf` tells which it is.
@@ -26,15 +27,15 @@ from typing import Any, NamedTuple
 
 _MODELS = "piecework.runtime.models"  # The package whose files are models.
 _NAME = re.compile(
-    r"^(ARCHITECTURE|ENCODER|MODEL_TYPE|ALSO_MODEL_TYPE|GGUF_ARCHITECTURE|GGUF_EMBEDDER"
+    r"^(ARCHITECTURE|ENCODER|(?:ALSO_)?MODEL_TYPE|(?:ALSO_)?GGUF_ARCHITECTURE|GGUF_EMBEDDER"
     r'|CONFIG_OF_OTHERS) = "([\w-]+)"',
     re.MULTILINE,
 )
 
 
 class ModelNames(NamedTuple):
-    """What a model is called; `gguf` is None where GGUF files have no name for it, `also` where
-    config.json has no second `model_type`.
+    """What a model is called; `gguf` is None where GGUF files have no name for it, `also_gguf`
+    where they have no second one, `also` where config.json has no second `model_type`.
     """
 
     module: str
@@ -44,6 +45,7 @@ class ModelNames(NamedTuple):
     also: str | None = None
     config_of_others: str | None = None
     gguf_embedder: str | None = None
+    also_gguf: str | None = None
 
 
 def find_models() -> list[ModelNames]:
@@ -58,6 +60,7 @@ def find_models() -> list[ModelNames]:
             names.get("GGUF_ARCHITECTURE"),
             names.get("ALSO_MODEL_TYPE"),
             gguf_embedder=names.get("GGUF_EMBEDDER"),
+            also_gguf=names.get("ALSO_GGUF_ARCHITECTURE"),
         )
         for module, names in _named_files(tuple(import_module(_MODELS).__path__))
         if "ARCHITECTURE" in names
@@ -95,9 +98,8 @@ def find_model(*, architecture: str | None = None, gguf: str | None = None) -> M
     """
     models = find_models()
     for names in models:
-        if names.architecture == architecture or (
-            gguf is not None and gguf in (names.gguf, names.gguf_embedder)
-        ):
+        in_gguf = names.gguf, names.also_gguf, names.gguf_embedder
+        if names.architecture == architecture or (gguf is not None and gguf in in_gguf):
             return names
     raise ValueError(
         f"the architecture {architecture or gguf!r} is not supported; supported: "

@@ -178,8 +178,9 @@ class FusedMoE(nn.Module):
     [T, hidden].
 
     `names`: of gate, up and down projection in the checkpoint. `activation`: of the gate; no kernel
-    has another than silu. `limit`, `weighs_input`: as `reference.fused_moe`. `first` [1] int64: the
-    first expert of this rank, where it has not all.
+    has another than silu. "relu2": there is no gate, and the ups are squared ReLUs. `limit`,
+    `weighs_input`: as `reference.fused_moe`. `first` [1] int64: the first expert of this rank,
+    where it has not all.
     """
 
     first: torch.Tensor | None
@@ -201,7 +202,7 @@ class FusedMoE(nn.Module):
             raise ValueError(
                 f"experts of {intermediate_size} columns make no sense; fetch the model again"
             )
-        if activation != "silu":
+        if activation not in ("silu", "relu2"):
             raise ValueError(
                 f"experts with the activation {activation!r} are not supported; choose another "
                 "model"
@@ -209,7 +210,7 @@ class FusedMoE(nn.Module):
         self.num_experts, self.limit, self.weighs_input = num_experts, limit, weighs_input
         self.register_buffer("first", None)
         gate, up, down = names
-        parts = {gate: intermediate_size, up: intermediate_size}
+        parts = dict.fromkeys((up,) if activation == "relu2" else (gate, up), intermediate_size)
         self.gate_up_proj = ExpertLinear(num_experts, hidden_size, parts, bias=bias)
         self.down_proj = ExpertLinear(
             num_experts, intermediate_size, {down: hidden_size}, bias=bias
@@ -255,7 +256,7 @@ class FusedMoE(nn.Module):
             closed.weight,
             closed.bias,
             closed.input_numbers,
-            [self.num_experts, closed.in_features],
+            [self.num_experts, closed.in_features, opened.out_features // self.num_experts],
             [opened.layout, closed.layout],
             [opened.group, closed.group],
             self.limit,

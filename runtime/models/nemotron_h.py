@@ -1,5 +1,5 @@
-"""Nemotron-H (arXiv:2504.03624): each layer is one of Mamba 2, attention that knows no positions,
-or a feed-forward of squared ReLUs without a gate.
+"""Nemotron-H (arXiv:2504.03624) and Nemotron 3: each layer is one of Mamba 2, attention that knows
+no positions, a feed-forward of squared ReLUs without a gate, or a mixture of experts of that kind.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from ..config.model import ModelConfig, check_size
 from ..config.model_registry import UnsupportedError
 from ..layers.activation import ACTIVATIONS
 from ..layers.decoder import MixerLayer
-from ..layers.linear import StoredTensor
+from ..layers.linear import Linear, StoredTensor
 from ..layers.mlp import MLP
+from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
 from .causal_lm import CausalLM, gguf_names
-from .checkpoint import from_llama_cpp, renamed
+from .checkpoint import from_llama_cpp, renamed, within_layers
+from .deepseek_v2 import CORRECTION, GGUF_SHARED_EXPERTS
+from .experts import Merged, take_apart
 from .hybrid import (
     GGUF_MAMBA,
     GGUF_MAMBA_KEYS,
@@ -29,13 +32,17 @@ from .hybrid import (
     mamba2_mixer,
     mamba_fields,
 )
+from .qwen3_moe import GGUF_EXPERTS
 
 ARCHITECTURE = "NemotronHForCausalLM"
 MODEL_TYPE = "nemotron_h"
 GGUF_ARCHITECTURE = "nemotron_h"
+ALSO_GGUF_ARCHITECTURE = "nemotron_h_moe"
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 """Of `hybrid_override_pattern`."""
+_MERGED = {name: Merged((name,)) for name in ("up_proj", "down_proj")}
+"""As transformers holds experts in memory."""
 _OLD = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -48,11 +55,59 @@ class NemotronHConfig(Mamba2Config):
     mamba_d_head: int = 64
     mlp_hidden_act: str = "relu2"
     mlp_bias: bool = False
+    n_routed_experts: int = 8
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int = 7688
+    moe_shared_expert_intermediate_size: int = 7688
+    moe_latent_size: int | None = None
+    routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+
+    def __post_init__(self) -> None:
+        Mamba2Config.__post_init__(self)
+        self.check_positive("moe_shared_expert_intermediate_size", "moe_latent_size")
 
 
 class FeedForward(MLP):
     def forward(self, x: torch.Tensor, rotations: Rotations | None = None) -> torch.Tensor:
         return super().forward(x)
+
+
+class Mixture(SparseMoE):
+    """Of `config`, a `NemotronHConfig`. The experts may work on a projection of x to fewer numbers,
+    beside which the shared one sees all of x.
+    """
+
+    def __init__(self, config: Any) -> None:
+        size, latent = config.hidden_size, config.moe_latent_size
+        routing = Routing(
+            config.n_routed_experts,
+            config.num_experts_per_tok,
+            "sigmoid",
+            config.norm_topk_prob,
+            config.n_group,
+            config.topk_group,
+            config.routed_scaling_factor,
+        )
+        width, shared = config.moe_intermediate_size, config.moe_shared_expert_intermediate_size
+        activation = config.mlp_hidden_act
+        experts = FusedMoE(latent or size, width, config.n_routed_experts, activation=activation)
+        super().__init__(
+            Router(size, routing, correction=True),
+            experts,
+            MLP(size, shared, ACTIVATIONS[activation], bias=config.mlp_bias),
+        )
+        self.fc1_latent_proj = Linear(size, latent) if latent else nn.Identity()
+        self.fc2_latent_proj = Linear(latent, size) if latent else nn.Identity()
+
+    def forward(self, x: torch.Tensor, rotations: Rotations | None = None) -> torch.Tensor:
+        assert self.shared_experts is not None
+        chosen: torch.Tensor = self.experts(self.fc1_latent_proj(x), *self.gate.choose(x))
+        # Of several ranks this is a summand, and so is what the shared expert gives.
+        result: torch.Tensor = self.fc2_latent_proj(chosen) + self.shared_experts(x)
+        return result
 
 
 class NemotronHForCausalLM(CausalLM):
@@ -93,9 +148,24 @@ class NemotronHForCausalLM(CausalLM):
             "attn_output": "mixer.o_proj",
             "ffn_up": "mixer.up_proj",
             "ffn_down": "mixer.down_proj",
+            **{key: name.replace("mlp.", "mixer.") for key, name in GGUF_EXPERTS.items()},
+            **{key: name.replace("mlp.", "mixer.") for key, name in GGUF_SHARED_EXPERTS.items()},
+            "ffn_latent_down": "mixer.fc1_latent_proj",
+            "ffn_latent_up": "mixer.fc2_latent_proj",
         }
     )
-    gguf_keys: ClassVar[dict[str, str]] = GGUF_MAMBA_KEYS
+    gguf_keys: ClassVar[dict[str, str]] = {
+        **GGUF_MAMBA_KEYS,
+        "expert_count": "n_routed_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "expert_weights_scale": "routed_scaling_factor",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+        "moe_latent_size": "moe_latent_size",
+    }
     gguf_lists: ClassVar[tuple[str, ...]] = ("feed_forward_length",)
 
     @staticmethod
@@ -104,14 +174,18 @@ class NemotronHForCausalLM(CausalLM):
             value = get(key, 0, list)
             return value if isinstance(value, list) else [value] * get("block_count")
 
-        counts = zip(
-            of_layers("attention.head_count_kv"), of_layers("feed_forward_length"), strict=False
-        )
+        heads, columns = of_layers("attention.head_count_kv"), of_layers("feed_forward_length")
+        count = get("block_count") - get("nextn_predict_layers", 0)
+
+        def kind(layer: int) -> str:
+            if heads[layer]:
+                return "full_attention"
+            if columns[layer]:
+                return "moe" if f"blk.{layer}.ffn_gate_inp.weight" in tensors else "mlp"
+            return "linear_attention"
+
         return {
-            "layer_types": [
-                "full_attention" if heads else "mlp" if columns else "linear_attention"
-                for heads, columns in counts
-            ],
+            "layer_types": [kind(layer) for layer in range(min(count, len(heads), len(columns)))],
             "mamba_d_head": get("ssm.inner_size") // max(get("ssm.time_step_rank"), 1),
             "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
             "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in tensors),
@@ -120,7 +194,9 @@ class NemotronHForCausalLM(CausalLM):
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        return from_llama_cpp(tensors, "mixer")
+        return renamed(
+            from_llama_cpp(within_layers(tensors, config.num_layers), "mixer"), CORRECTION
+        )
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
@@ -129,9 +205,14 @@ class NemotronHForCausalLM(CausalLM):
         config.layer_types = [_OLD.get(str(kind), kind) for kind in kinds]
         check_size("num_hidden_layers", count := len(kinds))
         config.num_hidden_layers = count
-        if "moe" in kinds:
+        if "moe" in kinds and config.mlp_hidden_act != "relu2":
             raise UnsupportedError(
-                "its experts have no gate, and such are not supported; choose another model"
+                f"experts with the activation {config.mlp_hidden_act!r:.60} are not supported; "
+                "choose another model"
+            )
+        if "moe" in kinds and config.moe_latent_size and config.mlp_bias:
+            raise UnsupportedError(
+                "experts with moe_latent_size and mlp_bias are not supported; choose another model"
             )
         for name in ("mlp_hidden_act", "mamba_hidden_act"):
             said = getattr(config, name, "silu")
@@ -141,7 +222,7 @@ class NemotronHForCausalLM(CausalLM):
                     f"{name} must be {' or '.join(known)}, got {said!r:.60}; choose another model"
                 )
         return {
-            **kinds_of_layers(config, ("linear_attention", "full_attention", "mlp"), ()),
+            **kinds_of_layers(config, tuple(_LETTERS.values()), ()),
             **mamba_fields(config, config.mamba_n_heads * config.mamba_d_head),
             "num_layers": count,
             "windows": [None] * count,
@@ -156,7 +237,7 @@ class NemotronHForCausalLM(CausalLM):
             r"^(backbone|model)\.norm_f\.": "model.norm.",
             r"^backbone\.": "model.",
         }
-        return renamed(tensors, names)
+        return take_apart(renamed(tensors, names), _MERGED)
 
     def make_rotaries(self) -> Sequence[nn.Module]:
         return []
@@ -168,6 +249,8 @@ class NemotronHForCausalLM(CausalLM):
                 return MixerLayer(config, mamba2_mixer(config, layer))
             case "full_attention":
                 return MixerLayer(config, SelfAttention(config, layer, rotary=None))
+            case "moe":
+                return MixerLayer(config, Mixture(config))
         size, between = config.hidden_size, config.intermediate_size
         activation = ACTIVATIONS[config.mlp_hidden_act]
         return MixerLayer(config, FeedForward(size, between, activation, bias=config.mlp_bias))

@@ -39,7 +39,9 @@ def looped(
             gate, up, down, gate_bias, up_bias, down_bias = (t.double() for t in layers[expert])
             given = row * weight if weighs_input else row
             opened, passed = F.linear(given, gate, gate_bias), F.linear(given, up, up_bias)
-            if limit:
+            if not len(gate):
+                between = F.relu(passed).square()
+            elif limit:
                 opened, passed = opened.clamp(max=limit), passed.clamp(-limit, limit)
                 between = opened * torch.sigmoid(1.702 * opened) * (passed + 1)
             else:
@@ -52,8 +54,17 @@ def looped(
 class Layer:
     """`experts` of random numbers, by rows of expert after expert."""
 
-    def __init__(self, seed: int, tokens: int, experts: int, each: int, sizes: tuple[int, int]):
+    def __init__(
+        self,
+        seed: int,
+        tokens: int,
+        experts: int,
+        each: int,
+        sizes: tuple[int, int],
+        has_gates: bool = True,
+    ):
         self.sizes, self.experts = sizes, experts
+        self.rows = sizes[1] * (1 + has_gates)
         size, width = sizes
         make = torch.Generator().manual_seed(seed)
 
@@ -61,8 +72,8 @@ class Layer:
             return (torch.randn(shape, generator=make) * scale).bfloat16().float()
 
         self.gate_up, self.gate_up_bias = (
-            normal(experts * 2 * width, size),
-            normal(2 * experts * width),
+            normal(experts * self.rows, size),
+            normal(experts * self.rows),
         )
         self.down, self.down_bias = normal(experts * size, width), normal(experts * size)
         self.x = normal(tokens, size, scale=1.0)
@@ -72,8 +83,9 @@ class Layer:
 
     def looped(self, limit: float, weighs_input: bool) -> torch.Tensor:
         size, width = self.sizes
-        halves = self.gate_up.view(self.experts, 2, width, size)
-        biases = self.gate_up_bias.view(self.experts, 2, width)
+        gates = self.rows - width
+        halves = [each.split([gates, width]) for each in self.gate_up.view(self.experts, -1, size)]
+        biases = [each.split([gates, width]) for each in self.gate_up_bias.view(self.experts, -1)]
         layers = [
             (gate, up, down, gate_bias, up_bias, down_bias)
             for (gate, up), down, (gate_bias, up_bias), down_bias in zip(
@@ -96,12 +108,13 @@ FORMS = [(0.0, False), (1.5, False), (0.0, True)]
     experts=st.integers(1, 9),
     each=st.integers(1, 4),
     form=st.sampled_from(FORMS),
+    has_gates=st.booleans(),
     seed=st.integers(0, 9),
 )
 def test_plain_torch_is_the_loop(
-    tokens: int, experts: int, each: int, form: tuple[float, bool], seed: int
+    tokens: int, experts: int, each: int, form: tuple[float, bool], has_gates: bool, seed: int
 ) -> None:
-    layer = Layer(seed, tokens, experts, min(each, experts), (24, 16))
+    layer = Layer(seed, tokens, experts, min(each, experts), (24, 16), has_gates)
     found = reference.fused_moe(
         layer.x,
         layer.ids,
@@ -139,6 +152,7 @@ def packed(
     experts=st.integers(1, 7),
     each=st.integers(1, 4),
     form=st.sampled_from(FORMS),
+    has_gates=st.booleans(),
     seed=st.integers(0, 9),
 )
 def test_packed_experts_are_the_loop(
@@ -149,11 +163,12 @@ def test_packed_experts_are_the_loop(
     experts: int,
     each: int,
     form: tuple[float, bool],
+    has_gates: bool,
     seed: int,
 ) -> None:
     library = built(variant)
     kernels = NativeLinear(library, activations=activations)
-    layer = Layer(seed, tokens, experts, min(each, experts), (64, 96))
+    layer = Layer(seed, tokens, experts, min(each, experts), (64, 96), has_gates)
     gate_up, layer.gate_up = packed(kernels, kind, layer.gate_up)
     down, layer.down = packed(kernels, kind, layer.down)
     layout = kernels.layout(kind, 64)
@@ -170,7 +185,7 @@ def test_packed_experts_are_the_loop(
         down,
         layer.down_bias.bfloat16(),
         None,
-        (experts, 96),
+        (experts, 96, layer.rows),
         (layout, layout),
         group,
         *form,
@@ -204,7 +219,7 @@ def test_only_chosen_experts_are_read() -> None:
         kernels.pack("bfloat16", [layer.down.bfloat16()]),
         layer.down_bias.bfloat16(),
         None,
-        (4, 32),
+        (4, 32, 64),
         (0, 0),
         (0, 0),
         0.0,

@@ -13,11 +13,18 @@ from piecework.kernels.triton.moe import fused_moe
 
 
 @pytest.mark.parametrize(
-    ("tokens", "experts", "each", "limit", "weighs_input"),
-    [(0, 4, 2, 0.0, False), (1, 8, 3, 0.0, False), (5, 3, 2, 1.5, False), (40, 1, 1, 0.0, True)],
+    ("tokens", "experts", "each", "limit", "weighs_input", "parts"),
+    [
+        (0, 4, 2, 0.0, False, 2),
+        (1, 8, 3, 0.0, False, 2),
+        (5, 3, 2, 1.5, False, 2),
+        (40, 1, 1, 0.0, True, 2),
+        # Without gates.
+        (5, 3, 2, 0.0, False, 1),
+    ],
 )
 def test_it_is_the_reference(
-    tokens: int, experts: int, each: int, limit: float, weighs_input: bool
+    tokens: int, experts: int, each: int, limit: float, weighs_input: bool, parts: int
 ) -> None:
     size, width = 40, 24
     make = torch.Generator().manual_seed(tokens)
@@ -31,8 +38,8 @@ def test_it_is_the_reference(
         normal(tokens, size),
         ids.to(DEVICE),
         weights.to(DEVICE),
-        normal(experts * 2 * width, size),
-        normal(experts * 2 * width),
+        normal(experts * parts * width, size),
+        normal(experts * parts * width),
         normal(experts * size, width),
         normal(experts * size),
         limit,

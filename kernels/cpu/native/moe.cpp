@@ -83,6 +83,15 @@ const bf16* Mixture::weighed(const bf16* row, float weight, int size) {
   return result.data();
 }
 
+// Of what is above 0.
+void Mixture::square(const float* ups, bf16* to) {
+#pragma omp simd
+  for (int r = 0; r < kPanel; ++r) {
+    const float up = std::max(as_rounded(ups[r]), 0.0f);
+    to[r] = rounded(up * up);
+  }
+}
+
 void Mixture::activate(const float* gates, const float* ups, float limit, bf16* to) {
   if (limit == 0.0f) {
 #pragma omp simd

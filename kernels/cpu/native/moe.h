@@ -9,7 +9,7 @@
 namespace piecework {
 
 struct Experts {
-  Linear gate_up, down;  // the rows of one expert below those of another: [count][gates, ups], [count][N]
+  Linear gate_up, down;  // the rows of one expert below those of another: [count][gates, ups], [count][N]; ups alone: no gates
   int32_t count, weighs_input;
   float limit;  // of gates and ups: 0 for silu(gate) * up, else GPT-OSS's (up + 1) * gate * sigmoid(1.702 * gate)
 };
@@ -56,13 +56,20 @@ class Mixture {
   // sums of columns from `first` on, and whoever is done last calls `last`.
   template <class Read, class Write, class Last>
   void run(Team& team, int& phase, const Experts& experts, const Choice& choice, Read read, Write write, Last last) {
-    const int width = experts.gate_up.rows / experts.count / 2, hidden = experts.down.rows / experts.count, panels = width / kPanel;
+    const int width = experts.down.columns, hidden = experts.down.rows / experts.count, panels = width / kPanel;
+    const bool has_gates = experts.gate_up.rows / experts.count > width;
     const auto opened = [&](int pair) {
       const bf16* row = read(pairs_[pair] / choice.each);
       return experts.weighs_input ? weighed(row, choice.weights[pairs_[pair]], experts.gate_up.columns) : row;
     };
     const auto closed = [&](int pair) { return activated_.data() + static_cast<int64_t>(pair) * width; };
     products(team, phase, experts.gate_up, experts.count, panels, opened, [&](const Linear& linear, Own& own, const auto& rows, const Group& group, int i) {
+      if (!has_gates) {
+        own.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int, const float* values, int) {
+          square(values, activated_.data() + static_cast<int64_t>(group.first + t) * width + i * kPanel);
+        });
+        return;
+      }
       own.gates.resize(kMostRows * kPanel);
       own.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int, const float* values, int) {
         std::memcpy(own.gates.data() + t * kPanel, values, kPanel * sizeof(float));
@@ -148,6 +155,7 @@ class Mixture {
   }
 
   static const bf16* weighed(const bf16* row, float weight, int size);
+  static void square(const float* ups, bf16* to);
   static void activate(const float* gates, const float* ups, float limit, bf16* to);
 
   std::vector<int> pairs_, group_of_, places_, counts_;  // pairs_: t * k + j of each, by expert; places_: where each is

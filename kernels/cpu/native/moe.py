@@ -49,10 +49,11 @@ def fused_moe(
     limit: float,
     weighs_input: bool,
 ) -> torch.Tensor:
-    """As `reference.fused_moe`, x [T, H] bfloat16. `sizes`: E and I. `layouts`: of gate_up and
+    """As `reference.fused_moe`, x [T, H] bfloat16. `sizes`: E, I and an expert's rows
+    of gate_up. `layouts`: of gate_up and
     down. Where an x is to be quantised: by its scale [1], or one for each of `groups` columns.
     """
-    (tokens, hidden), (experts, width) = x.shape, sizes
+    (tokens, hidden), (experts, width, opened) = x.shape, sizes
     assert x.dtype == torch.bfloat16 and x.stride(1) == 1
     ids = topk_ids.to(torch.int64).contiguous()
     weights = topk_weights.to(torch.float32).contiguous()
@@ -62,7 +63,7 @@ def fused_moe(
             gate_up,
             gate_up_bias,
             hidden,
-            experts * 2 * width,
+            experts * opened,
             layouts[0],
             gate_up_scale,
             groups[0],

@@ -396,6 +396,11 @@ def test_letters_of_a_pattern_are_layers_and_their_number(tmp_path: Path) -> Non
     config: Any = ModelConfig.from_pretrained(folder)
     assert config.layer_types == ["linear_attention", "mlp", "full_attention", "mlp"]
     assert (config.num_layers, config.mamba.inner) == (4, 128 * 64)
-    folder = folder_of(tmp_path, "nemotron_h", "NemotronHForCausalLM")
-    with pytest.raises(ValueError, match="its experts have no gate"):
-        ModelConfig.from_pretrained(folder)
+    changes = {"layers_block_type": None, "hybrid_override_pattern": "MEM*E"}
+    folder = folder_of(tmp_path, "nemotron_h", "NemotronHForCausalLM", **changes)
+    config = ModelConfig.from_pretrained(folder)
+    assert [layer for layer, kind in enumerate(config.layer_types) if kind == "moe"] == [1, 4]
+    for members in ({"mlp_hidden_act": "silu"}, {"moe_latent_size": 64, "mlp_bias": True}):
+        folder_of(tmp_path, "nemotron_h", "NemotronHForCausalLM", **changes, **members)
+        with pytest.raises(ValueError, match=r"experts with .* are not supported"):
+            ModelConfig.from_pretrained(folder)

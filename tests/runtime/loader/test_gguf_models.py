@@ -271,6 +271,39 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "expert_feed_forward_length": None,
         },
     ),
+    "nemotron_h 3": (
+        "nemotron_h_moe",
+        {
+            "num_hidden_layers": 3,
+            "layers_block_type": ["linear_attention", "moe", "full_attention"],
+            "head_dim": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "ssm_state_size": 24,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 48,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 80,
+            "moe_latent_size": 32,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": False,
+            "n_group": 2,
+            "topk_group": 2,
+        },
+        {
+            **SSM,
+            "attention.head_count_kv": [0, 0, 2],
+            "feed_forward_length": [0, 48, 0],
+            "expert_shared_feed_forward_length": 80,
+            "expert_weights_norm": False,
+            "expert_weights_scale": 2.5,
+            "expert_group_count": 2,
+            "expert_group_used_count": 2,
+            "moe_latent_size": 32,
+        },
+    ),
     "qwen3_5_text": ("qwen35", {**DELTA, **TIED}, SSM_OF_DELTA),
     "qwen3_5_moe_text": (
         "qwen35moe",
@@ -402,6 +435,8 @@ def converted(
         return [(f"{owner}.dt_proj.bias", tensor)]
     if name.endswith(".correct_output_scale"):
         return [(f"{name}.weight", tensor)]
+    if name.endswith(".e_score_correction_bias"):
+        return [(f"{owner}.e_score_correction.bias", tensor)]
     if name.endswith(".expert_bias"):
         return [(f"{name}.bias", tensor)]
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):

@@ -446,6 +446,24 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_bias": True,
         },
     ),
+    "nemotron-3": (
+        "nemotron_h",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "head_dim": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 24,
+            "n_groups": 2,
+            "ssm_state_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "moe_shared_expert_intermediate_size": 80,
+            "moe_latent_size": 32,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "bamba": (
         "bamba",
         {
