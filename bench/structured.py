@@ -15,6 +15,7 @@ import numpy as np
 
 from ..runtime.files.resolve import resolve_model_path
 from ..runtime.sampling import grammar
+from ..runtime.sampling.grammar_cache import Grammars
 from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .client import Client, RequestFailed, resolve
 from .load import run_load
@@ -245,7 +246,7 @@ class Masks:
         path = resolve_model_path(model_path)
         self._tokenizer = load_tokenizer(path)
         self._vocab_size = vocab_size
-        self._grammars = grammar.Grammars(lambda: self._tokenizer, vocab_size, frozenset())
+        self._grammars = Grammars(lambda: self._tokenizer, vocab_size, frozenset())
 
     def times(self, schema: Schema, text: str) -> list[float]:
         """Microseconds of the mask before each token of an answer."""

@@ -13,7 +13,7 @@ from ..cache.kv_events import KVEvents
 from ..config.engine import EngineConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.model_runner import ModelRunner
-from ..sampling.grammar import Grammars
+from ..sampling.grammar_cache import Grammars
 from ..tokenizer.tokenizer import load_tokenizer
 from .core import EngineCore
 from .graph_startup import GraphStartup

@@ -1,5 +1,5 @@
 """Requests whose grammars are compiled in a thread before the core takes them: a large one takes as
-long as many steps.
+long as many steps. One is compiled at a time, once there is room for it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ..core.messages import GenerateRequest
-from ..sampling.grammar import Grammars
+from ..sampling.grammar_cache import Grammars
 
 
 class CompilingRequests:
@@ -17,7 +17,8 @@ class CompilingRequests:
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._waiting: dict[str, tuple[GenerateRequest, Future[Any]]] = {}
+        self._waiting: dict[str, tuple[GenerateRequest, str]] = {}
+        self._compiling: tuple[str, Future[Any]] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     @property
@@ -29,25 +30,38 @@ class CompilingRequests:
         grammar = message.params.grammar
         if grammar is None or self._grammars is None or self._grammars.is_compiled(grammar):
             return False
-        future = self._thread.submit(self._grammars.matcher, grammar)
-        self._waiting[message.rid] = message, future
+        self._waiting[message.rid] = message, grammar
+        self._compile_next()
         return True
 
     def ready(self) -> Iterator[GenerateRequest]:
         """Those that can go on, which forgets them; also those whose grammar has a fault, which
-        the core then finds again. One whose grammar has been forgotten since waits again.
+        the core then finds again.
         """
-        for rid, (message, future) in list(self._waiting.items()):
-            if future.done():
+        if self._grammars is None or (self._compiling and not self._compiling[1].done()):
+            return
+        # What was compiled is held until the core has it: what nobody uses may be dropped.
+        held, self._compiling = self._compiling, None
+        failed = held is not None and held[1].exception() is not None
+        for rid, (message, grammar) in list(self._waiting.items()):
+            if self._grammars.is_compiled(grammar) or (held and failed and held[0] == grammar):
                 del self._waiting[rid]
-                if future.exception() is not None or not self.takes(message):
-                    yield message
+                yield message
+        self._compile_next()
 
     def drop(self, rids: Collection[str]) -> None:
         """Forget aborted ones."""
         for rid in rids:
-            if (found := self._waiting.pop(rid, None)) is not None:
-                found[1].cancel()
+            self._waiting.pop(rid, None)
+
+    def _compile_next(self) -> None:
+        """Compile the grammar of the first request that waits, if that is possible now."""
+        if self._compiling or not self._waiting or self._grammars is None:
+            return
+        if self._grammars.has_room:
+            _, grammar = next(iter(self._waiting.values()))
+            future = self._thread.submit(self._grammars.matcher, grammar)
+            self._compiling = grammar, future
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -31,7 +31,8 @@ from ..core.request import Request, Scheduled
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.step import PendingStep, StepTokens
 from ..graphs.graph_runner import GraphCounts
-from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault, Grammars
+from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault
+from ..sampling.grammar_cache import Grammars
 from ..sampling.logits_processors import processors_for
 from ..sampling.sampler import NO_TOKEN
 from .scheduler import Scheduler, StepInFlight

@@ -4,7 +4,9 @@ which has no `Platform` to ask.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from typing import ClassVar
 
 import psutil
 
@@ -36,3 +38,28 @@ def _resident(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
     except psutil.Error:
         return 0
+
+
+class _Figures(ctypes.Structure):
+    """What glibc's `mallinfo2` gives."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def allocated_memory() -> int | None:
+    """Bytes that the process has allocated and not freed; None where its C library does not tell.
+    What other threads allocate is counted too.
+    """
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):
+        return None
+    ask.restype = _Figures
+    figures = ask()
+    return int(figures.uordblks + figures.hblkhd)

@@ -17,36 +17,29 @@ import json
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cache
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .grammar_vocabulary import Bytes, Vocabulary
+from .grammar_vocabulary import Bytes
 from .json_schema import held_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-    from ..tokenizer.tokenizer import Tokenizer
 
 INVALID_GRAMMAR = "invalid_grammar"
 """Error code of requests whose grammar cannot be followed."""
 MAX_GRAMMAR_CHARS = 512 * 1024
-_KEPT = 64
-"""Compiled grammars that are kept for requests to come."""
-_KEPT_CHARS = 2 * MAX_GRAMMAR_CHARS
-"""And what they may be together: compiled, a character of some takes hundreds of bytes."""
 _STACK_BYTES = 512 * 2**20
 """Of a thread that compiles: llguidance goes a level deeper, of some 3 KB, with each rule of a
 chain, and ends the process where the stack does. Reserved, and taken as far as it is used.
 """
-_stack_lock = Lock()
+_stack_lock = threading.Lock()
 _unchecked = threading.local()
 _MAX_GBNF = 10_000_000
 """Characters times rules: the library reads GBNF rule by rule, in Python, as often as it has rules.
@@ -55,17 +48,6 @@ _SECONDS, _SECONDS_A_TOKEN = 0.5, 0.01
 """Of the processor that a grammar may take: once a text, and for each token. Large schemas take
 some milliseconds now and then, others microseconds; what takes more keeps all others waiting.
 """
-_IN_A_STRING = r'[^"\\\x00-\x1F\x7F]'
-_SLICES = [
-    r"[\x20\x0A\x0D\x09]+",
-    *(f"{_IN_A_STRING}{{1,{most}}}" for most in (2, 4, 6, 8, 10, 13, 17, 30)),
-    f"{_IN_A_STRING}+",
-]
-"""Tokens that llguidance allows together, without a look at each, where a string may go on with all
-of them: its own slices and more lengths, for a string whose length is bounded comes to its end.
-"""
-
-
 _SOURCE_LINES = re.compile(r"\n +\d+ \| ")
 
 
@@ -175,7 +157,7 @@ def checked(grammar: str, last_id: int = 0) -> str:
     check_length(grammar)
     if getattr(_unchecked, "on", False):
         return grammar
-    matcher = _compiled(_bytes(last_id and last_id.bit_length()), grammar)
+    matcher = compiled(_bytes(last_id and last_id.bit_length()), grammar)
     # The first mask finds out what no text satisfies, a token what is too much for one.
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     first = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:256])
@@ -185,11 +167,11 @@ def checked(grammar: str, last_id: int = 0) -> str:
         if not (matcher.is_stopped() or matcher.is_error()):
             matcher.compute_bitmask()
     if matcher.is_error():
-        raise ValueError(_reason(matcher))
+        raise ValueError(reason_of(matcher))
     return grammar
 
 
-def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """A matcher, made on a stack that is deep enough for any grammar. Raises `GrammarFault` where
     the library panics, which is no `Exception` and would end the process.
     """
@@ -227,7 +209,7 @@ def _bytes(bits: int = 0) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(tokens), len(tokens.tokens), [tokens.eos_token_id])
 
 
-def _reason(matcher: LLMatcher) -> str:
+def reason_of(matcher: LLMatcher) -> str:
     told = matcher.get_error().replace("<non-verbose/>", "")
     # A schema's error goes on with lines of the grammar around it, which clients never wrote.
     schema, _, reason = told.partition("failed to compile JSON schema: ")
@@ -264,8 +246,9 @@ def _limits() -> LLParserLimits:
 class Matcher:
     """Where one output stands in its grammar."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, spent: Callable[[float], None] | None = None) -> None:
+        """`spent` is told of each time that the processor took for it, in seconds."""
+        self._matcher, self._spent = matcher, spent
         self._tokens, self._seconds = 0, 0.0
         """Behind which it stands, and the processor's time that they and their masks took."""
 
@@ -273,7 +256,7 @@ class Matcher:
     def fault(self) -> str | None:
         """Why it cannot go on, where it cannot."""
         if self._matcher.is_error():
-            return _reason(self._matcher)
+            return reason_of(self._matcher)
         if self._seconds > _SECONDS + _SECONDS_A_TOKEN * self._tokens:
             return (
                 f"it has taken {self._seconds:.1f} s of the processor's time for {self._tokens} "
@@ -291,14 +274,14 @@ class Matcher:
         """Go on behind these tokens; one that cannot follow is a fault."""
         began = time.thread_time()
         self._matcher.consume_tokens(list(tokens))
-        self._seconds += time.thread_time() - began
+        self._took(time.thread_time() - began)
         self._tokens += len(tokens)
 
     def takes(self, tokens: Sequence[int]) -> bool:
         """Whether these may follow."""
         began = time.thread_time()
         taken: int = self._matcher.validate_tokens(list(tokens))
-        self._seconds += time.thread_time() - began
+        self._took(time.thread_time() - began)
         return taken == len(tokens)
 
     def takes_only(self, tokens: Collection[int]) -> bool:
@@ -315,75 +298,9 @@ class Matcher:
         """Set the bit of each token that may follow, in bits [ceil(V / 32)], the lowest first."""
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        self._seconds += time.thread_time() - began
+        self._took(time.thread_time() - began)
 
-
-class Grammars:
-    """The grammars of an engine, each compiled once. May be used from several threads.
-
-    `load`: gives the tokenizer, when the first grammar comes. `vocab_size` V of the model;
-    `eos_token_ids`: the model's own ends of a text, beside the tokenizer's.
-    """
-
-    def __init__(
-        self, load: Callable[[], Tokenizer], vocab_size: int, eos_token_ids: frozenset[int]
-    ) -> None:
-        self._load, self._vocab_size, self._eos = load, vocab_size, eos_token_ids
-        self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()
-        """With the faults of those that cannot be."""
-        self._lock, self._turn = Lock(), Lock()
-        """Of what is compiled, held for a moment; of compiling, held as long as it takes."""
-
-    def is_compiled(self, grammar: str) -> bool:
-        """Whether `matcher` answers at once."""
-        return grammar in self._compiled
-
-    def matcher(self, grammar: str) -> Matcher:
-        """At the beginning of the grammar. Raises `GrammarFault` for one that cannot be
-        compiled.
-        """
-        compiled = self._find(grammar)
-        if compiled is None:
-            with self._turn:
-                compiled = self._find(grammar) or self._keep(grammar, self._compile(grammar))
-        if isinstance(compiled, str):
-            raise GrammarFault(compiled)
-        return Matcher(compiled.deep_copy())
-
-    def forget(self, grammar: str) -> None:
-        """Compile it anew for the next request: a matcher that has come to a bound has filled the
-        lexer that all of one grammar share.
-        """
-        with self._lock:
-            self._compiled.pop(grammar, None)
-
-    def _find(self, grammar: str) -> LLMatcher | str | None:
-        with self._lock:
-            compiled = self._compiled.get(grammar)
-            if compiled is not None:
-                self._compiled.move_to_end(grammar)
-            return compiled
-
-    def _keep(self, grammar: str, compiled: LLMatcher | str) -> LLMatcher | str:
-        with self._lock:
-            self._compiled[grammar] = compiled
-            while len(self._compiled) > _KEPT or sum(map(len, self._compiled)) > _KEPT_CHARS:
-                self._compiled.popitem(last=False)
-        return compiled
-
-    def _compile(self, grammar: str) -> LLMatcher | str:
-        if self._tokenizer is None:
-            self._tokenizer = _vocabulary(self._load(), self._vocab_size, self._eos)
-        compiled = _compiled(self._tokenizer, grammar)
-        return f"its grammar: {_reason(compiled)}" if compiled.is_error() else compiled
-
-
-def _vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    ends = sorted(each for each in eos_token_ids.union(tokenizer.end_token_ids) if each < size)
-    if not ends:
-        raise ValueError("a grammar needs a token that ends a text, and the model names none")
-    wrapper = TokenizerWrapper(Vocabulary(tokenizer, size))
-    return LLTokenizer(wrapper, n_vocab=size, eos_token=ends, slices=_SLICES)
+    def _took(self, seconds: float) -> None:
+        self._seconds += seconds
+        if self._spent is not None:
+            self._spent(seconds)

@@ -22,7 +22,7 @@ from threading import Lock
 
 from . import grammar
 
-SECONDS, MEGABYTES = 3, 160
+SECONDS, MEGABYTES = 3, 96
 """Of the processor, and of memory, that one grammar may take."""
 _PROCESSES = 2
 _STACK_BYTES = 128 * 2**20

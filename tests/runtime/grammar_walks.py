@@ -19,7 +19,7 @@ class Walk:
     def text(self, seed: int, most: int = 700) -> str | None:
         """None where it does not end."""
         bits = max(self._special, default=0).bit_length()
-        matcher = grammar._compiled(grammar._bytes(bits), self._text)
+        matcher = grammar.compiled(grammar._bytes(bits), self._text)
         choose, written = random.Random(seed), b""
         for _ in range(most):
             mask = np.unpackbits(

@@ -16,7 +16,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from piecework.runtime.core.messages import GenerateRequest
 from piecework.runtime.core.request import Request
 from piecework.runtime.core.sampling_params import SamplingParams
-from piecework.runtime.sampling import grammar
+from piecework.runtime.sampling import grammar, grammar_cache
 from piecework.runtime.sampling.grammar import Matcher
 from piecework.runtime.sampling.grammar_vocabulary import Bytes
 from piecework.runtime.sampling.logits_processors import ban_by_grammar, processors_for
@@ -24,7 +24,7 @@ from piecework.runtime.sampling.sampler import NO_TOKEN, sample
 
 VOCAB = 512
 TEXT = grammar.from_regex("[a-f]x|[c-z]y{3}")
-COMPILED = grammar._compiled(grammar._bytes(8), TEXT)
+COMPILED = grammar.compiled(grammar._bytes(8), TEXT)
 
 
 def request(
@@ -76,9 +76,9 @@ def test_what_the_mask_allows_and_a_look_refuses_comes_as_often_as_of_masked_log
         TokenizerWrapper(Bytes(VOCAB)),
         VOCAB,
         eos_token=[VOCAB - 1, end],
-        slices=grammar._SLICES,
+        slices=grammar_cache._SLICES,
     )
-    matcher = Matcher(grammar._compiled(vocabulary, grammar.from_json_schema({"type": "string"})))
+    matcher = Matcher(grammar.compiled(vocabulary, grammar.from_json_schema({"type": "string"})))
     matcher.accept([ord('"')])
     assert not matcher.takes([end])
     logits = torch.full((VOCAB,), -9.0)
@@ -136,7 +136,7 @@ def test_one_look_says_of_each_token_what_the_mask_says(data: st.DataObject) -> 
             ]
         )
     )
-    matcher = Matcher(grammar._compiled(grammar._bytes(8), text))
+    matcher = Matcher(grammar.compiled(grammar._bytes(8), text))
     bits = np.zeros(VOCAB // 32, np.int32)
     for _ in range(data.draw(st.integers(0, 8))):
         matcher.fill(bits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -21,8 +22,11 @@ from piecework import LLM, SamplingParams
 from piecework.runtime.core.messages import FinishReason, GenerateRequest
 from piecework.runtime.engine.compiling import CompilingRequests
 from piecework.runtime.llm import Completion
+from piecework.runtime.process.memory import allocated_memory
 from piecework.runtime.sampling import grammar as grammars
-from piecework.runtime.sampling.grammar import Grammars
+from piecework.runtime.sampling import grammar_cache
+from piecework.runtime.sampling.grammar import GrammarFault
+from piecework.runtime.sampling.grammar_cache import Grammars
 
 PERSON = {
     "type": "object",
@@ -254,7 +258,7 @@ def test_tokens_that_are_allowed_together_are_those_that_may_follow(
 ) -> None:
     grammar = grammars.from_json_schema({"type": "string", "maxLength": most})
     ours = Grammars(lambda: llm.tokenizer, 512, frozenset({2})).matcher(grammar)
-    monkeypatch.setattr(grammars, "_SLICES", [])
+    monkeypatch.setattr(grammar_cache, "_SLICES", [])
     each = Grammars(lambda: llm.tokenizer, 512, frozenset({2})).matcher(grammar)
     bits = np.zeros((2, 16), np.int32)
     for token in llm.tokenizer.encode('"The quick brown fox jumps over the lazy'):
@@ -331,14 +335,14 @@ def test_who_knows_its_grammar_waits_for_none_that_is_compiled(
     kept, begun, end = Grammars(lambda: llm.tokenizer, 512, frozenset({2})), Event(), Event()
     known, large = grammars.from_regex("a"), grammars.from_regex("b")
     kept.matcher(known)
-    compiled = grammars._compiled
+    compiled = grammar_cache.compiled
 
     def slowly(*args: Any) -> Any:
         begun.set()
         assert end.wait(60)
         return compiled(*args)
 
-    monkeypatch.setattr(grammars, "_compiled", slowly)
+    monkeypatch.setattr(grammar_cache, "compiled", slowly)
     with ThreadPoolExecutor(2) as threads:
         waits = threads.submit(kept.matcher, large)
         assert begun.wait(60)
@@ -353,36 +357,89 @@ def test_a_fault_is_found_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     kept = Grammars(lambda: llm.tokenizer, 512, frozenset({2}))
     with pytest.raises(ValueError, match="grammar"):
         kept.matcher("no grammar")
-    monkeypatch.setattr(grammars, "_compiled", None)
+    monkeypatch.setattr(grammar_cache, "compiled", None)
     assert kept.is_compiled("no grammar")
     with pytest.raises(ValueError, match="grammar"):
         kept.matcher("no grammar")
 
 
-def test_few_large_grammars_are_kept(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_KEPT_CHARS", 3000)
+def literal(letter: str, count: int) -> str:
+    """A grammar of one long text, which takes some hundred bytes of memory for each letter."""
+    return grammars.from_lark(f'start: "{letter * count}"')
+
+
+def kept_grammars(llm: LLM) -> Grammars:
     kept = Grammars(lambda: llm.tokenizer, 512, frozenset({2}))
-    each = [grammars.from_choice([letter * 900]) for letter in "abcd"]
-    for grammar in each:
-        kept.matcher(grammar)
-    assert [kept.is_compiled(grammar) for grammar in each] == [False, True, True, True]
+    kept.matcher(grammars.from_regex("a"))
+    kept.forget(grammars.from_regex("a"))
+    return kept
 
 
-def test_a_request_whose_grammar_was_forgotten_meanwhile_waits_again(
+@pytest.mark.skipif(allocated_memory() is None, reason="the C library does not tell")
+def test_a_grammar_is_charged_what_it_takes(llm: LLM) -> None:
+    kept = kept_grammars(llm)
+    short = "// " + "c" * 40_000 + '\nstart: "a"'
+    kept.matcher(short)
+    small = kept.num_bytes
+    before = allocated_memory()
+    kept.matcher(literal("b", 40_000))
+    taken = (allocated_memory() or 0) - (before or 0)
+    assert kept.num_bytes - small == pytest.approx(taken, rel=0.3)
+    assert kept.num_bytes - small > 10 * small
+
+
+def test_what_grammars_take_is_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = kept_grammars(llm)
+    kept.matcher(literal("x", 10_000))
+    one = kept.num_bytes
+    monkeypatch.setattr(grammar_cache, "MOST_BYTES", int(3.5 * one))
+    for letter in "abcdef":
+        kept.matcher(literal(letter, 10_000))
+        assert kept.num_bytes <= 3.5 * one
+    assert kept.is_compiled(literal("f", 10_000)) and not kept.is_compiled(literal("a", 10_000))
+    monkeypatch.setattr(grammar_cache, "_MOST_OF_ONE", one // 2)
+    with pytest.raises(GrammarFault, match="MB of memory, more than"):
+        kept.matcher(literal("g", 10_000))
+
+
+def test_a_grammar_waits_for_those_that_requests_use(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars, "_KEPT", 1)
-    waiting = CompilingRequests(Grammars(lambda: llm.tokenizer, 512, frozenset({2})))
+    kept = kept_grammars(llm)
+    waiting = CompilingRequests(kept)
+    monkeypatch.setattr(grammar_cache, "MOST_BYTES", 1)
     each = [
-        GenerateRequest(rid=letter, input_ids=[5], params=params(grammars.from_regex(letter)))
-        for letter in "ab"
+        GenerateRequest(rid=letter, input_ids=[5], params=params(literal(letter, 100)))
+        for letter in "abc"
     ]
     assert all(waiting.takes(message) for message in each)
-    for _, future in list(waiting._waiting.values()):
-        future.result()
-    ready = [message.rid for message in waiting.ready()]
-    assert ready == ["b"] and waiting.pending
-    while waiting.pending:
+    began = time.monotonic()
+    for expected in "abc":
+        ready: list[GenerateRequest] = []
+        while not ready and time.monotonic() - began < 60:
+            for message in waiting.ready():
+                ready.append(message)
+                in_use = kept.matcher(message.params.grammar or "")
+        assert [message.rid for message in ready] == [expected]
+        for _ in range(20):
+            assert list(waiting.ready()) == [], "one is let in while another is used"
+            time.sleep(0.005)
+        del in_use
+    assert not waiting.pending
+    waiting.close()
+
+
+def test_a_request_whose_grammar_is_dropped_while_it_waits_is_answered(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_cache, "_KEPT", 1)
+    waiting = CompilingRequests(Grammars(lambda: llm.tokenizer, 512, frozenset({2})))
+    for number, letter in enumerate("abab"):
+        asked = params(grammars.from_regex(letter))
+        assert waiting.takes(GenerateRequest(rid=str(number), input_ids=[5], params=asked))
+    ready: list[str] = []
+    began = time.monotonic()
+    while waiting.pending and time.monotonic() - began < 60:
         ready += [message.rid for message in waiting.ready()]
-    assert ready == ["b", "a"]
+    assert sorted(ready) == ["0", "1", "2", "3"]
     waiting.close()

@@ -23,7 +23,7 @@ async def test_the_reason_is_told() -> None:
 
 
 async def test_a_grammar_that_takes_too_much_memory_is_refused_and_the_next_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"takes more than 160 MB of memory; send a simpler one"):
+    with pytest.raises(ValueError, match=r"takes more than 96 MB of memory; send a simpler one"):
         await check(LARGE)
     await check('start: "a"')
 

@@ -85,7 +85,7 @@ def test_what_the_library_approximates_is_followed_where_it_is_not_strict(schema
 
 def follows(schema: Any, value: Any, **kwargs: Any) -> bool:
     text = json.dumps(value).encode()
-    matcher = grammar._compiled(grammar._bytes(), grammar.from_lark(lark(schema, **kwargs)))
+    matcher = grammar.compiled(grammar._bytes(), grammar.from_lark(lark(schema, **kwargs)))
     return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
 
 
@@ -144,7 +144,7 @@ def test_references_keep_their_root() -> None:
 
 def test_blanks_within_json_are_bounded() -> None:
     text = grammar.from_lark(lark({"type": "object"}))
-    matcher = grammar._compiled(grammar._bytes(), text)
+    matcher = grammar.compiled(grammar._bytes(), text)
     assert matcher.try_consume_tokens(list(b"{" + b" " * 1000)) < 50
 
 

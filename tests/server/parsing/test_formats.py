@@ -183,7 +183,7 @@ def test_blanks_around_the_bracket_of_a_list_may_be_those_of_a_template(
     text = f"{form.marks[0]}{blank}[{blank}{call},{blank}{call}{blank}]"
     text += "</tool_calls>" * (name == "jamba")
     lark = grammar.from_lark(form.grammar(TOOLS, CallRules(required=True)))
-    matcher = grammar._compiled(grammar._bytes(), lark)
+    matcher = grammar.compiled(grammar._bytes(), lark)
     assert matcher.try_consume_tokens(list(text.encode())) == len(text)
     assert matcher.is_accepting() and read(form, [text]) == [("now", {}), ("now", {})]
 
@@ -215,7 +215,7 @@ def test_free_text_with_calls_follows_the_grammar_of_auto(name: str) -> None:
     if name == "openai":
         free = f"<|channel|>final<|message|>{free}"
     for each, follows in ((text, True), (text.replace("7", "777"), False), (free, True)):
-        matcher = grammar._compiled(grammar._bytes(), lark)
+        matcher = grammar.compiled(grammar._bytes(), lark)
         taken = matcher.try_consume_tokens(list(each.encode()))
         assert (taken == len(each.encode()) and matcher.is_accepting()) is follows, each
 

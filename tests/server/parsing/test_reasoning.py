@@ -206,7 +206,7 @@ def test_grammars_allow_the_marks_around_an_answer(form: ReasoningFormat) -> Non
         for before, behind in form.around:
             for text in (f"Hm.{form.closing}{before}{{}}{behind}", f"Hm.{form.closing}{{}}"):
                 lark = form.grammar(body, is_open=True, special=ids)
-                matcher = grammar._compiled(grammar._bytes(9), lark)
+                matcher = grammar.compiled(grammar._bytes(9), lark)
                 tokens = _tokens(text, ids)
                 assert matcher.try_consume_tokens(tokens) == len(tokens), text
                 assert matcher.is_accepting()

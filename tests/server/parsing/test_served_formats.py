@@ -12,7 +12,7 @@ from small_templates import TEMPLATES, THOUGHTS, templates
 from tiny_tokenizers import byte_level
 
 from piecework.runtime.sampling import grammar
-from piecework.runtime.sampling.grammar import Grammars
+from piecework.runtime.sampling.grammar_cache import Grammars
 from piecework.runtime.tokenizer.chat_template import DEFAULT, TOOL_USE, ChatTemplates
 from piecework.runtime.tokenizer.data import TokenizerData
 from piecework.runtime.tokenizer.detokenizer import Detokenizer

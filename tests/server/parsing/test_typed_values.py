@@ -82,7 +82,7 @@ def test_a_string_between_special_tokens_is_as_long_as_it_must_be(least: int) ->
     called = tool({"type": "string", "minLength": least, "maxLength": 3})
     lark = form.grammar([called], CallRules(required=True, special=special))
     text = grammar.from_lark(lark, list(special.values()))
-    matcher = grammar.Matcher(grammar._compiled(grammar._bytes(9), text))
+    matcher = grammar.Matcher(grammar.compiled(grammar._bytes(9), text))
     quote = special['<|"|>']
     matcher.accept([special["<|tool_call>"], *b"call:f{a:", quote])
     assert matcher.takes([quote]) == (least == 0) and matcher.takes([*b"x", quote])
