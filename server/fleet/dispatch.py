@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
 from ..auth.accounts import check_access, may_use
-from ..core.errors import InvalidRequest, NotFound, Unavailable
+from ..core.errors import ClientGone, InvalidRequest, NotFound, Unavailable, as_api_error
 from ..http.body import (
     LARGE_BODY_BYTES,
     MAX_LARGE_BYTES,
@@ -23,6 +23,7 @@ from ..serving.collector import unless_client_goes
 from ..serving.state import DEFAULT_MODEL
 from .fleet import Fleet
 from .member import Member
+from .waiting import STREAMED_PATHS, WaitingStream
 
 QUEUE_PLACE = b"x-queue-place"
 """Header of answers that waited for their model: at which place of the queue they began."""
@@ -38,6 +39,7 @@ class _Named(msgspec.Struct):
     """
 
     model: msgspec.Raw = msgspec.Raw(b"null")
+    stream: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class MemberRoute(BaseRoute):
@@ -68,10 +70,11 @@ class MemberRoute(BaseRoute):
         if isinstance(route, JsonRoute):
             is_left_out = route.empty and has_no_body(request)
             content = b"" if is_left_out else bytes(await read_json_body(request))
-            body_names = _model_of(content or route.empty)
+            body_names, streams = _read(content or route.empty)
             member = self._member(body_names if body_names is not None else named, scope)
+            is_stream = streams and scope["path"] in STREAMED_PATHS
             async with self._held_back(len(content), member):
-                await self._give_loaded(member, content, scope, receive, send)
+                await self._give_loaded(member, content, scope, receive, send, is_stream=is_stream)
             return
         member = self._member(named, scope, only_ready=True)
         if not member.admits or member.service is None:
@@ -85,16 +88,38 @@ class MemberRoute(BaseRoute):
             await member.service.app(_inner(scope), receive, send)
 
     async def _give_loaded(
-        self, member: Member, content: bytes, scope: Scope, receive: Receive, send: Send
+        self,
+        member: Member,
+        content: bytes,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        is_stream: bool,
     ) -> None:
-        """Wait for the model as long as the client does, and let it answer."""
-        async with AsyncExitStack() as stack:
-            # Whoever is cancelled between the end of this and its result leaves nevertheless.
-            entering = stack.enter_async_context(self._fleet.use(member))
-            place = await (entering if member.admits else unless_client_goes(receive, entering))
-            assert member.service is not None
-            app = member.service.app
-            await app(_inner(scope), _replayed(content, receive), _with_place(send, place))
+        """Wait for the model as long as the client does, and let it answer. A stream is kept open
+        meanwhile.
+        """
+        answer = WaitingStream(scope, send)
+        try:
+            async with AsyncExitStack() as stack:
+                # Whoever is cancelled between the end of this and its result leaves nevertheless.
+                entering = stack.enter_async_context(self._fleet.use(member))
+                if member.admits:
+                    place = await entering
+                else:
+                    waiting = unless_client_goes(receive, entering)
+                    place = await (answer.wait(waiting) if is_stream else waiting)
+                assert member.service is not None
+                told = _with_place(answer.send, place)
+                await member.service.app(_inner(scope), _replayed(content, receive), told)
+        except Exception as error:
+            if not answer.is_open:
+                raise
+            if not isinstance(error, ClientGone):
+                known = as_api_error(error)
+                scope["app"].state.serving.metrics.count_error(known.type)
+                await answer.fail(known)
 
     @asynccontextmanager
     async def _held_back(self, size: int, member: Member) -> AsyncIterator[None]:
@@ -168,17 +193,19 @@ def told(names: Iterable[str]) -> str:
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
 
 
-def _model_of(content: bytes) -> str | None:
-    """Raises `InvalidRequest` for what is no JSON object, or names a model by no text."""
+def _read(content: bytes) -> tuple[str | None, bool]:
+    """Return the model that a body names, and whether the body asks for a stream. Raises
+    `InvalidRequest` for what is no JSON object, or names a model by no text.
+    """
     if not content:
         raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
     try:
-        named = msgspec.json.decode(content, type=_Named).model
+        body = msgspec.json.decode(content, type=_Named)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
         raise InvalidRequest(message, code="invalid_json") from None
     try:
-        return msgspec.json.decode(named, type=str | None)
+        return msgspec.json.decode(body.model, type=str | None), bytes(body.stream) == b"true"
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidRequest(
             "model: input should be a valid string.", param="model", code="invalid_value"

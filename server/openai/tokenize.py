@@ -24,10 +24,12 @@ MAX_TEXT_BYTES = 8 * 2**20
 """What ids become in one answer, which has it twice."""
 router = APIRouter(route_class=JsonRoute)
 info_router = APIRouter()
+_TOKENS = answers(Tokens, errors=BODY_ERRORS)
+_TEXT = answers(DetokenizedText, errors=BODY_ERRORS)
 
 
-@router.post("/v1/tokenize", responses=answers(Tokens, errors=BODY_ERRORS))
-@router.post("/tokenize", include_in_schema=False)
+@router.post("/v1/tokenize", responses=_TOKENS)
+@router.post("/tokenize", responses=_TOKENS)
 async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: ServingDep) -> Response:
     """Text or a conversation to token ids; a list of texts to a list of lists."""
     serving.check_model(body.model)
@@ -56,8 +58,8 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
     )
 
 
-@router.post("/v1/detokenize", responses=answers(DetokenizedText, errors=BODY_ERRORS))
-@router.post("/detokenize", include_in_schema=False)
+@router.post("/v1/detokenize", responses=_TEXT)
+@router.post("/detokenize", responses=_TEXT)
 async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
     """Token ids to text; a list of lists to a list of texts."""
     serving.check_model(body.model)

@@ -24,11 +24,13 @@ from .protocol import RerankRequest, ScoreRequest
 from .state import PoolingServing, PoolingServingDep
 
 router = APIRouter(route_class=JsonRoute)
+_RERANKED = answers(RerankAnswer, errors=BODY_ERRORS)
+_SCORED = answers(ScoreAnswer, errors=BODY_ERRORS)
 
 
-@router.post("/v1/rerank", responses=answers(RerankAnswer, errors=BODY_ERRORS))
-@router.post("/rerank", include_in_schema=False)
-@router.post("/v2/rerank", include_in_schema=False)
+@router.post("/v1/rerank", responses=_RERANKED)
+@router.post("/rerank", responses=_RERANKED)
+@router.post("/v2/rerank", responses=_RERANKED)
 async def rerank(body: RerankRequest, serving: PoolingServingDep) -> Response:
     """How well each document answers the query, the best first."""
     serving.check_model(body.model)
@@ -53,8 +55,8 @@ async def rerank(body: RerankRequest, serving: PoolingServingDep) -> Response:
     )
 
 
-@router.post("/v1/score", responses=answers(ScoreAnswer, errors=BODY_ERRORS))
-@router.post("/score", include_in_schema=False)
+@router.post("/v1/score", responses=_SCORED)
+@router.post("/score", responses=_SCORED)
 async def score(body: ScoreRequest, serving: PoolingServingDep) -> Response:
     """A number for each pair of texts."""
     serving.check_model(body.model)

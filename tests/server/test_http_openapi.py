@@ -13,13 +13,20 @@ import httpx
 import jsonschema
 import pytest
 from declared import check_answer, check_request, default_document, validate
+from fastapi.routing import APIRoute
 from http_fixtures import MODEL, client_of, make_app
 from jsonschema.validators import SPECIFICATIONS
 from scripted_engine import ScriptedEngine
 
+from piecework.server.app import TEXT_ROUTERS
+from piecework.server.core.open_paths import PAGE_FOLDER
 from piecework.server.engine.supervisor import EngineState
+from piecework.server.fleet import endpoints
+from piecework.server.image_service import IMAGE_ROUTERS
 from piecework.server.openai.batches.records import Status
+from piecework.server.page import files as page_files
 from piecework.server.page.docs import render
+from piecework.server.pooling_service import POOLING_ROUTERS
 
 USER = {"role": "user", "content": "Hi"}
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -120,11 +127,17 @@ GOOD: list[tuple[str, str, Any]] = [
     ("POST", f"{MESSAGES}/count_tokens", {"messages": [USER]}),
     ("POST", "/v1/responses/{response_id}/cancel", None),
     ("DELETE", "/v1/responses/{response_id}", None),
-    ("POST", "/v1/tokenize", {"prompt": "Hello"}),
-    ("POST", "/v1/tokenize", {"prompt": ["Hello", "a"]}),
-    ("POST", "/v1/tokenize", {"messages": [USER]}),
-    ("POST", "/v1/detokenize", {"tokens": [5, 6]}),
-    ("POST", "/v1/detokenize", {"tokens": [[5], [6]]}),
+    *(
+        ("POST", prefix + path, body)
+        for prefix in ("/v1", "")
+        for path, body in (
+            ("/tokenize", {"prompt": "Hello"}),
+            ("/tokenize", {"prompt": ["Hello", "a"]}),
+            ("/tokenize", {"messages": [USER]}),
+            ("/detokenize", {"tokens": [5, 6]}),
+            ("/detokenize", {"tokens": [[5], [6]]}),
+        )
+    ),
     ("POST", "/abort_request", {"rid": "none"}),
     ("PUT", GENERATE, {"text": "Hello", "sampling_params": {"stop": None}}),
     ("POST", "/flush_cache", None),
@@ -190,7 +203,20 @@ def test_answers_of_every_operation_are_held_to_the_document() -> None:
         for path, operations in default_document()["paths"].items()
         for method in operations
     }
-    assert declared == {(method, path) for method, path, _ in GOOD} | {*IN_ORDER, *PROFILES}
+    answered = {(method, path) for method, path, _ in GOOD} | {*IN_ORDER, *PROFILES}
+    assert declared == answered | {("POST", f"{RESPONSES}/compact")}
+
+
+def test_every_path_that_is_answered_is_declared_but_for_pages() -> None:
+    others = (endpoints.router, endpoints.body_router, page_files.router)
+    routers = (*TEXT_ROUTERS, *POOLING_ROUTERS, *IMAGE_ROUTERS, *others)
+    hidden = {
+        route.path
+        for router in routers
+        for route in router.routes
+        if isinstance(route, APIRoute) and not route.include_in_schema
+    }
+    assert hidden == {"/", "/openapi.json", "/docs", f"{PAGE_FOLDER}{{name}}"}
 
 
 PROFILES = [("POST", "/start_profile"), ("POST", "/stop_profile")]
@@ -316,7 +342,8 @@ async def test_allow_has_the_methods_that_are_declared(client: httpx.AsyncClient
     declared = default_document()["paths"]
     for path, operations in declared.items():
         methods = {method.upper() for method in operations}
-        if path == f"{RESPONSES}/input_tokens":  # which may be a response's id too
+        # These may be a response's id too.
+        if path in (f"{RESPONSES}/input_tokens", f"{RESPONSES}/compact"):
             methods |= {method.upper() for method in declared[RESPONSES + "/{response_id}"]}
         answer = await client.request("TRACE", path)
         assert answer.status_code == 405

@@ -94,7 +94,7 @@ async def _context(
     return await responses.context(body, own)
 
 
-@router.post("/v1/responses/compact", include_in_schema=False)
+@router.post("/v1/responses/compact", responses=answers(errors=(404,)))
 async def compact_response() -> Response:
     """Refuse to compact a conversation, which only OpenAI's servers do."""
     raise NotFound(
