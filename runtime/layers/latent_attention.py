@@ -41,7 +41,8 @@ class _ReadLinear(Linear):
 
 class LatentAttention(nn.Module):
     """`scale`: of scores. `interleaved`: pairs that are turned lie side by side. `bias`: of what
-    reads and writes the hidden states.
+    reads and writes the hidden states. `latent_scale`: what the normalised vectors are multiplied
+    by; None: by nothing.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.sizes, self.scale = layer, sizes, scale
+        self.latent_scale: float | None = None
         self.num_heads, self.interleaved = config.num_heads, interleaved
         hidden, heads = config.hidden_size, config.num_heads
         query = heads * (sizes.unturned + sizes.turned)
@@ -100,6 +102,8 @@ class LatentAttention(nn.Module):
         q, q_turned = q.tensor_split([sizes.unturned], dim=-1)
         latent, k_turned = self.kv_a_proj_with_mqa(x).tensor_split([sizes.latent], dim=-1)
         latent = self.kv_a_layernorm(latent)[:, None]
+        if self.latent_scale is not None:
+            latent = latent * self.latent_scale
         turned = self.turn(torch.cat((q_turned, k_turned[:, None]), dim=1), rotations)
         q_turned, k_turned = turned.tensor_split([self.num_heads], dim=1)
         q, k = torch.cat((q, q_turned), dim=-1), torch.cat((latent, k_turned), dim=-1)

@@ -130,6 +130,14 @@ EXPERTS = {
 }
 
 
+@pytest.mark.parametrize("ep_size", [1, 2])
+def test_experts_that_give_back_their_input_count_once(ep_size: int, tmp_path: Path) -> None:
+    """And not on each rank."""
+    architecture, overrides = OTHERS["longcat-flash"]
+    path = make_tiny_model(tmp_path, architecture, **overrides)
+    assert_alike(answer_by(2, partial(load, path), ep_size=ep_size), answer(load(path)))
+
+
 @pytest.mark.parametrize(("size", "ep_size"), [(2, 1), (2, 2), (4, 2)])
 def test_ranks_that_have_some_experts_or_columns_say_what_one_process_says(
     size: int, ep_size: int, tmp_path: Path

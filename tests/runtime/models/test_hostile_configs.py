@@ -110,6 +110,7 @@ def test_experts_with_another_activation_are_refused(name: str, tmp_path: Path) 
         ("qwen3-next", "num_experts"),
         ("glm4-moe", "n_routed_experts"),
         ("deepseek-v3", "n_routed_experts"),
+        ("longcat-flash", "n_routed_experts"),
     ],
 )
 def test_experts_are_counted_before_lists_are_made_of_them(
@@ -119,6 +120,25 @@ def test_experts_are_counted_before_lists_are_made_of_them(
     monkeypatch.setattr(moe, "ExpertLinear", None)
     with pytest.raises(ValueError, match="experts a layer are more than"):
         empty_model(config, torch.float32, META)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"zero_expert_type": "copy"},
+            "zero_expert_type 'copy' is not supported, identity is; cho",
+        ),
+        ({"zero_expert_num": -1}, "zero_expert_num must be 0 to .*; fetch the model again"),
+        ({"q_lora_rank": None}, "it has no q_lora_rank; fetch the model again"),
+    ],
+)
+def test_experts_without_weights_are_checked(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path, "longcat-flash", **changes)
+    with pytest.raises(ValueError, match=said):
+        ModelConfig.from_pretrained(folder)
 
 
 GROWS = {"rope_type": "default", "llama_4_scaling_beta": 0.1}

@@ -325,6 +325,20 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-lite": ("glm4_moe_lite", LATENT),
     "deepseek-v3.2": ("deepseek_v32", {**INDEXED, "rope_scaling": {**YARN, "mscale_all_dim": 1.0}}),
     "glm5": ("glm_moe_dsa", {**INDEXED, "indexer_types": ["full", "shared", "full"]}),
+    "longcat-flash": (
+        "longcat_flash",
+        {
+            **{
+                key: value
+                for key, value in LATENT.items()
+                if not key.startswith(("n_group", "topk"))
+            },
+            "num_layers": 2,
+            "num_hidden_layers": 4,
+            "zero_expert_num": 4,
+            "head_dim": 16,
+        },
+    ),
     "llama4": ("llama4_text", LLAMA4),
     "llama4-vision": (
         "llama4",
