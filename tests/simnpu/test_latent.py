@@ -16,7 +16,7 @@ from piecework.kernels.npu import latent_attention
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
-from tests.runtime.models.variants import LATENT
+from tests.runtime.models.sizes import LATENT
 
 PROMPTS = [list(range(5, 145)), [7, 8, 9], list(range(5, 137)), list(range(30, 40))]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=0)

@@ -23,7 +23,7 @@ from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine import graph_startup
 from piecework.runtime.executor import model_runner
 from piecework.runtime.llm import LLM
-from tests.runtime.models.variants import LATENT
+from tests.runtime.models.sizes import LATENT
 
 PROMPTS = [[5, 6, 7], list(range(20, 90)), [9], list(range(20, 50))]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)

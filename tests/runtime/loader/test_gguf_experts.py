@@ -21,7 +21,7 @@ from transformers import AutoConfig
 from piecework.runtime.loader.loader import load_model
 from tests.runtime.gguf_models import add_metadata, finish, metadata_of
 from tests.runtime.loaded_weights import loaded_weights
-from tests.runtime.models.variants import GROWING, INDEXED, KIMI, LATENT, YARN
+from tests.runtime.models.sizes import GROWING, INDEXED, KIMI, LATENT, YARN
 
 CPU = torch.device("cpu")
 ROUTED = {

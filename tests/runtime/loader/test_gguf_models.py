@@ -23,7 +23,7 @@ from piecework.runtime.loader.loader import load_model
 from piecework.runtime.models.checkpoint import reordered
 from tests.runtime.gguf_models import add_metadata, experts, finish, metadata_of
 from tests.runtime.loaded_weights import loaded_weights
-from tests.runtime.models.variants import DELTA, GEMMA3N
+from tests.runtime.models.sizes import DELTA, GEMMA3N
 from tests.split_models import answer, assert_alike, load
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]

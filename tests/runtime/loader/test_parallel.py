@@ -25,16 +25,16 @@ from piecework.runtime.layers.norm import RMSNorm
 from piecework.runtime.layers.rotary import Rotary
 from piecework.runtime.loader.loader import hollow_model
 from piecework.runtime.loader.parallel import Shard
-from tests.runtime.models.variants import (
+from tests.runtime.models.sizes import (
     DELTA,
     FALCON,
     GEMMA3N,
     INDEXED,
     LATENT,
     MAMBA,
-    OTHERS,
     SHORT_CONV,
 )
+from tests.runtime.models.variants import OTHERS
 from tests.split_models import answer, answer_by, assert_alike, load
 from tests.thread_ranks import on_ranks, thread_ranks
 

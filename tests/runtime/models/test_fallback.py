@@ -20,7 +20,8 @@ from piecework.runtime.loader.check import check_model
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.loader.parallel import Shard
 from piecework.runtime.quantization.methods import linear_kinds
-from tests.runtime.models.variants import FALCON, FALLBACKS, LLAMA4
+from tests.runtime.models.sizes import FALCON, LLAMA4
+from tests.runtime.models.variants import FALLBACKS
 
 AUTO, THEIRS = ModelCode("auto"), ModelCode("transformers")
 PROMPT = [(31 + 7 * j * j) % 500 for j in range(40)]

@@ -18,7 +18,7 @@ from piecework.runtime.cache.pool import KVPool, shared_pages
 from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.loader.loader import load_model
 from tests.runtime.loader.test_gguf_models import MODELS, Kind, write
-from tests.runtime.models.variants import GEMMA3N
+from tests.runtime.models.sizes import GEMMA3N
 
 CPU = torch.device("cpu")
 UNEVEN = {**GEMMA3N, "intermediate_size": [96, 64, 96, 128, 96]}

@@ -22,7 +22,8 @@ from piecework.runtime.layers import moe
 from piecework.runtime.layers.rotary import scaled_frequencies
 from piecework.runtime.loader.loader import empty_model, load_model
 from piecework.runtime.models.llama4 import Llama4Config
-from tests.runtime.models.variants import OTHERS, YARN
+from tests.runtime.models.sizes import YARN
+from tests.runtime.models.variants import OTHERS
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

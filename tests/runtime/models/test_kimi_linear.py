@@ -11,7 +11,7 @@ from quantized_checkpoints import edit_config, said
 from tiny_models import make_tiny_model
 
 from piecework.runtime.config.model import ModelConfig
-from tests.runtime.models.variants import KIMI
+from tests.runtime.models.sizes import KIMI
 
 
 def test_the_published_members_say_what_those_of_transformers_say(tmp_path: Path) -> None:

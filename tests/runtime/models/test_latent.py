@@ -12,7 +12,7 @@ from tiny_models import make_tiny_model
 
 from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.llm import LLM
-from tests.runtime.models.variants import INDEXED, LATENT
+from tests.runtime.models.sizes import INDEXED, LATENT
 
 WIDE = {
     **LATENT,

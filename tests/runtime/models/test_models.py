@@ -21,7 +21,8 @@ from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.build import build_engine
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.llm import LLM
-from tests.runtime.models.variants import FALLBACKS, LLAMAS, OTHERS, PHI_LONG, VARIANTS
+from tests.runtime.models.sizes import PHI_LONG
+from tests.runtime.models.variants import FALLBACKS, LLAMAS, OTHERS, VARIANTS
 
 TOLERANCE = 1e-4
 SOME = ("phi", "gpt2", "dots1")
