@@ -20,6 +20,7 @@ from .engine.build import build_engine
 from .engine.profiling import Profiler
 from .files.resolve import resolve_model_path
 from .loader.check import check_engine
+from .tokenizer.conversation import conversation_text
 from .tokenizer.output_processor import RequestOutput, RequestState, TextOptions, process_outputs
 from .tokenizer.tokenizer import load_tokenizer
 
@@ -165,10 +166,11 @@ class LLM:
     def chat(
         self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None
     ) -> Completion:
-        """Answer a conversation through the model's chat template."""
-        prompt = self.tokenizer.encode(
-            self.tokenizer.apply_chat_template(messages), add_special_tokens=False
-        )
+        """Answer a conversation in OpenAI's form through the model's chat template, as a server
+        does. Raises `ValueError` for messages that the template cannot be told.
+        """
+        text = conversation_text(self.tokenizer.templates, messages)
+        prompt = self.tokenizer.encode(text, add_special_tokens=False)
         return self.generate([prompt], params)[0]
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import regex
-
-from ...runtime.tokenizer.chat_messages import in_order, joined, linked, native_calls
+from ...runtime.tokenizer.chat_messages import in_order, joined, linked
 from ...runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
+from ...runtime.tokenizer.conversation import calls_by_template, has_calls
 from ...runtime.tokenizer.template_reads import TemplateReads, template_reads
 from ..http.body import check_structure
 from ..parsing.in_text import tools_in_text, turns_in_text
@@ -60,12 +58,11 @@ def _render(
         messages = form.told(messages, options.told)
     if options.told and not tools:
         messages = tools_in_text(form, messages, options.told)
-    if any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
-        if reads.calls and (form.in_template or not options.told):
-            marks = _Marks(native_calls(messages, reads))
-            text = _rendered(apply, in_order(marks.messages, reads))
-            if text is not None and marks.are_in(text):
-                return marks.named(text)
+    if has_calls(messages):
+        if form.in_template or not options.told:
+            text = calls_by_template(apply, messages, reads)
+            if text is not None:
+                return text
         try:
             messages = turns_in_text(form, messages)
         except (RecursionError, ValueError):
@@ -74,45 +71,3 @@ def _render(
                 "does not have"
             ) from None
     return apply(in_order(messages, reads))
-
-
-def _rendered(apply: partial[str], messages: Sequence[Message]) -> str | None:
-    try:
-        return apply(messages)
-    except ChatTemplateError:
-        return None
-
-
-class _Marks:
-    """Messages whose calls have names that occur nowhere else: a rendering shows whether the
-    template has passed over a call.
-    """
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._key = uuid.uuid4().hex
-        self._names: list[str] = []
-        ids: dict[str, str] = {}
-        self.messages = [self._marked(message, ids) for message in messages]
-
-    def _marked(self, message: Message, ids: dict[str, str]) -> Message:
-        if message.get("tool_calls"):
-            calls = []
-            for call in message["tool_calls"]:
-                mark = f"{self._key}x{len(self._names)}x"
-                self._names.append(call["function"]["name"])
-                ids[call["id"]] = mark
-                calls.append({**call, "function": {**call["function"], "name": mark}})
-            return {**message, "tool_calls": calls}
-        if message["role"] == "tool" and message.get("tool_call_id") in ids:
-            return {**message, "name": ids[message["tool_call_id"]]}
-        return message
-
-    def are_in(self, text: str) -> bool:
-        found = {match[1] for match in regex.finditer(rf"{self._key}x(\d+)x", text)}
-        return len(found) == len(self._names)
-
-    def named(self, text: str) -> str:
-        """The text with the names themselves."""
-        return str(
-            regex.sub(rf"{self._key}x(\d+)x", lambda match: self._names[int(match[1])], text)
-        )

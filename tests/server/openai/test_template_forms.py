@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from piecework.runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
+from piecework.runtime.tokenizer.conversation import conversation_text
 from piecework.server.anthropic.protocol import CountTokensRequest
 from piecework.server.anthropic.to_chat import chat_options
 from piecework.server.openai.protocol import ChatOptions
@@ -191,6 +192,32 @@ def faults(source: str, tools: list[Any]) -> list[str]:
 @pytest.mark.parametrize("tools", [[], [TOOL]], ids=["", "tools"])
 def test_all_that_a_conversation_says_is_in_the_prompt(name: str, tools: list[Any]) -> None:
     assert faults(TEMPLATES[name], tools) == []
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_conversation_without_a_server_is_written_alike(name: str) -> None:
+    """`LLM.chat`, but for calls that a server tells as text."""
+    chats, apart = templates(TEMPLATES[name]), set()
+    for case, (messages, _) in CASES.items():
+        try:
+            assert conversation_text(chats, messages) == prompt(chats, *messages), case
+        except ChatTemplateError as error:
+            assert "does not read tool calls" in str(error)
+            apart.add(case)
+    calling = {"loop", "goes on", "interrupted", "parallel", "beside", "cut"}
+    assert apart in (set(), calling) if "call" not in name else apart <= calling
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        ({"content": "x"}, r"messages\[1\] has no role"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[1\].* is no text"),
+    ],
+)
+def test_messages_that_cannot_be_told_are_named(message: dict[str, Any], answer: str) -> None:
+    with pytest.raises(ValueError, match=answer):
+        conversation_text(templates(_each(PLAIN)), [USER, message])
 
 
 @pytest.mark.slow
