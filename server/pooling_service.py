@@ -18,7 +18,7 @@ from ..runtime.pooling.prompts import Prompts
 from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .app import BATCH_ROUTERS, COMMON_ROUTERS, add_batches, build_app
 from .engine.supervisor import settings_of
-from .pooling import embeddings, scoring
+from .pooling import classify, embeddings, scoring
 from .pooling.client import PoolingClient
 from .pooling.config import PoolingServerConfig
 from .pooling.state import PoolingMetrics, PoolingServing
@@ -26,8 +26,12 @@ from .serving.service import Service
 from .summary import base_url, curl, table
 
 _MIB = 2**20
-POOLING_ROUTERS = (embeddings.router, scoring.router, *BATCH_ROUTERS, *COMMON_ROUTERS)
-_TASKS = {"embed": "embeddings", "classify": "reranking and scoring"}
+POOLING_ROUTERS = (
+    *(embeddings.router, scoring.router, classify.router),
+    *BATCH_ROUTERS,
+    *COMMON_ROUTERS,
+)
+_TASKS = {"embed": "embeddings", "classify": "reranking, scoring and classification"}
 
 
 def pooling_service(
@@ -72,6 +76,8 @@ def pooling_summary(
     """What is served, with which limits, and a command to try it."""
     url = base_url(config.host, port)
     made = f"{info.size:,} numbers" if info.task == "embed" else "a score of each pair"
+    if len(info.labels) > 1:
+        made = f"{len(info.labels):,} labels (/v1/classify)"
     rows = {
         "task": f"{_TASKS[info.task]} (--runner {config.runner})",
         "model": f"{info.architecture}, {info.dtype} on {info.device}, weights "
@@ -87,6 +93,8 @@ def pooling_summary(
         rows["prompts"] = f"{', '.join(prompts.texts)} (prompt_name); default: {default}"
     if info.task == "embed":
         path, asked = "embeddings", {"input": ["A text.", "Another one."]}
+    elif len(info.labels) > 1:
+        path, asked = "classify", {"input": ["A text.", "Another one."]}
     else:
         path, asked = "rerank", {"query": "Where is it?", "documents": ["Here.", "Once."]}  # type: ignore[dict-item]
     body = json.dumps({"model": config.model_names[0], **asked})

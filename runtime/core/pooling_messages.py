@@ -62,8 +62,9 @@ class PoolStep:
 class PoolingInfo:
     """What a ready engine of a pooling model is. Sizes in tokens, memory in bytes.
 
-    `task`: embed or classify. `size`: numbers of a vector, 1 of a score. `pooling`: how it is made
-    of the states of a text, in words. `normalizes`: vectors have a length of 1.
+    `task`: embed or classify. `size`: numbers of a vector, 1 of a score. `labels`: what the numbers
+    of a classifier are of. `pooling`: how it is made of the states of a text, in words.
+    `normalizes`: vectors have a length of 1.
     """
 
     model_path: str
@@ -80,6 +81,7 @@ class PoolingInfo:
     max_running_requests: int
     weight_bytes: int
     load_seconds: float
+    labels: list[str] = field(default_factory=list)
     remarks: dict[str, str] = field(default_factory=dict)
 
 

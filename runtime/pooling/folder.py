@@ -34,6 +34,7 @@ CLASSIFIER = "ForSequenceClassification"
 _DECODER = "ForCausalLM"
 _KINDS = ("Model", CLASSIFIER, "ForMaskedLM", _DECODER)
 _MODULES = "modules.json"
+_MOST_LABELS = 10_000
 _TRANSFORMER_FILES = ("sentence_bert_config.json", "sentence_roberta_config.json")
 
 
@@ -47,7 +48,7 @@ class PoolingFolder:
     classifier, what its number goes through. `max_length`: the longest text that it was made for,
     where it says so. `lower_case`: texts are to be made lower case first. `tells_pairs`: the model
     is told which tokens are a pair's second text, where it has a table for that. `prompts`: what
-    texts may begin with.
+    texts may begin with. `labels`: what a classifier's numbers are of.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class PoolingFolder:
     lower_case: bool = False
     tells_pairs: bool = True
     prompts: Prompts = NO_PROMPTS
+    labels: tuple[str, ...] = ()
 
     @property
     def architecture(self) -> str:
@@ -162,12 +164,9 @@ def _read(
         "tells_pairs": kinds is None or "token_type_ids" in kinds,
     }
     if name.endswith(CLASSIFIER):
-        if (labels := label_count(content)) != 1:
-            raise ValueError(
-                f"{file}: it has {labels} labels, but reranking and scoring take a classifier "
-                "with one; choose another model"
-            )
-        return PoolingFolder(**common, activation=_classifier_activation(root, content))
+        labels = _labels(file, content)
+        activation = _classifier_activation(root, content, len(labels))
+        return PoolingFolder(**common, labels=labels, activation=activation)
     if not sentence:
         # What sentence-transformers does with a bare encoder, and vLLM with a bare decoder.
         chosen = {"modes": ("mean",)} if encoder else {"modes": ("lasttoken",), "normalizes": True}
@@ -216,8 +215,22 @@ def _object(file: Path) -> Mapping[str, Any]:
     return content
 
 
-def _classifier_activation(root: Path, content: Mapping[str, Any]) -> str:
-    """As sentence-transformers' CrossEncoder finds it, by the version that wrote the folder."""
+def _labels(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Raises `ValueError`."""
+    if (count := label_count(content)) > _MOST_LABELS:
+        raise ValueError(f"{file}: it has {count} labels, more than {_MOST_LABELS}; choose another")
+    names = content.get("id2label") or {}
+    return tuple(str(names.get(str(number), f"LABEL_{number}")) for number in range(count))
+
+
+def _classifier_activation(root: Path, content: Mapping[str, Any], labels: int) -> str:
+    """Of one number, as sentence-transformers' CrossEncoder finds it, by the version that wrote the
+    folder. Of several, as transformers' pipeline: shares of one another, unless a text may have
+    several labels.
+    """
+    if labels > 1:
+        several = content.get("problem_type") == "multi_label_classification"
+        return "Sigmoid" if several else "Softmax"
     newest = _object(root / "config_sentence_transformers.json")
     said = (
         (content.get("sentence_transformers") or {}).get("activation_fn")

@@ -112,7 +112,13 @@ def _classifier(
         # The file has no rows before the first position.
         "pad_token_id": -1,
     }
-    return {"path": path, "content": content, "encoder": encoder, "activation": "Sigmoid"}
+    return {
+        "path": path,
+        "content": content,
+        "encoder": encoder,
+        "labels": ("LABEL_0",),
+        "activation": "Sigmoid",
+    }
 
 
 def _decoder(

@@ -54,7 +54,7 @@ def load_transformer(
             assert folder.encoder is not None
             made: nn.Module = encoder_class(folder.encoder)(config)
             return made
-        return PooledDecoder(config, int(folder.is_classifier), folder.content)
+        return PooledDecoder(config, len(folder.labels), folder.content)
 
     try:
         model = make_empty(make, dtype, device)

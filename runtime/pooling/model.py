@@ -158,6 +158,7 @@ class PoolingModel:
                 ]
             ),
             size=self.size,
+            labels=list(self.folder.labels),
             normalizes=self.folder.normalizes,
             context_length=self.context_length,
             vocab_size=self.vocab_size,

@@ -6,6 +6,7 @@ T tokens, N texts, H hidden size, L tokens of a text, n texts of one length.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "ReLU": F.relu,
     "GELU": F.gelu,
     "SiLU": F.silu,
+    "Softmax": partial(torch.softmax, dim=-1),
 }
 
 

@@ -20,8 +20,8 @@ ACCOUNT = "piecework.account"
 _BUSY_SECONDS = 1
 """What `Retry-After` says where as many requests as may are under way."""
 _OWN_PATHS = frozenset(
-    {"/generate", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/model_info",
-     "/get_model_info", "/tokenizer_info", "/version", "/docs", "/openapi.json"}
+    {"/generate", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify",
+     "/model_info", "/get_model_info", "/tokenizer_info", "/version", "/docs", "/openapi.json"}
 )  # fmt: skip
 """What any key may ask for outside of /v1."""
 _SHARED_PATHS = ("/v1/files", "/v1/batches")

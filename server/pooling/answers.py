@@ -27,6 +27,24 @@ class EmbeddingsAnswer(Answer):
     usage: PoolingUsage
 
 
+class ClassifyResult(Answer):
+    """`label`: the one with the largest of `probs`, which has a number for each label."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyAnswer(Answer):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ClassifyResult]
+    usage: PoolingUsage
+
+
 class RankedDocument(Answer):
     text: str
 

@@ -32,8 +32,8 @@ async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep)
     info = serving.info
     if info.task != "embed":
         raise InvalidRequest(
-            "This server has a reranker, which makes scores and no vectors; send pairs of texts to "
-            "/v1/rerank or /v1/score.",
+            "This server has a classifier, which makes scores and no vectors; send pairs of texts "
+            "to /v1/rerank or /v1/score, or texts to /v1/classify.",
             code="not_an_embedder",
         )
     if body.dimensions is not None and body.dimensions > info.size:

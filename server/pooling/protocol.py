@@ -1,4 +1,4 @@
-"""What `/v1/embeddings`, `/v1/rerank` and `/v1/score` take over the wire.
+"""What `/v1/embeddings`, `/v1/rerank`, `/v1/score` and `/v1/classify` take over the wire.
 
 Names and meanings: https://platform.openai.com/docs/api-reference/embeddings,
 https://docs.cohere.com/reference/rerank, https://jina.ai/reranker (`return_documents`), and vLLM's
@@ -51,6 +51,18 @@ def parse_texts(value: Any) -> list[str]:
     return texts
 
 
+def parse_classified(value: Any) -> list[tuple[str, ...]]:
+    """A text, or a list of texts and of pairs of them."""
+    parts = value if isinstance(value, list) else [value]
+    _check_count(len(parts))
+    found = [tuple(part) if isinstance(part, list) else (part,) for part in parts]
+    if not all(len(each) in (1, 2) and all(isinstance(t, str) for t in each) for each in found):
+        raise PydanticCustomError(
+            "text_type", "Input should be a text, or a list of texts and of pairs of texts"
+        )
+    return found
+
+
 Inputs = Annotated[
     list[Prompt],
     PlainValidator(parse_inputs),
@@ -65,6 +77,7 @@ Inputs = Annotated[
         }
     ),
 ]
+_PAIR = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
 _OBJECT = {"type": "object", "properties": {"text": {"type": "string"}}}
 Texts = Annotated[
     list[str],
@@ -103,6 +116,26 @@ class EmbeddingsRequest(WireModel):
         str | None,
         Field(description="the model's prompt that texts begin with; default: the model's own"),
     ] = None
+    user: str | None = None
+
+
+class ClassifyRequest(WireModel):
+    """Texts, or pairs of texts, to be given the shares of each label."""
+
+    input: Annotated[
+        list[tuple[str, ...]],
+        PlainValidator(parse_classified),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"anyOf": [{"type": "string"}, _PAIR]}},
+                ]
+            }
+        ),
+    ]
+    model: str | None = None
+    truncate_prompt_tokens: Cut = None
     user: str | None = None
 
 

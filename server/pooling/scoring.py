@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from ...runtime.pooling.prompts import Start
 from ..core.answers import BODY_ERRORS, answers
+from ..core.errors import InvalidRequest
 from ..http.body import JsonRoute
 from ..serving.state import json_response
 from .answers import RerankAnswer, ScoreAnswer
@@ -97,6 +98,12 @@ async def _scores(
     second_names = [f"{other}[{number}]" for number in range(len(second))]
     characters = sum(map(len, first)) + sum(map(len, second))
     encoder = serving.inputs
+    if len(serving.info.labels) > 1:
+        raise InvalidRequest(
+            f"This server has a classifier with {len(serving.info.labels)} labels, which gives no "
+            "single score; send the texts to /v1/classify.",
+            code="not_a_reranker",
+        )
     if serving.info.task == "embed":
         serving.check_room(len(first) + len(second), other)
         begins = [starts[0]] * len(first) + [starts[1]] * len(second)

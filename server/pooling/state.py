@@ -50,7 +50,7 @@ class PoolingServing(AnyServing):
 
     purpose = (
         "This server has a model that makes vectors or scores, for POST /v1/embeddings, "
-        "/v1/rerank and /v1/score"
+        "/v1/rerank, /v1/score and /v1/classify"
     )
     kind = "pooling"
 

@@ -169,7 +169,10 @@ def test_modules_that_we_have_not_are_refused(tmp_path: Path, modules: Any, reas
     [
         ({"model_type": "roberta"}, "model_type"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
-        ({"architectures": ["BertForSequenceClassification"]}, "2 labels"),
+        (
+            {"architectures": ["BertForSequenceClassification"], "num_labels": 10**9},
+            "1000000000 labels",
+        ),
         ({"architectures": ["DebertaModel"]}, "DebertaModel.*supported: AlbertModel, BertModel"),
     ],
 )

@@ -28,7 +28,7 @@ NAMES = (
     *("encoding_format", "truncate_prompt_tokens", "return_documents", "model", "user"),
 )
 BODIES = st.dictionaries(st.sampled_from(NAMES), TEXTS | VALUES, max_size=5)
-PATHS = st.sampled_from(["/v1/embeddings", "/v1/rerank", "/v1/score"])
+PATHS = st.sampled_from(["/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify"])
 
 
 Ask = Callable[[list[tuple[str, dict[str, Any]]]], set[int]]

@@ -1,0 +1,70 @@
+"""`POST /v1/classify`, after vLLM's: the shares of each label in a text."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ..core.answers import BODY_ERRORS, answers
+from ..core.errors import InvalidRequest
+from ..http.body import JsonRoute
+from ..serving.state import json_response
+from .answers import ClassifyAnswer
+from .inputs import Input, InputEncoder
+from .protocol import ClassifyRequest
+from .state import PoolingServingDep
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/classify", responses=answers(ClassifyAnswer, errors=BODY_ERRORS))
+@router.post("/classify", include_in_schema=False)
+async def classify(body: ClassifyRequest, serving: PoolingServingDep) -> Response:
+    """The label of each text, or pair of texts, and the shares of all labels."""
+    serving.check_model(body.model)
+    labels = serving.info.labels
+    if not labels:
+        raise InvalidRequest(
+            "This server has an embedder, which knows no labels; send texts to /v1/embeddings.",
+            code="not_a_classifier",
+        )
+    serving.check_room(len(body.input), "input")
+    characters = sum(len(text) for each in body.input for text in each)
+    inputs = await serving.encode(characters, partial(_encode, serving.inputs, body))
+    rid = f"classify-{uuid.uuid4().hex}"
+    shares = await serving.pool(rid, inputs)
+    tokens = sum(len(each.token_ids) for each in inputs)
+    return json_response(
+        {
+            "id": rid,
+            "object": "list",
+            "created": int(time.time()),
+            "model": serving.model_name,
+            "data": [
+                {
+                    "index": index,
+                    "label": labels[int(row.argmax())],
+                    "probs": row.tolist(),
+                    "num_classes": len(labels),
+                }
+                for index, row in enumerate(shares)
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )
+
+
+def _encode(encoder: InputEncoder, body: ClassifyRequest) -> list[Input]:
+    cut, found = body.truncate_prompt_tokens, list[Input]()
+    for number, each in enumerate(body.input):
+        name = f"input[{number}]" if len(body.input) > 1 else "input"
+        if len(each) == 1:
+            found += encoder.texts(each, [name], cut=cut)
+        else:
+            names = f"{name}[0]", f"{name}[1]"
+            found += encoder.pairs([(each[0], each[1])], [names], cut=cut)
+    return found
