@@ -17,9 +17,7 @@ from source_facts import ROOT, product_files
 PLAIN = (
     "docs/architecture.md",
     "runtime/cache/holder.py",
-    "runtime/core/logits_processor.py",
-    "runtime/core/padding.py",
-    "runtime/core/request.py",
+    "runtime/core/",
     "runtime/engine/core.py",
     "server/core/__init__.py",
     "server/parsing/catalog.py",

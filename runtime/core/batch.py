@@ -1,4 +1,4 @@
-"""The tensors of one step. T tokens, B requests."""
+"""The tensors of one step with T tokens and B requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .request import Request, Scheduled
 
 
 def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
-    """(requests, tokens, checksum): what two plans differ in if they are not the same."""
+    """Return (requests, tokens, checksum) of a plan. Two different plans give different values."""
     plan = [
         (request.rid, request.num_computed, num_new, len(request.pages), request.pages[-1])
         for request, num_new in scheduled
@@ -31,13 +31,16 @@ def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """One step; `Layout` may write the next one over it.
+    """The tensors of one step. `Layout` may write the next step into the same object.
 
-    `input_ids`, `positions` [T] int64, request after request. `sample_rows`: rows whose logits give
-    `samplers` their next token; `asks_no_more`: of those nothing else is asked, and of no prompt.
-    `reach_end`: whether all of each request's tokens are computed then. `state_copies`: from which
-    slot to which states are copied before the step, `snapshots`: behind it. `call`: what kernels of
-    whole steps have made of it, for the next one too.
+    Attributes:
+        input_ids, positions: [T] int64, request after request.
+        samplers: Requests that get a token. Their logits are those of rows `sample_rows`.
+        asks_no_more: Whether samplers want only a token: no processor, no log-probability.
+        reach_end: By request: whether the step computes the request's last token.
+        state_copies: Pairs of slots (from, to), copied before the step.
+        snapshots: Pairs of slots (from, to), copied after the step.
+        call: The arguments of the native step, reused for the next step.
     """
 
     scheduled: list[Scheduled]
@@ -60,8 +63,8 @@ class Batch:
 
     @property
     def has_decodes(self) -> bool:
-        """Whether a request has had its prompt computed, and goes on after what was sampled: with
-        one token, or with those that a grammar forced beside it.
+        """Whether a request continues after its prompt: with one token, or with several tokens that
+        its grammar forced.
         """
         return self.is_decode or any(
             request.num_computed >= request.num_prompt for request, _ in self.scheduled
@@ -69,8 +72,8 @@ class Batch:
 
 
 class _Rows(NamedTuple):
-    """The tokens of a step [T] and their positions, the last row of each request, and of each table
-    of pages the slots of the tokens.
+    """The tokens [T] of a step, their positions, the last row of each request, and for each page
+    table the slots of the tokens.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -104,8 +107,10 @@ def _lay_decodes_out(
     tables: list[npt.NDArray[Any]],
     page_size: int,
 ) -> _Rows:
-    """The same of decodes, in Python's own numbers: nothing is computed while a CPU's next step is
-    made, and of a dozen functions of numpy each is read from memory again after a step.
+    """Lay out decodes in plain Python, which is faster than numpy for a few numbers.
+
+    On a CPU nothing is computed meanwhile, and after a step the code of every numpy function would
+    have to be read from memory again.
     """
     ends = [length - 1 for length in seq_lens]
     tokens = [request.token(end) for (request, _), end in zip(scheduled, ends, strict=True)]
@@ -130,10 +135,10 @@ def build_batch(
     *,
     only_windows: bool = False,
 ) -> Batch:
-    """Lay the scheduled tokens out one request after another.
+    """Lay out the scheduled tokens, one request after another.
 
-    `sampled` [N] int64: what the step in flight samples; placeholders take their tokens from it, on
-    the device. `only_windows`: as of `KVPool`.
+    `sampled` [N] int64 holds the tokens that the step in flight samples. Placeholders are replaced
+    from it on the device. `only_windows` is the attribute of `KVPool`.
     """
     query_lens = [num_new for _, num_new in scheduled]
     assert min(query_lens) > 0
@@ -203,10 +208,11 @@ def build_batch(
 
 
 class Layout:
-    """Lays out the steps of a model, which `build_batch` says. Where the host computes, decodes of
-    the requests of the step before are the same batch again, in whose tensors only tokens,
-    positions and slots have changed: between two steps of a CPU everything that is touched comes
-    from memory, and most of it is not touched then.
+    """Lays out the steps of a model by `build_batch`.
+
+    If the tensors are in host memory and the next step decodes the same requests, the last batch is
+    reused: only tokens, positions and slots are written. Between two steps of a CPU everything that
+    is touched comes from memory, so touching less is faster.
     """
 
     def __init__(
@@ -222,7 +228,7 @@ class Layout:
         self._decodes: _Decodes | None = None
 
     def batch(self, scheduled: list[Scheduled], sampled: torch.Tensor | None = None) -> Batch:
-        """Good until the next one is made. `sampled`: as of `build_batch`."""
+        """Return the batch of a step, valid until the next call. `sampled`: see `build_batch`."""
         if self._decodes is not None and self._decodes.go_on(scheduled):
             return self._decodes.batch
         batch = build_batch(scheduled, *self._form, sampled, only_windows=self._only_windows)
@@ -231,14 +237,15 @@ class Layout:
         return batch
 
     def forget(self) -> None:
-        """Nothing of the step before is kept."""
+        """Drop the batch of the last step."""
         self._decodes = None
 
 
 def _go_on_alike(batch: Batch) -> bool:
-    """Whether another token of each request changes nothing but its place. Prompts may get pages of
-    the prefix cache, windows leave pages behind, states have slots of their own, and who does not
-    reach its end is no sampler.
+    """Whether one more token of each request changes only tokens, positions and slots.
+
+    That is not so for prompts (they may get pages of the prefix cache), windows (they free pages),
+    recurrent states (they have slots) and requests that do not reach their end (they get no token).
     """
     return all(batch.reach_end) and not any(
         request.num_computed < request.num_prompt
@@ -250,7 +257,7 @@ def _go_on_alike(batch: Batch) -> bool:
 
 
 class _Decodes:
-    """A batch of decodes, and where what changes of it lies."""
+    """A batch of decodes, and the memory of those of its tensors that change."""
 
     def __init__(self, batch: Batch, page_size: int) -> None:
         self.batch = batch
@@ -265,7 +272,7 @@ class _Decodes:
         )
 
     def go_on(self, scheduled: list[Scheduled]) -> bool:
-        """Make it the batch of the next step, if that is these requests with a token more each."""
+        """Advance the batch by a token each. Return False if the next step is not that."""
         if len(scheduled) != len(self._requests):
             return False
         page_size, width = self._page_size, self._table.shape[1]
@@ -277,7 +284,7 @@ class _Decodes:
                 or request.num_computed != position
                 or request.num_tokens != position + 1
                 or request.num_placeholders
-                # It had to give them back meanwhile: `KVCache` gives it another list then.
+                # A preempted request has another list: `KVCache` makes a new one.
                 or request.pages is not pages
             ):
                 return False
@@ -294,7 +301,7 @@ class _Decodes:
 
 
 def _tables(scheduled: list[Scheduled], *, only_windows: bool) -> Iterator[list[list[int]]]:
-    """[B, most] page numbers: of layers that keep all pages, then of those that keep a window's."""
+    """Yield the page tables [B, most]: of layers that keep all pages, then of windowed layers."""
     requests = [request for request, _ in scheduled]
     most = max([len(request.pages) for request in requests])
     padding = [RESERVED_PAGE] * most

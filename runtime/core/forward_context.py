@@ -1,5 +1,6 @@
-"""What ops that keep something of a request, and only they, read during a forward: the step's plan,
-the KV cache and the recurrent states.
+"""The context of a forward: the plan of the step, the KV cache and the recurrent states.
+
+Only ops that keep something of a request read it: attention, and layers with a recurrent state.
 """
 
 from __future__ import annotations
@@ -35,10 +36,15 @@ class StateTensors(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """One step: what its backend has planned, and the keys and values of every layer; of models
-    with recurrent layers also their states, and whose of them the step continues. `metadata`: None
-    in graphs, whose steps change in place. `memo`: what a layer plans beside that, for the others.
-    `window_plan`: for layers whose pages are those of windows.
+    """One step.
+
+    Attributes:
+        plan: The plan that `backend` made for the step.
+        window_plan: Its plan for layers with pages of windows.
+        pool: The keys and values of every layer.
+        states, state_metadata: The recurrent states, and the slots that the step continues.
+        metadata: None in graphs, because their tensors change in place.
+        memo: Plans that one layer makes and later layers reuse.
     """
 
     backend: AttentionBackend
@@ -51,12 +57,12 @@ class ForwardContext:
     window_plan: Any = None
 
     def plan_of(self, layer: int) -> Any:
-        """What the backend has planned for a layer."""
+        """Return the backend's plan for a layer."""
         return self.window_plan if self.pool.second[layer] else self.plan
 
 
 class _Current(threading.local):
-    """Of each thread: an engine runs in one, and a process may hold several."""
+    """The context of each thread. An engine runs in one thread, a process may hold several."""
 
     context: ForwardContext | None = None
 
@@ -66,7 +72,7 @@ _current = _Current()
 
 @contextmanager
 def forward_context(context: ForwardContext) -> Iterator[None]:
-    """Make `context` the one that attention reads inside the block."""
+    """Set the context that attention reads inside the block."""
     previous, _current.context = _current.context, context
     try:
         yield
@@ -78,7 +84,7 @@ _on_layer: Callable[[], None] | None = None
 
 
 def tell_each_layer(callback: Callable[[], None]) -> None:
-    """`callback` is called whenever attention runs on the host: a sign that a long step goes on."""
+    """Set a function that is called whenever attention runs on the host: the step is alive."""
     global _on_layer
     _on_layer = callback
 
@@ -95,7 +101,7 @@ def current_context() -> ForwardContext:
 
 
 def current_states(layer: int) -> tuple[list[torch.Tensor], StateMetadata]:
-    """The tensors [slots, *shape] of the recurrent layer with this number, and whose they are."""
+    """Return the tensors [slots, *shape] of a recurrent layer, and the slots of the step."""
     context = current_context()
     assert context.states is not None and context.state_metadata is not None
     return context.states.tensors[layer], context.state_metadata
@@ -103,16 +109,14 @@ def current_states(layer: int) -> tuple[list[torch.Tensor], StateMetadata]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedAttention:
-    """A model's attention over its KV cache, and its states if it has such, from which each step
-    gets its context.
-    """
+    """A model's attention, KV cache and recurrent states. Makes the context of each step."""
 
     backend: AttentionBackend
     pool: KVTensors
     states: StateTensors | None = None
 
     def step(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
-        """The context of a step that `metadata` describes."""
+        """Return the context of the step that `metadata` describes."""
         slots, page_size = metadata.state_slots, self.pool.page_size
         return self.planned(
             self.backend.plan(metadata, page_size),
@@ -130,7 +134,7 @@ class PagedAttention:
         metadata: AttentionMetadata | None = None,
         window_plan: Any = None,
     ) -> AbstractContextManager[None]:
-        """The context of a step that the backend has planned already."""
+        """Return the context of a step that the backend has already planned."""
         return forward_context(
             ForwardContext(
                 backend=self.backend,

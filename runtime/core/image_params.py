@@ -1,27 +1,24 @@
-"""What one image or video is asked for."""
+"""The parameters of one image or video."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_STEPS = 1000
-"""Schedulers know as many noise levels, those of their training."""
+MAX_STEPS = 1000  # Noise levels of the schedulers, which were trained with that many.
 MAX_SIDE = 8192
 MAX_FRAMES = 1000
-MAX_PROMPT = 100_000
-"""Characters."""
-
-
+MAX_PROMPT = 100_000  # Characters.
+# The parameters that a pipeline takes, by the names of diffusers' arguments.
 OF_A_PIPELINE = (
     "prompt", "negative_prompt", "width", "height", "num_frames", "num_inference_steps",
     "guidance_scale", "guidance_scale_2",
 )  # fmt: skip
-"""What a request asks of a pipeline, by the names of diffusers' arguments."""
 
 
 class InvalidParams(ValueError):
-    """A parameter that cannot be served. `param` is its name, with which the message begins; None:
-    the pipeline did not say which.
+    """A parameter that cannot be served.
+
+    The message begins with its name, `param`, unless the pipeline did not say which one it is.
     """
 
     def __init__(self, param: str | None, message: str) -> None:
@@ -31,9 +28,10 @@ class InvalidParams(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionParams:
-    """One output. None means the pipeline's default. Sizes in pixels; same parameters, same pixels.
+    """The parameters of one output. The same parameters give the same pixels.
 
-    `group`: outputs of one request; their prompts are encoded once. Raises `InvalidParams`.
+    Sizes are in pixels. None means the pipeline's default. Outputs with the same `group` belong to
+    one request, and their prompts are encoded once. Raises `InvalidParams`.
     """
 
     prompt: str

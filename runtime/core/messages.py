@@ -1,7 +1,7 @@
 """Every message between the web process and the engine process.
 
 Messages are plain dataclasses, so that the engine runs in process (`piecework.LLM`) on a machine
-without msgspec; `ipc` puts them on the wire.
+without msgspec. `process.ipc` encodes them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ class FinishReason(StrEnum):
 class GenerateRequest:
     """Generate a continuation of `input_ids`.
 
-    `output_ids` are tokens that were already delivered before an engine restart: they are
-    recomputed, never sampled or sent again. `priority`: higher runs first. `arrival_time`:
-    `time.monotonic()` seconds, the order among equals. `eos_token_ids`: what ends a text by the
-    tokenizer's files and the chat template, which the engine does not read; the model's own do so
-    besides.
+    Attributes:
+        output_ids: Tokens that were delivered before the engine restarted. They are computed again,
+            but neither sampled nor sent again.
+        priority: Requests of higher priority run first.
+        arrival_time: Seconds by `time.monotonic()`. Orders requests of equal priority.
+        eos_token_ids: Tokens that end a text according to the tokenizer's files and the chat
+            template, which the engine does not read. The model's own end tokens count too.
     """
 
     rid: str
@@ -45,7 +47,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequests:
-    """Free these requests; no further output is sent for them. Unknown ids are ignored."""
+    """End these requests and send no more output for them. Unknown ids are ignored."""
 
     rids: list[str]
 
@@ -55,14 +57,15 @@ class FlushCache:
     """Drop every cached prefix that no request uses."""
 
 
+# Steps of one profile. Each step has thousands of events, which stay in memory until the end.
 MOST_PROFILED_STEPS = 200
-"""Of one profile: each step has thousands of events, which are kept in memory until it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartProfile:
-    """Profile the next steps, `num_steps` of them or until `StopProfile`; the trace comes into
-    `folder`. `activities`: CPU, GPU.
+    """Profile the next `num_steps` steps, or all steps until `StopProfile`.
+
+    The trace is written into `folder`. `activities` are "CPU" and "GPU".
     """
 
     folder: str
@@ -74,7 +77,7 @@ class StartProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopProfile:
-    """End the profile, and write its trace."""
+    """End the profile and write its trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +87,10 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """One position: its token's log-probability and the likeliest alternatives, best first, as (id,
-    log-probability). `rank`: how many tokens are as likely or likelier, itself counted; of prompts.
+    """The log-probability of the token at one position.
+
+    `top` are the most likely tokens, best first, as (id, log-probability). `rank`, for tokens of
+    prompts only, counts the tokens that are at least as likely, the token itself included.
     """
 
     token_id: int
@@ -96,14 +101,17 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
-    """What one step gave one request.
+    """The result of one step for one request.
 
-    `token_ids` are new. `logprobs` has one entry per new token where asked for. `prompt_logprobs`
-    comes once, with the first token, one entry per prompt position from `prompt_logprobs_start`
-    (position 0 has none, so None). `stop_token_id` is the token that ended the sequence with
-    `FinishReason.STOP`; it is the last of `token_ids`. `cached_tokens` counts the prompt's tokens
-    that were found in the prefix cache. `error` explains `FinishReason.ERROR`; where the client can
-    mend it there is a `code`.
+    Attributes:
+        token_ids: The new tokens.
+        stop_token_id: The last of `token_ids`, if it ended the sequence (`FinishReason.STOP`).
+        cached_tokens: Number of prompt tokens found in the prefix cache.
+        logprobs: One entry per new token, if asked for.
+        prompt_logprobs: One entry per prompt position from `prompt_logprobs_start` on, sent once,
+            with the first token. Position 0 has no log-probability, so its entry is None.
+        error: Explains `FinishReason.ERROR`.
+        code: Set if the client can correct the error.
     """
 
     rid: str
@@ -119,8 +127,9 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Gauges at one moment and totals since the engine process began. `states`: slots of recurrent
-    states.
+    """Gauges at one moment, and totals since the engine process started.
+
+    `states_used` and `states_total` count slots of recurrent states.
     """
 
     running_requests: int = 0
@@ -145,8 +154,8 @@ class EngineStats:
 
     @property
     def cache_share(self) -> float:
-        """Of the KV cache, or of recurrent states where more of those are held, the share that
-        running requests hold.
+        """The share of the KV cache that running requests hold, or that of the recurrent states if
+        it is larger.
         """
         return max(
             self.kv_tokens_used / (self.kv_tokens_total or 1),
@@ -156,9 +165,11 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """Everything one step delivered. `stats` may come later, for some steps are short; `started`:
-    the requests that it was the first to compute, and when that began, by `time.monotonic()`, which
-    all processes of a machine share.
+    """All results of one step.
+
+    `stats` is None in most of many short steps. `started` maps the requests that the step was the
+    first to compute to the time of their start, by `time.monotonic()`, which all processes of a
+    machine share.
     """
 
     outputs: list[TokenOutput]
@@ -168,8 +179,9 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceCalls:
-    """`times` times in a row: distinct piece number `piece`, then split op `op`; either may be
-    missing. `kinds`: how many kinds of ops the piece is made of.
+    """A run of equal calls: `times` times distinct piece number `piece`, then split op `op`.
+
+    Either may be missing. `kinds` is the number of kinds of ops in the piece.
     """
 
     piece: int | None
@@ -180,11 +192,14 @@ class PieceCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphInfo:
-    """How steps run: what was asked for, and what is there so far.
+    """How steps run: the graphs that were asked for and those that exist so far.
 
-    `prefill_sizes` in tokens, `decode_sizes` in requests: what is captured. `failed_sizes`: those
-    that run without a graph, and why. `pending_sizes`: those of both that are still to be captured.
-    `calls`: of the forward in pieces, in order.
+    Attributes:
+        prefill_sizes: Captured sizes of prefill graphs, in tokens.
+        decode_sizes: Captured sizes of decode graphs, in requests.
+        failed_sizes: Sizes that run without a graph, with the reason.
+        pending_sizes: Sizes of both kinds that are not captured yet.
+        calls: The calls of the forward in pieces, in order.
     """
 
     prefill_backend: str = "disabled"
@@ -202,7 +217,7 @@ class GraphInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """What one rank holds, in bytes."""
+    """Memory of one rank in bytes."""
 
     weight_bytes: int
     kv_bytes: int
@@ -210,8 +225,19 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What a ready engine is, for the start-up summary and `/server_info`. Sizes in tokens, memory
-    in bytes.
+    """Describes a ready engine, for the start-up summary and `/server_info`.
+
+    Sizes are in tokens, memory is in bytes.
+
+    Attributes:
+        weight_bytes, kv_bytes: Memory of the first rank.
+        start_seconds: Seconds of each phase of the start: kernels, weights, memory profile, first
+            steps, pieces.
+        quantization: For each format of linear layers, how many layers have it and their bytes;
+            empty if no layer is quantised.
+        ranks: Memory of each rank, in order.
+        overlap_schedule: Whether the next step is planned while one runs.
+        remarks: What the machine or the model changes against expectations, by a short name.
     """
 
     model_path: str
@@ -228,43 +254,34 @@ class EngineInfo:
     weight_bytes: int
     kv_bytes: int
     start_seconds: dict[str, float]
-    """Of each phase of the start: the device's kernels, weights, what steps take of the memory,
-    first steps, pieces.
-    """
     kv_cache_dtype: str = "auto"
     quantization: list[str] = field(default_factory=list)
-    """How many linear layers are kept in which format, and their bytes; empty where none is
-    quantised.
-    """
     ranks: list[RankInfo] = field(default_factory=list)
-    """In order; `weight_bytes` and `kv_bytes` are the first one's."""
     overlap_schedule: bool = False
-    """Whether the next step is planned while one runs."""
     graphs: GraphInfo = field(default_factory=GraphInfo)
     remarks: dict[str, str] = field(default_factory=dict)
-    """What the machine or the model makes other than one would expect, by a name each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
-    """The engine serves from now on."""
+    """The engine serves requests from now on."""
 
     info: EngineInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChanged:
-    """Graphs came in, or were given up, since the engine was ready."""
+    """Graphs were loaded, captured or dropped since the engine was ready."""
 
     info: EngineInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAlive:
-    """The engine's loop goes on. `doing`: what it does next.
+    """The engine's loop is alive. `doing` says what it does next.
 
-    `may_build`: until the next message it may load or compile for longer than any step takes, and
-    give no other sign than that it uses the processor.
+    If `may_build` is set, the engine may load or compile until the next message, for longer than
+    any step takes. Its processor time is then the only sign of life.
     """
 
     doing: str
@@ -273,21 +290,21 @@ class EngineAlive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFailed:
-    """The engine cannot start, for a reason the user can mend; one line."""
+    """The engine cannot start for a reason that the user can correct. `message` is one line."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFlushed:
-    """Answer to `FlushCache`: how many cached tokens were freed."""
+    """The answer to `FlushCache`: the number of cached tokens that were freed."""
 
     freed_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileAnswer:
-    """Answer to `StartProfile` and `StopProfile`: where the trace will be, or why there is none."""
+    """The answer to `StartProfile` and `StopProfile`: the path of the trace, or an error."""
 
     path: str | None = None
     error: str | None = None
@@ -303,11 +320,14 @@ class GenerateImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOutput:
-    """How a `GenerateImage` ended.
+    """The result of a `GenerateImage`.
 
-    `FinishReason.STOP`: `pixels` are `height` rows of `width` pixels of red, green and blue, a byte
-    each, and `warnings` say what was not done as asked. `FinishReason.ERROR`: `error` says why;
-    where the client can mend it there is a `code`, and `param` names the parameter if it is one.
+    Attributes:
+        pixels: `height` rows of `width` pixels, each a byte of red, of green and of blue.
+        warnings: What was done otherwise than asked.
+        error: Explains `FinishReason.ERROR`.
+        code: Set if the client can correct the error.
+        param: The name of the parameter that is wrong, if it is one.
     """
 
     rid: str
@@ -323,8 +343,9 @@ class ImageOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStats:
-    """Gauges at one moment and totals since the engine process began. `stage_seconds_total` by the
-    stage's name.
+    """Gauges at one moment, and totals since the engine process started.
+
+    `stage_seconds_total` is by the name of the stage.
     """
 
     running_requests: int = 0
@@ -337,8 +358,9 @@ class ImageStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStep:
-    """What has ended since the last message, and the figures. `progress`: of images in the making,
-    by the ids of their requests, how many denoising steps are done, and of how many.
+    """The results since the last message, and the metrics.
+
+    `progress` maps the id of a running request to (denoising steps done, denoising steps in all).
     """
 
     outputs: list[ImageOutput]
@@ -348,10 +370,10 @@ class ImageStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionInfo:
-    """What a ready diffusion engine is. `default_size`: width and height in pixels, where the
-    pipeline has one.
+    """Describes a ready diffusion engine.
 
-    `compiled`: one line about what was compiled, None where nothing was asked for.
+    `default_size` is width and height in pixels, if the pipeline has a default. `compiled` is one
+    line about what was compiled, or None if compilation was not asked for.
     """
 
     model_path: str
@@ -370,7 +392,7 @@ class DiffusionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionReady:
-    """The diffusion engine serves from now on."""
+    """The diffusion engine serves requests from now on."""
 
     info: DiffusionInfo
 

@@ -1,24 +1,26 @@
-"""What the web process and the engine of a pooling model tell each other; `engine.messages` names
-them among all.
+"""Messages between the web process and the engine of a pooling model.
+
+`core.messages` lists them among all messages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# Inputs of one `PoolRequest`. Larger requests of clients are split, so that others run between.
 INPUTS_PER_REQUEST = 32
-"""Most inputs of one `PoolRequest`: a client's request becomes several, and others run between."""
 NO_ADAPTER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """Make a vector, or a score, of each input.
+    """Compute a vector or a score for each input.
 
-    `token_ids`: those of all inputs, one after another, 4 bytes each, little-endian. `lengths`:
-    tokens of each input, at least 1. `firsts`: of pairs, how many of these belong to the first
-    text; empty where no input is a pair. `adapters`: the number of each input's adapter, or
-    `NO_ADAPTER`; empty where no input has one.
+    Attributes:
+        token_ids: Tokens of all inputs, one after another, as little-endian integers of 4 bytes.
+        lengths: Number of tokens of each input, at least 1.
+        firsts: For pairs, the number of tokens of the first text; empty if no input is a pair.
+        adapters: The number of each input's adapter, or `NO_ADAPTER`; empty if none has one.
     """
 
     rid: str
@@ -30,8 +32,10 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOutput:
-    """How a `PoolRequest` ended. `vectors`: of its inputs in order, float32, little-endian, each of
-    `PoolingInfo.size` numbers. `error` says why there are none.
+    """The result of a `PoolRequest`.
+
+    `vectors` are those of its inputs in order, each `PoolingInfo.size` little-endian float32
+    numbers. `error` says why there are none.
     """
 
     rid: str
@@ -52,7 +56,7 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStep:
-    """What has ended since the last message, and the figures."""
+    """The results since the last message, and the metrics."""
 
     outputs: list[PoolOutput]
     stats: PoolStats
@@ -60,11 +64,14 @@ class PoolStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingInfo:
-    """What a ready engine of a pooling model is. Sizes in tokens, memory in bytes.
+    """Describes a ready engine of a pooling model. Sizes are in tokens, memory is in bytes.
 
-    `task`: embed or classify. `size`: numbers of a vector, 1 of a score. `labels`: what the numbers
-    of a classifier are of. `pooling`: how it is made of the states of a text, in words.
-    `normalizes`: vectors have a length of 1.
+    Attributes:
+        task: "embed" or "classify".
+        size: Numbers of a vector; 1 for a score.
+        labels: Names of a classifier's numbers, in order.
+        pooling: How a vector is made from the hidden states of a text, in words.
+        normalizes: Whether vectors have length 1.
     """
 
     model_path: str
@@ -87,6 +94,6 @@ class PoolingInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingReady:
-    """The engine serves from now on."""
+    """The engine serves requests from now on."""
 
     info: PoolingInfo

@@ -1,22 +1,19 @@
-"""How one sequence is to be sampled; the numbers a request carries from the API to the sampler."""
+"""How one sequence is sampled: the numbers that a request carries from the API to the sampler."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TOP_LOGPROBS_LIMIT = 100
-"""Most alternatives that may be asked for at one position."""
-_COLDEST = 1e-6
-"""Temperatures below it are greedy, as SGLang's: logits divided by less may overflow float32, in
-which they are sampled.
-"""
+TOP_LOGPROBS_LIMIT = 100  # Alternatives at one position.
+# Lower temperatures are greedy, as in SGLang: logits divided by them may overflow float32.
+_LEAST_TEMPERATURE = 1e-6
 _RANGES = (
     ("temperature", 0.0, 100.0),
     ("top_p", 0.0, 1.0),
     ("min_p", 0.0, 1.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
-    # Logits divided by less may overflow float32.
+    # Logits divided by a smaller number may overflow float32.
     ("repetition_penalty", 0.01, 2.0),
 )
 _NEW_TOKENS = 128
@@ -26,19 +23,25 @@ _NEW_TOKENS = 128
 class SamplingParams:
     """Validated sampling parameters of one sequence.
 
-    `max_tokens` is another name to give `max_new_tokens` by, OpenAI's and vLLM's; it is kept under
-    the second alone. `temperature` 0, and what is below 1e-6, is greedy, and so is `top_p` 0.
-    `top_k` -1 keeps the whole vocabulary. `seed` None draws one from the server's seed. `logprobs`
-    None returns none, 0 the chosen token's only, k the k likeliest besides; they are the natural
-    logarithms of softmax(logits) before temperature, penalties and bias. `prompt_logprobs` is the
-    same for the prompt's tokens, from position `prompt_logprobs_start` on. `stop_token_ids` end the
-    sequence; so does the model's end-of-sequence token unless `ignore_eos`. Before `min_new_tokens`
-    tokens neither can be sampled. `grammar`: what the text must follow, as `sampling.grammar` makes
-    it; where nothing can follow, the sequence ends. `thinking_budget`: tokens of a thought, which
-    begins with `thought_begin_ids` or, without any, with the sequence; then `thought_end_ids` close
-    it, whatever the model says.
+    Raises `ValueError`, which names the parameter and its range.
 
-    Raises `ValueError` that names the parameter and its range.
+    Attributes:
+        max_tokens: OpenAI's and vLLM's name of `max_new_tokens`. The value is stored only there.
+        temperature: Values below 1e-6 are greedy.
+        top_p: 0 is greedy.
+        top_k: -1 keeps the whole vocabulary.
+        seed: None draws a seed from the server's seed.
+        logprobs: None for no log-probabilities, 0 for those of the chosen tokens, k for the k most
+            likely tokens too. They are natural logarithms of softmax(logits), before temperature,
+            penalties and bias.
+        prompt_logprobs: The same for the tokens of the prompt, from `prompt_logprobs_start` on.
+        stop_token_ids: Tokens that end the sequence, beside the model's end-of-sequence tokens.
+        ignore_eos: Whether the model's end-of-sequence tokens do not end the sequence.
+        min_new_tokens: Number of tokens before which no token that ends the sequence is sampled.
+        grammar: The grammar of the text, made by `sampling.grammar`. If no token can follow, the
+            sequence ends.
+        thinking_budget: Number of tokens of a thought. It begins with `thought_begin_ids`, or with
+            the sequence if there are none. Then `thought_end_ids` are appended.
     """
 
     max_new_tokens: int = _NEW_TOKENS
@@ -98,7 +101,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < _COLDEST or self.top_p == 0.0
+        return self.temperature < _LEAST_TEMPERATURE or self.top_p == 0.0
 
     @property
     def penalised(self) -> bool:
