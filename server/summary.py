@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from .. import __version__
 from ..runtime.config.engine import EngineConfig
-from ..runtime.core.messages import EngineInfo, GraphInfo
+from ..runtime.core.engine_info import EngineInfo, GraphInfo
 from .config.server import CommonServerConfig, ServerConfig
 
 _MIB = 2**20

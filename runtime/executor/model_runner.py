@@ -23,8 +23,8 @@ from ..cache.states import StatePool, slot_bytes
 from ..config.engine import EngineConfig, ResolvedConfig
 from ..config.resolve import LEAST_PAGES, WindowPages, resolve_cache, resolve_steps, with_states
 from ..core.batch import Batch, Layout
+from ..core.engine_info import EngineInfo, RankInfo
 from ..core.forward_context import PagedAttention
-from ..core.messages import EngineInfo, RankInfo
 from ..core.request import Scheduled
 from ..distributed.ranks import ALONE, Ranks
 from ..files.resolve import resolve_model_path

@@ -22,8 +22,8 @@ from ...kernels.platform import Platform
 from ...kernels.step_parts import StepCall
 from ..config.engine import Backend, ResolvedConfig
 from ..core.batch import Batch
+from ..core.engine_info import GraphInfo
 from ..core.forward_context import PagedAttention
-from ..core.messages import GraphInfo
 from ..distributed.ranks import ALONE, Ranks
 from ..sampling.sampler import draws_of
 from .decode import DecodeGraph, batch_sizes

@@ -22,8 +22,8 @@ from ...compilation.sizes import FLAG, choose_sizes, parse_sizes, within_budget
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
 from ..config.engine import ResolvedConfig
+from ..core.engine_info import PieceCalls
 from ..core.forward_context import PagedAttention
-from ..core.messages import PieceCalls
 from .dummy_batch import dummy_prefill
 
 logger = logging.getLogger(__name__)

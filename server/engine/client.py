@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
 
 from ...runtime.config.engine import EngineConfig
+from ...runtime.core.engine_info import EngineInfo
 from ...runtime.core.messages import (
     CacheFlushed,
     EngineChanged,
-    EngineInfo,
     EngineReady,
     EngineStats,
     FlushCache,

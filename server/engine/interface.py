@@ -6,13 +6,8 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from ...runtime.core.messages import (
-    EngineInfo,
-    EngineStats,
-    ProfileAnswer,
-    StartProfile,
-    StopProfile,
-)
+from ...runtime.core.engine_info import EngineInfo
+from ...runtime.core.messages import EngineStats, ProfileAnswer, StartProfile, StopProfile
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .state import EngineState

@@ -14,13 +14,8 @@ from itertools import chain
 from typing import Any, Unpack
 
 from ...runtime.config.engine import EngineConfig
-from ...runtime.core.messages import (
-    EngineInfo,
-    EngineStats,
-    ProfileAnswer,
-    StartProfile,
-    StopProfile,
-)
+from ...runtime.core.engine_info import EngineInfo
+from ...runtime.core.messages import EngineStats, ProfileAnswer, StartProfile, StopProfile
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .client import EngineClient

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ... import __version__
-from ...runtime.core.messages import EngineInfo
+from ...runtime.core.engine_info import EngineInfo
 from ...runtime.sampling.defaults import SamplingDefaults
 from ..auth.accounts import check_access, may_use
 from ..core.errors import InvalidRequest, NotFound

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from piecework.runtime.core.engine_info import EngineInfo
 from piecework.runtime.core.messages import (
-    EngineInfo,
     EngineStats,
     FinishReason,
     ProfileAnswer,

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import CONTEXT_LENGTH, INFO, ScriptedEngine
 
 from piecework import __version__
-from piecework.runtime.core.messages import EngineStats, GraphInfo
+from piecework.runtime.core.engine_info import GraphInfo
+from piecework.runtime.core.messages import EngineStats
 from piecework.server.engine.state import EngineState
 from piecework.server.observability.metrics import Latency
 from piecework.server.serving import operations

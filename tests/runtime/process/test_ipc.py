@@ -9,23 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piecework.runtime.core.engine_info import EngineInfo, GraphInfo, RankInfo
 from piecework.runtime.core.image_params import DiffusionParams
 from piecework.runtime.core.messages import (
     CacheFlushed,
     DiffusionInfo,
     DiffusionReady,
     EngineChanged,
-    EngineInfo,
     EngineReady,
     EngineStats,
     FromEngine,
     GenerateImage,
     GenerateRequest,
-    GraphInfo,
     ImageOutput,
     ImageStats,
     ImageStep,
-    RankInfo,
     StartProfile,
     StepOutput,
     ToEngine,

@@ -18,14 +18,8 @@ from http_fixtures import serve, wait_for
 from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
-from piecework.runtime.core.messages import (
-    FinishReason,
-    GenerateImage,
-    GraphInfo,
-    ImageOutput,
-    ImageStats,
-    PieceCalls,
-)
+from piecework.runtime.core.engine_info import GraphInfo, PieceCalls
+from piecework.runtime.core.messages import FinishReason, GenerateImage, ImageOutput, ImageStats
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.server.engine.state import EngineState
 from piecework.server.image_service import create_image_app
