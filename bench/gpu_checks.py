@@ -19,7 +19,7 @@ from ..kernels.cache_format import CACHE_DTYPES, pages_shape, store
 from ..kernels.detect import detect
 from ..kernels.paged_attention import TorchAttention
 from ..kernels.platform import Platform
-from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.generation import GenerateRequest
 from ..runtime.core.sampling_params import SamplingParams
 from .gpu_engines import LLAMA_TINY, QWEN3_TINY, Scale, close, make_engine
 from .gpu_quantized import Fusion, fusions, products

@@ -21,7 +21,7 @@ import torch
 from ..kernels.platform import Platform
 from ..runtime.config.engine import EngineConfig
 from ..runtime.core.batch import Batch, build_batch
-from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.generation import GenerateRequest
 from ..runtime.core.request import Request, Scheduled
 from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.engine.build import Engine, build_engine

@@ -15,7 +15,7 @@ import torch
 from ..kernels.detect import detect
 from ..runtime.config.model import ModelConfig
 from ..runtime.config.resolve import resolve_steps
-from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.generation import GenerateRequest
 from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.engine.build import Engine
 from ..runtime.graphs.compile_process import start

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..runtime.config.engine import EngineConfig
-from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.generation import GenerateRequest
 from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.distributed.processes import start_ranks
 from ..runtime.engine.build import Engine, build_engine

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ..runtime.config.engine import EngineConfig
-from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.generation import GenerateRequest
 from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.engine.build import build_engine
 from ..runtime.engine.core import EngineCore

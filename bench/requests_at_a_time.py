@@ -17,7 +17,7 @@ from ..runtime.cache.pool import is_windowed, page_bytes, shared_pages, window_o
 from ..runtime.config.engine import EngineConfig, ResolvedConfig
 from ..runtime.config.model import ModelConfig
 from ..runtime.config.resolve import WindowPages, resolve_cache, resolve_steps
-from ..runtime.core.messages import GenerateRequest
+from ..runtime.core.generation import GenerateRequest
 from ..runtime.core.request import Request
 from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.engine.scheduler import Scheduler

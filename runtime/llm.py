@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from .config.engine import EngineConfig, PassConfig
 from .config.foreign_names import own_names
-from .core.messages import FinishReason, ProfileAnswer, StartProfile, TokenLogprob
+from .core.generation import FinishReason, TokenLogprob
+from .core.messages import ProfileAnswer, StartProfile
 from .core.sampling_params import SamplingParams
 from .distributed.processes import start_ranks
 from .engine.build import build_engine

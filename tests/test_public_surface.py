@@ -20,7 +20,7 @@ import pytest_asyncio
 import piecework
 from piecework.cli.main import EXIT_INTERRUPTED, build_parser
 from piecework.runtime.config.engine import EngineConfig
-from piecework.runtime.core.messages import FinishReason
+from piecework.runtime.core.generation import FinishReason
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.llm import LLM, Completion

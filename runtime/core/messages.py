@@ -7,43 +7,11 @@ without msgspec. `process.ipc` encodes them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from .engine_info import EngineInfo
+from .generation import FinishReason, GenerateRequest, TokenOutput
 from .image_params import DiffusionParams
 from .pooling_messages import PoolingReady, PoolRequest, PoolStep
-from .sampling_params import SamplingParams
-
-
-class FinishReason(StrEnum):
-    """Why a sequence ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """Generate a continuation of `input_ids`.
-
-    Attributes:
-        output_ids: Tokens that were delivered before the engine restarted. They are computed again,
-            but neither sampled nor sent again.
-        priority: Requests of higher priority run first.
-        arrival_time: Seconds by `time.monotonic()`. Orders requests of equal priority.
-        eos_token_ids: Tokens that end a text according to the tokenizer's files and the chat
-            template, which the engine does not read. The model's own end tokens count too.
-    """
-
-    rid: str
-    input_ids: list[int]
-    params: SamplingParams
-    output_ids: list[int] = field(default_factory=list)
-    priority: int = 0
-    arrival_time: float = 0.0
-    eos_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,46 +52,6 @@ class StopProfile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
     """End the engine process with exit code 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
-    """The log-probability of the token at one position.
-
-    `top` are the most likely tokens, best first, as (id, log-probability). `rank`, for tokens of
-    prompts only, counts the tokens that are at least as likely, the token itself included.
-    """
-
-    token_id: int
-    logprob: float
-    top: list[tuple[int, float]] = field(default_factory=list)
-    rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOutput:
-    """The result of one step for one request.
-
-    Attributes:
-        token_ids: The new tokens.
-        stop_token_id: The last of `token_ids`, if it ended the sequence (`FinishReason.STOP`).
-        cached_tokens: Number of prompt tokens found in the prefix cache.
-        logprobs: One entry per new token, if asked for.
-        prompt_logprobs: One entry per prompt position from `prompt_logprobs_start` on, sent once,
-            with the first token. Position 0 has no log-probability, so its entry is None.
-        error: Explains `FinishReason.ERROR`.
-        code: Set if the client can correct the error.
-    """
-
-    rid: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None
-    cached_tokens: int = 0
-    logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    error: str | None = None
-    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .generation import GenerateRequest, TokenLogprob
 from .logits_processor import GrammarState, LogitsProcessor, MakesProcessors
-from .messages import GenerateRequest, TokenLogprob
 from .sampling_params import SamplingParams
 from .thought_budget import ThoughtBudget
 

@@ -8,8 +8,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from ..core.generation import FinishReason
 from ..core.image_params import InvalidParams
-from ..core.messages import FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
+from ..core.messages import GenerateImage, ImageOutput, ImageStats, ImageStep
 from .clock import Clock
 from .family import Family
 from .media import to_bytes

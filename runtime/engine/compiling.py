@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from ..core.messages import GenerateRequest
+from ..core.generation import GenerateRequest
 from ..sampling.grammar_cache import Grammars
 
 

@@ -18,15 +18,9 @@ from typing import Protocol
 
 from ..cache.kv_cache import KVCache
 from ..core.batch import digest
+from ..core.generation import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
 from ..core.logits_processor import GrammarState
-from ..core.messages import (
-    EngineStats,
-    FinishReason,
-    GenerateRequest,
-    StepOutput,
-    TokenLogprob,
-    TokenOutput,
-)
+from ..core.messages import EngineStats, StepOutput
 from ..core.request import Request, Scheduled
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.step import PendingStep, StepTokens

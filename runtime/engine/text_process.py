@@ -11,13 +11,13 @@ from ...kernels.collectives import CollectiveError
 from ..cache.kv_events import KVEventsConfig
 from ..config.engine import EngineConfig
 from ..core.forward_context import tell_each_layer
+from ..core.generation import GenerateRequest
 from ..core.messages import (
     AbortRequests,
     CacheFlushed,
     EngineChanged,
     EngineReady,
     FlushCache,
-    GenerateRequest,
     StartProfile,
     StepOutput,
     StopProfile,

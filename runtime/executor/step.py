@@ -11,7 +11,7 @@ import torch
 from ...kernels.collectives import Group
 from ...kernels.staging import HostCopy, to_device
 from ..core.batch import Batch, Layout
-from ..core.messages import TokenLogprob
+from ..core.generation import TokenLogprob
 from ..core.request import Request, Scheduled
 from ..sampling.logprobs import gather_logprobs, gather_ranks, read_logprobs, with_ranks
 from ..sampling.sampler import NO_TOKEN, KnownSamples, Samples, choose, sample

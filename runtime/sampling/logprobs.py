@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from ..core.messages import TokenLogprob
+from ..core.generation import TokenLogprob
 
 
 def gather_logprobs(logits: torch.Tensor, tokens: torch.Tensor, widest: int) -> list[torch.Tensor]:

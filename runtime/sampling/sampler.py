@@ -17,7 +17,7 @@ import torch
 from ...kernels import ops
 from ...kernels.staging import HostCopy, is_at_hand, to_device
 from ...kernels.step_parts import DRAW, Choosing
-from ..core.messages import TokenLogprob
+from ..core.generation import TokenLogprob
 from ..core.request import Request
 from .logits_processors import adjust, ban_by_grammar
 from .logprobs import gather_logprobs, read_logprobs

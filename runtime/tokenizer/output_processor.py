@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..core.messages import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
+from ..core.generation import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
 from ..core.sampling_params import SamplingParams
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.core.messages import FinishReason
+from ...runtime.core.generation import FinishReason
 from ...runtime.tokenizer.output_processor import RequestOutput
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..core.answers import BODY_ERRORS, answers

@@ -11,7 +11,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any, Protocol, TypedDict
 
-from ...runtime.core.messages import EngineAlive, EngineFailed, FinishReason, Shutdown
+from ...runtime.core.generation import FinishReason
+from ...runtime.core.messages import EngineAlive, EngineFailed, Shutdown
 from ...runtime.process.ipc import Unreadable, decode
 from .connection import EngineConnection
 from .crash_limit import CrashLimit

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from ...runtime.core.messages import AbortRequests, FinishReason, ImageOutput, ToEngine, TokenOutput
+from ...runtime.core.generation import FinishReason, TokenOutput
+from ...runtime.core.messages import AbortRequests, ImageOutput, ToEngine
 from ...runtime.core.pooling_messages import PoolOutput
 from .connection import EngineConnection
 from .quarantine import Quarantine

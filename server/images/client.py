@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+from ...runtime.core.generation import FinishReason
 from ...runtime.core.messages import (
     DiffusionInfo,
     DiffusionReady,
-    FinishReason,
     GenerateImage,
     ImageOutput,
     ImageStats,

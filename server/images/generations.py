@@ -14,8 +14,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...runtime.core.generation import FinishReason
 from ...runtime.core.image_params import DiffusionParams, InvalidParams
-from ...runtime.core.messages import FinishReason, GenerateImage, ImageOutput
+from ...runtime.core.messages import GenerateImage, ImageOutput
 from ...runtime.diffusion.media import encode_image
 from ..core.answers import BODY_ERRORS, answers
 from ..core.errors import InternalError, InvalidRequest, NotFound

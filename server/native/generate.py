@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.core.messages import FinishReason, TokenLogprob
+from ...runtime.core.generation import FinishReason, TokenLogprob
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..core.answers import BODY_ERRORS, answers

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from ...runtime.core.engine_info import GraphInfo
-from ...runtime.core.messages import FinishReason
+from ...runtime.core.generation import FinishReason
 from ..engine.interface import Engine, TextEngine
 from ..engine.state import EngineState
 from .gateway_metrics import gateway_metrics

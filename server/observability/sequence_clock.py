@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...runtime.core.messages import FinishReason
+from ...runtime.core.generation import FinishReason
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from .metrics import Metrics
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...runtime.core.messages import FinishReason
+from ...runtime.core.generation import FinishReason
 from ...runtime.tokenizer.chat_template import ChatTemplateError
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.core.messages import TokenLogprob
+from ...runtime.core.generation import TokenLogprob
 from ...runtime.tokenizer.detokenizer import Detokenizer
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ...runtime.core.messages import FinishReason
+from ...runtime.core.generation import FinishReason
 from ...runtime.core.pooling_messages import (
     PoolingInfo,
     PoolingReady,

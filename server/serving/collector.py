@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from starlette.types import Receive
 
-from ...runtime.core.messages import FinishReason
+from ...runtime.core.generation import FinishReason
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState, merge
 from ..core.body_stages import became_prompt
 from ..core.errors import ApiError, ClientGone, InternalError, InvalidRequest

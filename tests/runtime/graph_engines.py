@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from piecework.runtime.config.engine import EngineConfig
-from piecework.runtime.core.messages import GenerateRequest, Shutdown, StepOutput
+from piecework.runtime.core.generation import GenerateRequest
+from piecework.runtime.core.messages import Shutdown, StepOutput
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.build import Engine, build_engine
 from piecework.runtime.engine.text_process import EngineProcess

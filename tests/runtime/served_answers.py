@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from toy_runner import VOCAB, RecurrentToyRunner, ToyRunner, WindowedToyRunner, make_core
 
-from piecework.runtime.core.messages import GenerateRequest, TokenLogprob, TokenOutput
+from piecework.runtime.core.generation import GenerateRequest, TokenLogprob, TokenOutput
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.core import EngineCore
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_models import EOS_ID, make_tiny_model
 
 from piecework.runtime.config.model import ModelConfig
-from piecework.runtime.core.messages import FinishReason, GenerateRequest
+from piecework.runtime.core.generation import FinishReason, GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
 from piecework.runtime.process.ipc import decode, encode

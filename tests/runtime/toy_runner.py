@@ -13,7 +13,7 @@ from piecework.kernels.collectives import Group
 from piecework.runtime.cache.kv_cache import KVCache
 from piecework.runtime.cache.slabs import SharedPages
 from piecework.runtime.core.batch import Batch, Layout
-from piecework.runtime.core.messages import TokenOutput
+from piecework.runtime.core.generation import TokenOutput
 from piecework.runtime.core.request import Scheduled
 from piecework.runtime.distributed.ranks import ALONE, Ranks
 from piecework.runtime.engine.core import EngineCore

@@ -10,15 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from piecework.runtime.core.engine_info import EngineInfo
-from piecework.runtime.core.messages import (
-    EngineStats,
-    FinishReason,
-    ProfileAnswer,
-    StartProfile,
-    StopProfile,
-    TokenLogprob,
-    TokenOutput,
-)
+from piecework.runtime.core.generation import FinishReason, TokenLogprob, TokenOutput
+from piecework.runtime.core.messages import EngineStats, ProfileAnswer, StartProfile, StopProfile
 from piecework.runtime.tokenizer.output_processor import RequestState, process_outputs
 from piecework.runtime.tokenizer.tokenizer import Tokenizer
 from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull

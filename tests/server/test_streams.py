@@ -13,7 +13,7 @@ from openai import OpenAI
 from scripted_engine import REPLY, ScriptedEngine
 from starlette.types import Message
 
-from piecework.runtime.core.messages import FinishReason, TokenOutput
+from piecework.runtime.core.generation import FinishReason, TokenOutput
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.tokenizer.output_processor import (
     RequestOutput,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ....runtime.core.messages import FinishReason
+from ....runtime.core.generation import FinishReason
 from ....runtime.tokenizer.output_processor import RequestOutput
 from ...core.errors import ApiError
 from ...serving.state import Serving

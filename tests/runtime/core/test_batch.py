@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from piecework.runtime.cache.block_pool import HOLE, Block
 from piecework.runtime.core.batch import Batch, Layout, build_batch
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.request import Request, Scheduled
 from piecework.runtime.core.sampling_params import SamplingParams
 

@@ -16,8 +16,9 @@ from diffusion_pipelines import Folder, load, pixels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from piecework.runtime.core.generation import FinishReason
 from piecework.runtime.core.image_params import DiffusionParams
-from piecework.runtime.core.messages import FinishReason, GenerateImage, ImageOutput
+from piecework.runtime.core.messages import GenerateImage, ImageOutput
 from piecework.runtime.diffusion.clock import Clock
 from piecework.runtime.diffusion.model import DiffusionModel
 from piecework.runtime.diffusion.scheduler import ImageScheduler

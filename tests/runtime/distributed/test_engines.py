@@ -26,7 +26,7 @@ from piecework.kernels.platform import Platform
 from piecework.runtime import llm as llm_module
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core.engine_info import GraphInfo
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine import graph_startup as startup
 from piecework.runtime.engine.build import Engine, build_engine

@@ -15,7 +15,7 @@ from thread_ranks import ThreadRanks, on_ranks, thread_ranks
 from toy_runner import ToyRunner, assert_idle, continuation, make_core, tokens
 
 from piecework.kernels.collectives import Group
-from piecework.runtime.core.messages import GenerateRequest, TokenOutput
+from piecework.runtime.core.generation import GenerateRequest, TokenOutput
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.distributed.ranks import Diverged
 from piecework.runtime.engine.build import Engine

@@ -23,7 +23,7 @@ from toy_runner import (
 )
 
 from piecework.runtime.core.batch import Batch
-from piecework.runtime.core.messages import FinishReason, GenerateRequest
+from piecework.runtime.core.generation import FinishReason, GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 
 

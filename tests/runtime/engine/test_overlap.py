@@ -18,7 +18,7 @@ from served_answers import (
     sizes_of_all_kinds,
 )
 
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 
 

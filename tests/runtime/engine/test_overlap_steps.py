@@ -14,7 +14,7 @@ from toy_runner import EOS, VOCAB, ToyRunner, continuation, make_core
 
 from piecework.kernels.staging import HostCopy
 from piecework.runtime.core.batch import Batch
-from piecework.runtime.core.messages import FinishReason, GenerateRequest
+from piecework.runtime.core.generation import FinishReason, GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.sampling import logits_processors
 from piecework.runtime.sampling.grammar import Matcher

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from toy_runner import ToyRunner, continuation, make_core
 
 from piecework.runtime.core.batch import Layout
-from piecework.runtime.core.messages import FinishReason, GenerateRequest, TokenOutput
+from piecework.runtime.core.generation import FinishReason, GenerateRequest, TokenOutput
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.executor import step as launch

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runner import VOCAB, ToyRunner, assert_idle, continuation, digest, drain, make_core, tokens
 
-from piecework.runtime.core.messages import FinishReason, GenerateRequest
+from piecework.runtime.core.generation import FinishReason, GenerateRequest
 from piecework.runtime.core.request import Scheduled
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.executor.step import PendingStep, StepTokens

@@ -19,7 +19,7 @@ from served_answers import (
 from toy_runner import SharedToyRunner, WindowedToyRunner, continuation, drain, make_core, tokens
 
 from piecework.runtime.cache.slabs import SharedPages
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.core import EngineCore
 

@@ -21,7 +21,7 @@ from toy_runner import (
 )
 
 from piecework.runtime.cache.kv_cache import KVCache
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.request import Request
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.core import EngineCore

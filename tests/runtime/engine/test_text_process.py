@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from toy_runner import make_core
 
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.messages import (
     CacheFlushed,
     EngineStats,
     FlushCache,
-    GenerateRequest,
     Shutdown,
     StepOutput,
 )

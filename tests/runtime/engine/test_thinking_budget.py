@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from toy_runner import ToyRunner, assert_idle, continuation, drain, make_core, tokens
 
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.core.thought_budget import ThoughtBudget
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from served_answers import arrivals_of, core_of, jobs_of_several, serve, sizes_of_all_kinds
 from toy_runner import WindowedToyRunner, continuation, drain, make_core, tokens
 
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 
 

@@ -29,7 +29,7 @@ from piecework.kernels.cpu.native.step import NativeCall, NativeStep, is_known
 from piecework.kernels.step_parts import DRAW, Choosing
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core import batch
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.request import Request
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.build import build_engine

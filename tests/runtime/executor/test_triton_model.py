@@ -24,7 +24,7 @@ from piecework.kernels.staging import HostCopy
 from piecework.kernels.triton import ops as triton_ops
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 from piecework.runtime.config.model import ModelConfig
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.executor import model_runner
 from piecework.runtime.executor.model_runner import ModelRunner

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from piecework.runtime.config.engine import EngineConfig
-from piecework.runtime.core.messages import GenerateRequest, TokenLogprob
+from piecework.runtime.core.generation import GenerateRequest, TokenLogprob
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.build import build_engine
 from piecework.runtime.engine.core import EngineCore

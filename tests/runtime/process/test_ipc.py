@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piecework.runtime.core.engine_info import EngineInfo, GraphInfo, RankInfo
+from piecework.runtime.core.generation import GenerateRequest, TokenLogprob, TokenOutput
 from piecework.runtime.core.image_params import DiffusionParams
 from piecework.runtime.core.messages import (
     CacheFlushed,
@@ -20,15 +21,12 @@ from piecework.runtime.core.messages import (
     EngineStats,
     FromEngine,
     GenerateImage,
-    GenerateRequest,
     ImageOutput,
     ImageStats,
     ImageStep,
     StartProfile,
     StepOutput,
     ToEngine,
-    TokenLogprob,
-    TokenOutput,
 )
 from piecework.runtime.core.pooling_messages import (
     PoolingInfo,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.request import Request
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.sampling import grammar, grammar_cache

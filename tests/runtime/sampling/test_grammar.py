@@ -19,7 +19,7 @@ from llguidance import LLParserLimits
 from tiny_models import VOCAB, make_tiny_model
 
 from piecework import LLM, SamplingParams
-from piecework.runtime.core.messages import FinishReason, GenerateRequest
+from piecework.runtime.core.generation import FinishReason, GenerateRequest
 from piecework.runtime.engine.compiling import CompilingRequests
 from piecework.runtime.llm import Completion
 from piecework.runtime.process.memory import allocated_memory

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piecework.kernels.plain_sampling import pick
-from piecework.runtime.core.messages import GenerateRequest
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.request import Request
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.sampling.logits_processors import processors_for

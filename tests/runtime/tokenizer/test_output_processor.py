@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import byte_level
 
-from piecework.runtime.core.messages import FinishReason, TokenLogprob, TokenOutput
+from piecework.runtime.core.generation import FinishReason, TokenLogprob, TokenOutput
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.tokenizer.data import TokenizerData
 from piecework.runtime.tokenizer.output_processor import (

@@ -30,7 +30,7 @@ from engine_clients import (
 )
 from tiny_models import EOS_ID, make_tiny_model
 
-from piecework.runtime.core.messages import FinishReason
+from piecework.runtime.core.generation import FinishReason
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine.client import EngineClient

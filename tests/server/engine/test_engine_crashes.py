@@ -27,7 +27,7 @@ from engine_clients import (
     until,
 )
 
-from piecework.runtime.core.messages import FinishReason
+from piecework.runtime.core.generation import FinishReason
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine import crash_limit
 from piecework.server.engine.client import EngineClient

@@ -26,7 +26,7 @@ from engine_clients import (
     until,
 )
 
-from piecework.runtime.core.messages import FinishReason
+from piecework.runtime.core.generation import FinishReason
 from piecework.runtime.tokenizer.output_processor import RequestOutput, RequestState
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from piecework.server.config.server import ServerConfig

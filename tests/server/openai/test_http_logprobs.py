@@ -10,7 +10,7 @@ from http_fixtures import client_of, events, make_app
 from scripted_engine import ScriptedEngine, scripted_logprob
 from toy_tokenizer import toy_tokenizer
 
-from piecework.runtime.core.messages import TokenLogprob
+from piecework.runtime.core.generation import TokenLogprob
 from piecework.server.openai.logprobs import CompletionLogprobs
 
 CHAT = "/v1/chat/completions"

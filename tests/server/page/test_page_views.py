@@ -19,7 +19,8 @@ from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
 from piecework.runtime.core.engine_info import GraphInfo, PieceCalls
-from piecework.runtime.core.messages import FinishReason, GenerateImage, ImageOutput, ImageStats
+from piecework.runtime.core.generation import FinishReason
+from piecework.runtime.core.messages import GenerateImage, ImageOutput, ImageStats
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.server.engine.state import EngineState
 from piecework.server.image_service import create_image_app
