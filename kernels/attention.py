@@ -57,6 +57,8 @@ class KVLayout:
     `causal` False, of an encoder: it sees as many behind it too, and only `VarlenAttention`
     computes that. `softcap`: scores are held softly below it, cap * tanh(score / cap). `sinks` [H]
     float32: a score of each head that takes its weight from those of the keys and adds nothing.
+    `slopes` [H] float32 (ALiBi, arXiv:2108.12409): each score is lowered by how many tokens the key
+    stands before the query, times the slope of its head, once it is scaled and held.
     `bias` is added to scores that are scaled already; only `VarlenAttention` takes it, of layers
     without a window.
 
@@ -91,6 +93,7 @@ class KVLayout:
     chunked: bool = False
     softcap: float | None = None
     sinks: torch.Tensor | None = field(default=None, compare=False)
+    slopes: torch.Tensor | None = field(default=None, compare=False)
     bias: Bias | None = field(default=None, compare=False)
     cache_dtype: torch.dtype | None = None
     k_scale: float = 1.0
@@ -132,7 +135,7 @@ class KVLayout:
     @property
     def is_plain(self) -> bool:
         """Whether a softmax of scores is all that weighs values."""
-        return self.softcap is None and self.sinks is None
+        return self.softcap is None and self.sinks is None and self.slopes is None
 
     @property
     def token_bytes(self) -> int:

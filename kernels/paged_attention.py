@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from . import cache_format
 from .attention import AttentionMetadata, KVLayout
+from .weighed_scores import weigh
 
 _DECODE_PADDING = 2
 """Decodes share one padded call while the longest is at most this many times as long as the
@@ -252,7 +253,9 @@ def _attend_rows(
     """Of one request over its keys [s, K, D] and values [s, K, E]; no mask: causal."""
     q = layer.q[rows]
     if mask is not None and not layer.layout.is_plain:
-        layer.out[rows] = weigh(q[None], keys[None], values[None], mask, layer.layout)[0]
+        positions = torch.arange(len(keys) - len(q), len(keys), device=q.device)[None]
+        parts = q[None], keys[None], values[None]
+        layer.out[rows] = weigh(*parts, mask, positions, layer.layout)[0]
         return
     attended = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
@@ -287,30 +290,12 @@ def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
         ).reshape(size, -1, layout.value_size)
     else:
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-        attended = weigh(queries[:size, None], keys, values, mask, layout)[:, 0]
+        parts, positions = (queries[:size, None], keys, values), decodes.seq_lens[:, None] - 1
+        attended = weigh(*parts, mask, positions, layout)[:, 0]
     if decodes.rows is None:
         layer.out[:size] = attended
     else:
         layer.out.index_copy_(0, decodes.rows, attended)
-
-
-def weigh(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, layout: KVLayout
-) -> torch.Tensor:
-    """Attention step by step, for layers with soft caps or sinks: q [b, n, H, D] over keys
-    [b, s, K, D] and values [b, s, K, E] to [b, n, H, E]. mask: added to scores, as [n, s] or
-    [b, 1, 1, s].
-    """
-    grouped = q.unflatten(2, (layout.num_kv_heads, -1)).float()  # type: ignore[no-untyped-call]
-    scores = torch.einsum("bnkgd,bskd->bkgns", grouped, keys.float()) * layout.scale
-    if layout.softcap is not None:
-        scores = torch.tanh(scores / layout.softcap) * layout.softcap
-    scores += mask if mask.dim() == 2 else mask[:, None]
-    if layout.sinks is not None:
-        sinks = layout.sinks.view(1, layout.num_kv_heads, -1, 1, 1)
-        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
-    weights = scores.softmax(-1)[..., : keys.shape[1]]
-    return torch.einsum("bkgns,bskd->bnkgd", weights, values.float()).flatten(2, 3).to(q.dtype)
 
 
 def _clear_tails(decodes: _Decodes, gathered: Sequence[torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from .attention import AttentionMetadata, KVLayout
-from .paged_attention import weigh
+from .weighed_scores import weigh
 
 _SHORT, _PADDING = 32, 1.5
 """Sequences are padded to one length that is at most this, or if that gives so many times as many
@@ -186,7 +186,9 @@ def _slide(
         else:
             unseen = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, float("-inf"))
             queries, held, values = (each.transpose(1, 2) for each in block)
-            target[:, begin:end].copy_(weigh(queries, held, values, unseen, layout))
+            positions = places[None, begin:end] - keys.start
+            weighed = weigh(queries, held, values, unseen, positions, layout)
+            target[:, begin:end].copy_(weighed)
 
 
 def _attend(

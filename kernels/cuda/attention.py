@@ -46,7 +46,7 @@ def obstacle(layout: KVLayout) -> str | None:
     if layout.cache_dtype == torch.int8:
         return "flashinfer reads keys and values of 16 bits and float8, not int8"
     if not layout.is_plain:
-        return "soft caps and sinks of scores are not given to flashinfer"
+        return "soft caps, sinks and slopes of scores are not given to flashinfer"
     if layout.key_size not in _HEAD_SIZES:
         return (
             f"flashinfer has kernels for heads of {', '.join(map(str, _HEAD_SIZES))}, not of "

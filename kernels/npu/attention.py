@@ -101,7 +101,7 @@ class AscendAttention:
                 "kernel takes as many"
             )
         if not layout.is_plain:
-            return "soft caps or sinks of scores, the fused kernel computes none"
+            return "soft caps, sinks or slopes of scores, the fused kernel computes none"
         if layout.key_size not in cls.head_sizes:
             return (
                 f"heads of {layout.key_size} numbers, the fused kernel takes "

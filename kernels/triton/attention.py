@@ -230,22 +230,21 @@ class _Layer(NamedTuple):
         return self.layout.scale * self.layout.k_scale * math.log2(math.e)
 
     @property
-    def bounds(self) -> tuple[float, torch.Tensor]:
-        """The soft cap, for exponents of base 2, and the sinks; kernels are told which there is."""
-        cap, sinks = self.layout.softcap, self.layout.sinks
-        return (cap or 0.0) * math.log2(math.e), self.q if sinks is None else sinks
+    def bounds(self) -> tuple[float, torch.Tensor, torch.Tensor]:
+        """The soft cap, for exponents of base 2, sinks and slopes; `kinds` says which there are."""
+        cap, *of_heads = self.layout.softcap, self.layout.sinks, self.layout.slopes
+        sinks, slopes = (self.q if each is None else each for each in of_heads)
+        return (cap or 0.0) * math.log2(math.e), sinks, slopes
 
     @property
     def kinds(self) -> dict[str, bool]:
         layout = self.layout
-        return {"CAPPED": layout.softcap is not None, "SINKS": layout.sinks is not None}
+        given = {"CAPPED": layout.softcap, "SINKS": layout.sinks, "SLOPES": layout.slopes}
+        return {name: each is not None for name, each in given.items()}
 
     @property
     def caches(self) -> tuple[torch.Tensor, ...]:
-        return (
-            *(self.keys.numbers, self.values.numbers),
-            *(self.keys.scales, self.values.scales),
-        )
+        return self.keys.numbers, self.values.numbers, self.keys.scales, self.values.scales
 
     @property
     def window(self) -> int:

@@ -79,6 +79,7 @@ def _attend(
     slot_stride,
     scale_log2,
     cap_log2,
+    slope_log2,
     HEAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -88,13 +89,14 @@ def _attend(
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
     CAPPED: tl.constexpr,
+    SLOPES: tl.constexpr,
 ):
     """Take the keys [low, high) into the running sum `total` [M, D] with its `peak` and `weight`
     [M]; `query` [M, D] at `position` [M].
 
     `WINDOW` 0: all keys up to the position. Without `MASKED`, the caller knows that every query
     sees all these keys and that their number is a multiple of `BLOCK_N`. `CAPPED`: scores are held
-    softly below `cap_log2`.
+    softly below `cap_log2`. `SLOPES`: they fall by `slope_log2` [M] a key before the position.
     """
     dim = tl.arange(0, BLOCK_D)
     for first in range(low, high, BLOCK_N):
@@ -115,6 +117,8 @@ def _attend(
         if CAPPED:
             # cap * tanh(score / cap)
             score = cap_log2 - 2 * cap_log2 / (tl.exp2(score * (2.885390082 / cap_log2)) + 1)
+        if SLOPES:
+            score += slope_log2[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
         if MASKED:
             visible = (key[None, :] <= position[:, None]) & inside[None, :]
             if WINDOW > 0:
@@ -160,7 +164,7 @@ def _store_result(q, out, out_scale, place, result, live, QUANTIZED: tl.constexp
 def prefill_kernel(
     q, out, out_scale, k_cache, v_cache, k_scales, v_scales, tiles, query_starts, seq_lens,
     block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride, slot_stride,
-    head_stride, table_stride, scale_log2, value_scale, cap_log2, sinks,
+    head_stride, table_stride, scale_log2, value_scale, cap_log2, sinks, slopes,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     HEAD: tl.constexpr,
@@ -174,6 +178,7 @@ def prefill_kernel(
     QUANTIZED: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, kv head): `BLOCK_M / GROUP_PAD` tokens of one request, each with its GROUP
     heads, over all keys before them.
@@ -193,8 +198,7 @@ def prefill_kernel(
     dim = tl.arange(0, BLOCK_D)
     token = first + row // GROUP_PAD
     head = kv_head * GROUP + row % GROUP_PAD
-    live = (token < query_len) & (row % GROUP_PAD < GROUP)
-    live = live[:, None] & (dim < HEAD)[None, :]
+    live = ((token < query_len) & (row % GROUP_PAD < GROUP))[:, None] & (dim < HEAD)[None, :]
     step_row = (start + token).to(tl.int64)
     query = tl.load(
         q + step_row[:, None] * q_stride_t + head[:, None] * q_stride_h + dim[None, :],
@@ -218,19 +222,21 @@ def prefill_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     if SINKS:
-        # The first score, which has no value.
         peak = tl.load(sinks + head, mask=row % GROUP_PAD < GROUP, other=0.0) * 1.442695041
-        weight += 1.0
+        weight += 1.0  # The first score has no value.
+    slope = tl.zeros([BLOCK_M], tl.float32)
+    if SLOPES:
+        slope = tl.load(slopes + head, mask=row % GROUP_PAD < GROUP, other=0.0) * 1.442695041
     if WINDOW == 0:
         total, peak, weight = _attend(
             total, peak, weight, query, position, k_head, v_head, k_scales, v_scales, pages, low,
-            clear, page_stride, slot_stride, scale_log2, cap_log2, HEAD, BLOCK_D, BLOCK_N, PAGE,
-            WINDOW, False, PRECISION, KIND, CAPPED,
+            clear, page_stride, slot_stride, scale_log2, cap_log2, slope, HEAD, BLOCK_D, BLOCK_N,
+            PAGE, WINDOW, False, PRECISION, KIND, CAPPED, SLOPES,
         )  # fmt: skip
     total, peak, weight = _attend(
         total, peak, weight, query, position, k_head, v_head, k_scales, v_scales, pages, clear,
-        high, page_stride, slot_stride, scale_log2, cap_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW,
-        True, PRECISION, KIND, CAPPED,
+        high, page_stride, slot_stride, scale_log2, cap_log2, slope, HEAD, BLOCK_D, BLOCK_N, PAGE,
+        WINDOW, True, PRECISION, KIND, CAPPED, SLOPES,
     )  # fmt: skip
     result = total * value_scale / tl.where(weight == 0.0, 1.0, weight)[:, None]
     place = step_row[:, None] * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
@@ -241,8 +247,8 @@ def prefill_kernel(
 def decode_kernel(
     q, out, out_scale, partial, partial_lse, k_cache, v_cache, k_scales, v_scales, rows, requests,
     seq_lens, block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride,
-    slot_stride, head_stride, table_stride, scale_log2, value_scale, cap_log2, sinks, num_heads,
-    num_splits,
+    slot_stride, head_stride, table_stride, scale_log2, value_scale, cap_log2, sinks, slopes,
+    num_heads, num_splits,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     HEAD: tl.constexpr,
@@ -256,6 +262,7 @@ def decode_kernel(
     QUANTIZED: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
 ):  # fmt: skip
     """Program (decode, kv head, split): one token with its GROUP heads over the split's share of
     the keys.
@@ -293,11 +300,14 @@ def decode_kernel(
         sink = tl.load(sinks + head, mask=row < GROUP, other=0.0) * 1.442695041
         peak = tl.where(split == 0, sink, peak)
         weight += tl.where(split == 0, 1.0, 0.0)
+    slope = tl.zeros([BLOCK_M], tl.float32)
+    if SLOPES:
+        slope = tl.load(slopes + head, mask=row < GROUP, other=0.0) * 1.442695041
     total, peak, weight = _attend(
         total, peak, weight, query, position, k_cache + kv_head * head_stride,
         v_cache + kv_head * head_stride, k_scales + kv_head * PAGE, v_scales + kv_head * PAGE,
         block_table + request * table_stride, low, high, page_stride, slot_stride, scale_log2,
-        cap_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION, KIND, CAPPED,
+        cap_log2, slope, HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION, KIND, CAPPED, SLOPES,
     )  # fmt: skip
     weight = tl.where(weight == 0.0, 1.0, weight)
     result = total * value_scale / weight[:, None]

@@ -4,6 +4,7 @@ with the name of its architecture.
     ARCHITECTURE = "Qwen3ForCausalLM"    # in config.json, and the class
     MODEL_TYPE = "qwen3"                 # in config.json
     ALSO_MODEL_TYPE = "qwen3_of_others"  # in config.json of another's checkpoints, where there are
+    ALSO_ARCHITECTURE = "QWen3ForCausalLM"  # in config.json of older code
     GGUF_ARCHITECTURE = "qwen3"          # `general.architecture`, where such files exist
     ALSO_GGUF_ARCHITECTURE = "qwen3_b"   # the same of other such files
     GGUF_EMBEDDER = "gemma-embedding"    # of files whose tokens see each other both ways
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 
 _MODELS = "piecework.runtime.models"  # The package whose files are models.
 _NAME = re.compile(
-    r"^(ARCHITECTURE|ENCODER|(?:ALSO_)?MODEL_TYPE|(?:ALSO_)?GGUF_ARCHITECTURE|GGUF_EMBEDDER"
+    r"^((?:ALSO_)?(?:ARCHITECTURE|MODEL_TYPE|GGUF_ARCHITECTURE)|ENCODER|GGUF_EMBEDDER"
     r'|CONFIG_OF_OTHERS) = "([\w-]+)"',
     re.MULTILINE,
 )
@@ -35,7 +36,8 @@ _NAME = re.compile(
 
 class ModelNames(NamedTuple):
     """What a model is called; `gguf` is None where GGUF files have no name for it, `also_gguf`
-    where they have no second one, `also` where config.json has no second `model_type`.
+    where they have no second one, `also` where config.json has no second `model_type`, `other`
+    where it has no second name of the architecture.
     """
 
     module: str
@@ -46,6 +48,7 @@ class ModelNames(NamedTuple):
     config_of_others: str | None = None
     gguf_embedder: str | None = None
     also_gguf: str | None = None
+    other: str | None = None
 
 
 def find_models() -> list[ModelNames]:
@@ -61,6 +64,7 @@ def find_models() -> list[ModelNames]:
             names.get("ALSO_MODEL_TYPE"),
             gguf_embedder=names.get("GGUF_EMBEDDER"),
             also_gguf=names.get("ALSO_GGUF_ARCHITECTURE"),
+            other=names.get("ALSO_ARCHITECTURE"),
         )
         for module, names in _named_files(tuple(import_module(_MODELS).__path__))
         if "ARCHITECTURE" in names
@@ -98,8 +102,9 @@ def find_model(*, architecture: str | None = None, gguf: str | None = None) -> M
     """
     models = find_models()
     for names in models:
+        is_said = architecture is not None and architecture in (names.architecture, names.other)
         in_gguf = names.gguf, names.also_gguf, names.gguf_embedder
-        if names.architecture == architecture or (gguf is not None and gguf in in_gguf):
+        if is_said or (gguf is not None and gguf in in_gguf):
             return names
     raise ValueError(
         f"the architecture {architecture or gguf!r} is not supported; supported: "
@@ -127,7 +132,7 @@ class ModelCode(NamedTuple):
         """The architecture to take a model for that says to be `said`. Raises `ValueError` where
         nothing computes it.
         """
-        is_ours = any(names.architecture == said for names in find_models())
+        is_ours = any(said in (names.architecture, names.other) for names in find_models())
         if self.impl == "transformers" or (self.impl == "auto" and not is_ours):
             return FALLBACK
         return find_model(architecture=said).architecture

@@ -127,10 +127,13 @@ class Decoder(nn.Module):
         self.rotaries = nn.ModuleList(rotaries)
         self.embedding_scale = embedding_scale
 
+    def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What the first layer takes: [T, hidden]."""
+        x: torch.Tensor = self.embed_tokens(input_ids)
+        return x if self.embedding_scale is None else x * self.embedding_scale
+
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        x, residual = self.embed_tokens(input_ids), None
-        if self.embedding_scale is not None:
-            x = x * self.embedding_scale
+        x, residual = self.embed(input_ids, positions), None
         rotations = [rotary(positions) for rotary in self.rotaries]
         for layer in self.layers:
             x, residual = layer(x, residual, rotations)
@@ -139,6 +142,8 @@ class Decoder(nn.Module):
         return hidden
 
     def step_parts(self) -> DecoderParts:
+        if type(self).embed is not Decoder.embed:
+            raise NoParts("embeddings with more than a factor")
         embedding = self.embed_tokens
         if embedding.kind is None and embedding.weight.dtype != torch.bfloat16:
             raise NoParts("an embedding whose rows are no numbers")

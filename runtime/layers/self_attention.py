@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -19,8 +21,10 @@ class SelfAttention(nn.Module):
     `q_norm`, `k_norm`: of heads [T, heads, D], before they are turned. `rotary`: by which of the
     model's tables; None: the layer knows no positions. `interleaved`: pairs that are turned lie
     side by side. `chunked`, `scale`, `softcap`: as in `KVLayout`; no scale: 1 / sqrt(D). `sinks`:
-    each head has a score that takes weight from all tokens and gives nothing. `gated`: q_proj gives
-    each head a gate beside its query, whose sigmoid the head's result is multiplied by.
+    each head has a score that takes weight from all tokens and gives nothing. `slopes` gives that
+    of a head, as `KVLayout` has it, by its number among the heads of all ranks. `bound`: queries,
+    keys and values are held between it and its negative. `gated`: q_proj gives each head a gate
+    beside its query, whose sigmoid the head's result is multiplied by.
     """
 
     def __init__(
@@ -37,6 +41,8 @@ class SelfAttention(nn.Module):
         scale: float | None = None,
         softcap: float | None = None,
         sinks: bool = False,
+        slopes: Callable[[int], float] | None = None,
+        bound: float | None = None,
         chunked: bool = False,
         gated: bool = False,
     ) -> None:
@@ -59,6 +65,7 @@ class SelfAttention(nn.Module):
         self.scale = config.head_dim**-0.5 if scale is None else scale
         self.softcap = softcap
         self.sinks = weight(config.num_heads) if sinks else None
+        self.slopes, self.first_head, self.bound = slopes, 0, bound
         self.held_rows: Stretch | None = None
         self.group_size: int | None = None
         self.skipped_heads = 0
@@ -70,6 +77,7 @@ class SelfAttention(nn.Module):
         `skipped`: as in `KVLayout`.
         """
         self.num_heads, self.num_kv_heads = heads.size, kv_heads.size
+        self.first_head = heads.begin
         if heads.size != group * kv_heads.size and kv_heads.size > 1:
             self.group_size, self.skipped_heads = group, skipped
         if self.sinks is not None:
@@ -88,9 +96,16 @@ class SelfAttention(nn.Module):
             chunked=self.chunked,
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.detach().float(),
+            slopes=self._held_slopes(),
             group_size=self.group_size,
             skipped_heads=self.skipped_heads,
         )
+
+    def _held_slopes(self) -> torch.Tensor | None:
+        if self.slopes is None:
+            return None
+        slopes = list(map(self.slopes, range(self.first_head, self.first_head + self.num_heads)))
+        return torch.tensor(slopes, dtype=torch.float32, device=self.o_proj.weight.device)
 
     def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         """Queries and keys [T, heads + kv heads, D] by their positions."""
@@ -99,6 +114,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         heads: torch.Tensor = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+        if self.bound is not None:
+            heads = heads.clamp(-self.bound, self.bound)
         if self.gated:
             queries, kv = heads.tensor_split([2 * self.num_heads], dim=1)
             queries, gate = queries.view(-1, self.num_heads, 2, self.head_dim).unbind(2)
@@ -120,7 +137,8 @@ class SelfAttention(nn.Module):
         return output
 
     def step_parts(self) -> AttentionParts:
-        if self.gated or type(self).turn is not SelfAttention.turn:
+        is_other = self.slopes is not None or self.bound is not None
+        if self.gated or is_other or type(self).turn is not SelfAttention.turn:
             raise NoParts(type(self).__name__)
         norms = part_or_none(self.q_norm), part_or_none(self.k_norm)
         return AttentionParts(self.qkv_proj, self.o_proj, *norms, self.rotary, self.interleaved)

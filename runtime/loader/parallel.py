@@ -150,7 +150,8 @@ def _cut_groups(layer: SelfAttention, shard: Shard) -> tuple[Stretch, Stretch, i
 
 def _heads_stand_alone(layer: SelfAttention) -> bool:
     """Whether no rank need know what others have of a head that it holds too."""
-    return layer.sinks is None and not isinstance(layer.q_norm, AllHeadsRMSNorm | LayerNorm)
+    has_own = layer.sinks is not None or layer.slopes is not None
+    return not has_own and not isinstance(layer.q_norm, AllHeadsRMSNorm | LayerNorm)
 
 
 def _split_head_norm(layer: SelfAttention, name: str, heads: Stretch, shard: Shard) -> None:

@@ -6,20 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from ..config.model import ModelConfig
-from ..config.model_registry import UnsupportedError
 from ..layers.activation import ACTIVATIONS
+from ..layers.alibi import alibi_slope
 from ..layers.decoder import ParallelLayer
 from ..layers.linear import StoredTensor
 from ..layers.mlp import MLP
 from ..layers.norm import LayerNorm
 from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
+from .bloom import MODULES, PARTS
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
 from .checkpoint import grouped_heads, renamed
 from .phi3 import unfused_layers
@@ -27,18 +29,6 @@ from .phi3 import unfused_layers
 ARCHITECTURE = "FalconForCausalLM"
 MODEL_TYPE = "falcon"
 GGUF_ARCHITECTURE = "falcon"
-
-_MODULES = {
-    r"^(transformer\.)?word_embeddings\.": "model.embed_tokens.",
-    r"^(transformer\.)?ln_f\.": "model.norm.",
-    r"^(transformer\.)?h\.": "model.layers.",
-}
-_PARTS = {
-    r"\.self_attention\.query_key_value\.": ".self_attn.qkv_proj.",
-    r"\.self_attention\.dense\.": ".self_attn.o_proj.",
-    r"\.dense_h_to_4h\.": ".up_proj.",
-    r"\.dense_4h_to_h\.": ".down_proj.",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +65,7 @@ class TwoNormLayer(ParallelLayer):
 
 
 class FalconForCausalLM(CausalLM):
-    """llama.cpp converts none with ALiBi."""
+    """No GGUF file holds one with ALiBi."""
 
     config_class: ClassVar[type[ModelConfig]] = FalconConfig
     config_defaults: ClassVar = {
@@ -95,8 +85,6 @@ class FalconForCausalLM(CausalLM):
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        if config.alibi:
-            raise UnsupportedError("alibi is not supported; choose another model")
         kv_heads = config.num_key_value_heads or config.num_attention_heads
         if not config.new_decoder_architecture:
             kv_heads = 1 if config.multi_query else config.num_attention_heads
@@ -115,7 +103,7 @@ class FalconForCausalLM(CausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        found = renamed(renamed(tensors, _MODULES), _PARTS)
+        found = renamed(renamed(tensors, MODULES), PARTS)
         found = renamed(
             found, {r"\.ln_attn\.": ".input_layernorm.", r"\.ln_mlp\.": ".mlp_layernorm."}
         )
@@ -133,6 +121,9 @@ class FalconForCausalLM(CausalLM):
             tensors = renamed(tensors, norms)
         return unfused_layers(config, tensors)
 
+    def make_rotaries(self) -> Sequence[nn.Module]:
+        return [] if self.config.alibi else super().make_rotaries()
+
     def make_norm(self) -> nn.Module:
         return LayerNorm(self.config.hidden_size, eps=self.config.norm_eps, bias=True)
 
@@ -146,7 +137,13 @@ class FalconForCausalLM(CausalLM):
 
     def make_attention(self, layer: int) -> nn.Module:
         biased = self.config.bias
-        return SelfAttention(self.config, layer, qkv_bias=biased, o_bias=biased)
+        attention = partial(SelfAttention, self.config, layer, qkv_bias=biased, o_bias=biased)
+        return attention(rotary=None, slopes=self._slope) if self.config.alibi else attention()
+
+    def _slope(self, head: int) -> float:
+        """Scores and what lowers them are scaled together."""
+        scale: float = self.config.head_dim**-0.5
+        return scale * alibi_slope(head, self.config.num_heads)
 
     def make_mlp(self, layer: int) -> nn.Module:
         config = self.config

@@ -49,7 +49,8 @@ _POINTERS = {
     **dict.fromkeys(("tiles", "query_starts", "seq_lens", "rows", "requests"), "*i32"),
     **dict.fromkeys(("partial", "partial_lse", "probs", "candidates", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("top_ks", "drawn"), "*i64"),
-    **dict.fromkeys(("scale", "x_scale", "weight_scale", "out_scale", "sinks"), "*fp32"),
+    **dict.fromkeys(("scale", "x_scale", "weight_scale", "out_scale"), "*fp32"),
+    **dict.fromkeys(("sinks", "slopes"), "*fp32"),
     **{"ids": "*i32", "uniforms": "*fp64"},
     **dict.fromkeys(("k_scales", "v_scales"), "*bf16"),
 }
@@ -57,8 +58,8 @@ _KINDS = ("KIND", "QUANTIZED", "BITS", "DIRECT")
 _FLOATS = ("scale_log2", "value_scale", "k_scale", "v_scale", "eps", "cap_log2")
 _FLOATS += ("least_dt", "most_dt", "most_written")
 _HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
-_HEADS |= {"KIND": 0, "QUANTIZED": 0, "CAPPED": False, "SINKS": False}
-_WEIGHED = _HEADS | {"CAPPED": True, "SINKS": True, "BLOCK_N": 64}
+_HEADS |= {"KIND": 0, "QUANTIZED": 0, "CAPPED": False, "SINKS": False, "SLOPES": False}
+_WEIGHED = _HEADS | {"CAPPED": True, "SINKS": True, "SLOPES": True, "BLOCK_N": 64}
 _BYTES = {"k_cache": "*u8", "v_cache": "*u8"}
 _FP8_OUTPUT = {"QUANTIZED": 3, "out": "*u8"}
 _E4M3 = {"SIZE": 4096, "DYNAMIC": True, "LARGEST": 448.0, "MANTISSA": 3, "BIAS": 7, "out": "*u8"}

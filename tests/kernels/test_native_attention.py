@@ -49,6 +49,8 @@ def exact(step: Step, window: int | None = None) -> torch.Tensor:
         scores = torch.einsum("nhd,shd->hns", q, keys) * step.heads.scale
         if (cap := step.heads.softcap) is not None:
             scores = cap * (scores / cap).tanh()
+        if step.heads.slopes is not None:
+            scores += step.heads.slopes.double()[:, None, None] * (key - position)
         scores = scores.masked_fill(hidden, float("-inf"))
         if step.heads.sinks is not None:
             sinks = step.heads.sinks.double()[:, None, None].expand(-1, scores.shape[1], -1)
@@ -189,9 +191,20 @@ def test_the_first_and_the_last_group_of_heads_may_be_cut(
     window=st.sampled_from([None, 4, 50]),
     softcap=st.sampled_from([None, 0.5, 30.0]),
     sink=st.sampled_from([None, -1e4, 0.0, 3.0, 1e4]),
+    slope=st.sampled_from([None, 0.0, 0.01, 0.5]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_soft_caps_and_sinks_are_those_of_the_definition(
+@example(  # decodes that begin alike, and long ones, which are cut into chunks
+    lens=[(1, 1500), (1, 130), (1, 131)],
+    group=1,
+    head_size=64,
+    window=None,
+    softcap=None,
+    sink=None,
+    slope=0.01,
+    dtype=torch.float32,
+)
+def test_soft_caps_sinks_and_slopes_are_those_of_the_definition(
     variants: list[AttentionWay],
     lens: list[tuple[int, int]],
     group: int,
@@ -199,6 +212,7 @@ def test_soft_caps_and_sinks_are_those_of_the_definition(
     window: int | None,
     softcap: float | None,
     sink: float | None,
+    slope: float | None,
     dtype: torch.dtype,
 ) -> None:
     step = Step(
@@ -211,7 +225,8 @@ def test_soft_caps_and_sinks_are_those_of_the_definition(
         dtype=dtype,
     )
     sinks = None if sink is None else sink + torch.arange(2 * group) / 4
-    step.heads = replace(step.heads, softcap=softcap, sinks=sinks)
+    slopes = None if slope is None else slope / torch.arange(1, 2 * group + 1)
+    step.heads = replace(step.heads, softcap=softcap, sinks=sinks, slopes=slopes)
     expected = exact(step, window)
     for backend in (TorchAttention(), *variants):
         given_by = step.run(backend, window=window).double()

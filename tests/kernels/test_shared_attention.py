@@ -72,13 +72,14 @@ def test_each_gets_what_it_gets_alone(
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("softcap", [None, 5.0])
-def test_in_8_bits_with_caps_and_sinks(
-    variants: list[AttentionWay], threads: int, softcap: float | None
+@pytest.mark.parametrize(("softcap", "slope"), [(None, None), (5.0, None), (None, 0.02)])
+def test_in_8_bits_with_caps_sinks_and_slopes(
+    variants: list[AttentionWay], threads: int, softcap: float | None, slope: float | None
 ) -> None:
     step = Step([(1, 400)] * 5, page_size=16, heads=6, head_size=64, seed=3, dtype=torch.bfloat16)
     step, _, _ = quantized(share(step, [20] * 5), torch.int8)
-    step.heads = replace(step.heads, softcap=softcap, sinks=torch.randn(6))
+    slopes = None if slope is None else slope * torch.arange(6)
+    step.heads = replace(step.heads, softcap=softcap, sinks=torch.randn(6), slopes=slopes)
     expected = step.run(TorchAttention()).float()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -81,20 +81,23 @@ def test_it_equals_the_definition(
     splits=st.sampled_from([1, 4]),
     softcap=st.sampled_from([None, 0.5, 30.0]),
     sink=st.sampled_from([None, -1e4, 1.0, 1e4]),
+    slope=st.sampled_from([None, 0.3]),
 )
-def test_soft_caps_and_sinks_are_plain_torch_s(
+def test_soft_caps_sinks_and_slopes_are_plain_torch_s(
     lens: list[tuple[int, int]],
     group: int,
     window: int | None,
     splits: int,
     softcap: float | None,
     sink: float | None,
+    slope: float | None,
 ) -> None:
     step = Step(
         lens, page_size=3, heads=2 * group, kv_heads=2, head_size=16, seed=len(lens), device=DEVICE
     )
     sinks = None if sink is None else sink + torch.arange(2 * group, device=DEVICE) / 4
-    step.heads = replace(step.heads, softcap=softcap, sinks=sinks)
+    slopes = None if slope is None else slope / torch.arange(1, 2 * group + 1, device=DEVICE)
+    step.heads = replace(step.heads, softcap=softcap, sinks=sinks, slopes=slopes)
     out = step.run(TritonAttention(blocks=SMALL, num_splits=splits), window=window)
     expected = step.run(TorchAttention(), window=window)
     assert torch.allclose(out, expected, atol=1e-4)

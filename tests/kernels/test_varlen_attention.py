@@ -18,6 +18,7 @@ NOTHING = torch.empty(0)
     st.booleans(),
     st.none() | st.integers(1, 90),
     st.sampled_from([None, 2.0]),
+    st.sampled_from([None, 0.1]),
     st.sampled_from([(4, 4), (4, 2), (3, 1)]),
 )
 def test_each_sequence_sees_itself_alone(
@@ -25,6 +26,7 @@ def test_each_sequence_sees_itself_alone(
     causal: bool,
     window: int | None,
     softcap: float | None,
+    slope: float | None,
     heads: tuple[int, int],
 ) -> None:
     total, (num, shared) = sum(lengths), heads
@@ -32,6 +34,7 @@ def test_each_sequence_sees_itself_alone(
     # Rows of one projection: heads of a token lie side by side, tokens further apart.
     rows = torch.randn(total, num + 2 * shared, 8, generator=generator)
     q, k, v = rows.tensor_split([num, num + shared], dim=1)
+    slopes = None if slope is None else slope / torch.arange(1, num + 1)
     layout = KVLayout(
         num_heads=num,
         num_kv_heads=shared,
@@ -41,6 +44,7 @@ def test_each_sequence_sees_itself_alone(
         dtype=torch.float32,
         window=window,
         softcap=softcap,
+        slopes=slopes,
         causal=causal,
     )
     out, backend = torch.full((total, num, 8), float("nan")), VarlenAttention()
@@ -57,6 +61,8 @@ def test_each_sequence_sees_itself_alone(
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         behind = torch.arange(length)[:, None] - torch.arange(length)
+        if slopes is not None:
+            scores -= slopes[:, None, None] * behind
         reach = length if window is None else window
         seen = (behind < reach) & (behind > -reach) & ((behind >= 0) | (not causal))
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)

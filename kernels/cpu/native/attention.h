@@ -192,7 +192,7 @@ template <class T, class C>
 void attend_item(const AttentionCall<T>& call, const Item& item, const Item* following, Scratch& scratch, float* partials) {
   const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.value_size;
   const int position = item.is_shared ? item.end : call.seq_lens[item.request] - call.query_lens[item.request] + item.first;
-  const tiles::Sight sight{position, item.heads > 1 ? kMostRows : group, call.window, call.softcap * kLog2E};
+  const tiles::Sight sight{position, item.heads > 1 ? kMostRows : group, call.window, call.softcap * kLog2E, call.slopes != nullptr};
   const bool few = tiles::is_few<C>(rows, call.head_size) && tiles::is_few<C>(rows, size);
   // A block of rows for each head of several, or of one; the queries of few rows lie where other items have their keys.
   tiles::FewRows blocks[kMostRows / tiles::kRows];
@@ -205,6 +205,8 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
     const int first = p * tiles::kRows, head = item.heads > 1 ? p : 0;
     const int count = item.heads > 1 ? call.heads_of(item.kv_head + p) : few ? std::min(tiles::kRows, rows - first) : rows;
     blocks[p] = {first, count, head * call.head_size, queries};
+    for (int r = 0; call.slopes && r < count; ++r)
+      scratch.slope(first + r) = kLog2E * call.slopes[call.first_head(item.kv_head + head) + (item.heads > 1 ? r : (first + r) % group)];
     if (item.heads > 1) load_queries<C>(call, head_of(p), count, queries, scratch);
     queries += count * call.head_size;
   }

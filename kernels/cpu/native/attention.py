@@ -19,7 +19,7 @@ from .build import load_kernels
 _FUNCTIONS = {torch.bfloat16: "piecework_attention_bf16", torch.float32: "piecework_attention_f32"}
 _POINTERS = (
     *("q", "k", "v", "out", "k_cache", "v_cache", "slots", "table", "query_lens", "seq_lens"),
-    "sinks",
+    *("sinks", "slopes"),
 )
 _STRIDES = ("q_stride", "k_stride", "v_stride", "out_stride", "table_stride")
 _NUMBERS = (
@@ -131,6 +131,7 @@ class NativeAttention(TorchAttention):
         call.k_scale, call.v_scale = layout.k_scale, layout.v_scale
         call.softcap = layout.softcap or 0.0
         call.sinks = None if layout.sinks is None else layout.sinks.data_ptr()
+        call.slopes = None if layout.slopes is None else layout.slopes.data_ptr()
         function(ctypes.byref(call), torch.get_num_threads())
 
     def _torch_plan(self, plan: Any) -> TorchPlan | TorchDecodePlan:

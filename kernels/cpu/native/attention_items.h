@@ -30,7 +30,7 @@ struct AttentionCall {
   const int64_t* slots;  // [tokens]: page * S + offset
   const int64_t* table;  // [B, table_stride]
   const int32_t *query_lens, *seq_lens;  // [B]
-  const float* sinks;                    // [H]: scores without values; null: none
+  const float *sinks, *slopes;           // [H]: scores without values; by what scores fall from key to key before the query; null: none
   int64_t q_stride, k_stride, v_stride, out_stride, table_stride;
   int32_t requests, tokens, heads, kv_heads, head_size, value_size, page_size, window;  // D, E; window 0: all
   int32_t group, skipped;  // query heads of a key/value head; of the first's so many are missing
@@ -89,7 +89,8 @@ Run find_run(const AttentionCall<T>& call, int first) {
   const int least = (kLeastShared + call.page_size - 1) / call.page_size;
   const int most = std::max(1, kMostRows / call.most_heads());
   const int64_t* pages = call.table + first * call.table_stride;
-  int shared = call.window > 0 || is_batch_invariant() ? 0 : whole(first), last = first + 1;
+  // Of items that requests share, nothing tells where each row's query stands.
+  int shared = call.window > 0 || call.slopes || is_batch_invariant() ? 0 : whole(first), last = first + 1;
   for (; shared >= least && last < call.requests && last - first < most; ++last) {
     const int64_t* others = call.table + last * call.table_stride;
     const int same = static_cast<int>(std::mismatch(pages, pages + std::min(shared, whole(last)), others).first - pages);

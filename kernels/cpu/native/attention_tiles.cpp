@@ -129,6 +129,14 @@ void cap_scores(float cap, int rows, int begin, int end, float* scores) {
   }
 }
 
+// The scores [begin, end) of a row fall by `slope` for each key between theirs and that of `position` in the tile.
+void lower(float slope, int position, int begin, int end, float* scores) {
+  for (int j = begin; j < end; j += kLanes) {
+    const floats distance = __builtin_convertvector(lane_numbers() + (j - position), floats);
+    store(scores + j, load<floats>(scores + j) + distance * slope);
+  }
+}
+
 }  // namespace
 
 void Scratch::attend(const Sight& sight, const Tile& tile, int row, int rows) {
@@ -167,6 +175,8 @@ void Scratch::attend_pairs(const Sight& sight, const Tile& tile, int row, int ro
 
 void Scratch::weigh(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* kept) {
   if (sight.softcap > 0.0f) cap_scores(sight.softcap, rows, begin, end, scores);
+  for (int r = 0; sight.slopes && r < rows; ++r)
+    lower(slope(row + r), sight.position + (row + r) / sight.group - tile.start, begin, end, scores + r * kTile);
   if (visible(sight, tile, row).high < end || visible(sight, tile, row + rows - 1).low > begin) hide(sight, tile, row, rows, begin, end, scores);
   float *peak = peaks(row), *total = totals(row);
   const floats before = load<floats>(peak);
@@ -194,7 +204,7 @@ Scratch::Scratch(int head_size, int value_size, int rows) : head_size(head_size)
   const size_t blocks = (rows + kRows - 1) / kRows, size = head_size, width = padded;
   const std::pair<float**, size_t> parts[] = {{&q_, blocks * kLanes * size}, {&keys, size * kTile}, {&values, kTile * width},
                                               {&sums, blocks * kRows * width}, {&scores, kRows * kTile}, {&peak_, blocks * kLanes},
-                                              {&total_, blocks * kRows * kLanes}};
+                                              {&total_, blocks * kRows * kLanes}, {&slope_, blocks * kRows}};
   size_t needed = kLine;
   for (const auto& part : parts) needed += part.second + kLine;
   if (memory.size() < needed) memory.resize(needed);

@@ -192,10 +192,11 @@ inline void widen_row(const T* __restrict from, float* __restrict to, int size, 
 }
 
 // Which keys the rows of an item see: `group` rows to a token, the first at `position`; window 0: all keys up to its own. Scores are
-// held softly below `softcap`, which counts in powers of two; 0: they are not.
+// held softly below `softcap`, which counts in powers of two; 0: they are not. `slopes`: whether they fall with the distance of keys.
 struct Sight {
   int position, group, window;
   float softcap;
+  bool slopes;
 };
 
 // The keys [start, start + count) of a request.
@@ -226,6 +227,9 @@ struct Scratch {
   float peak(int row) const { return peaks(row)[row % kRows]; }
   float total(int row) const { return sum_of(load<floats>(totals(row))); }
 
+  // Of any row: by what its scores fall from key to key, in powers of two. What `Sight` says of slopes reads them.
+  float& slope(int row) const { return slope_[row]; }
+
   // Forget all rows that were attended to.
   void start(int rows);
 
@@ -249,7 +253,7 @@ struct Scratch {
 
  private:
   static constexpr size_t kLine = 16;  // numbers in a cache line
-  float *q_, *peak_, *total_;
+  float *q_, *peak_, *total_, *slope_;
 };
 
 }  // namespace piecework::tiles

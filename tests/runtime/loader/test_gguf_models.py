@@ -175,6 +175,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
         FALCON,
     ),
+    "bloom": ("bloom", TIED, FALCON | {"attention.head_count_kv": 4}),
+    "mpt": (
+        "mpt",
+        {**TIED, "max_seq_len": 4096, "attn_config": {"clip_qkv": 1.5, "alibi_bias_max": 16}},
+        FALCON | {"attention.clamp_kqv": 1.5, "attention.max_alibi_bias": 16.0},
+    ),
     "glm4": ("glm4", {"head_dim": 32}, {"rope.dimension_count": 16}),
     "cohere": (
         "command-r",
@@ -362,6 +368,8 @@ def write(
         if architecture in _PERMUTED and heads is not None:
             pairs = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2)
             array = pairs.reshape(array.shape)
+        if architecture == "bloom":
+            name = name.removeprefix("transformer.")
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         ours = ours or (name if name.startswith("blk.") else None)
         assert ours is not None, name

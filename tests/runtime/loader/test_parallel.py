@@ -71,6 +71,12 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "a norm over all heads, keys shared": ("olmo2", 4, {}),
     "norms of each head": ("cohere", 2, {"use_qk_norm": True, "tie_word_embeddings": True}),
     "heads stored by groups": (OTHERS["falcon-40b"][0], 2, OTHERS["falcon-40b"][1]),
+    "slopes of heads": (OTHERS["bloom"][0], 2, OTHERS["bloom"][1]),
+    "slopes of heads that do not go round": (
+        "mpt",
+        2,
+        {"hidden_size": 80, "num_attention_heads": 5},
+    ),
     "a vocabulary that does not go round": ("llama", 2, {"vocab_size": 500, "eos_token_id": None}),
     "short convolutions": ("lfm2", 2, SHORT_CONV),
     "lightning attention": (OTHERS["minimax"][0], 2, OTHERS["minimax"][1]),

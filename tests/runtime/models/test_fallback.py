@@ -70,9 +70,15 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     ("kind", "settings", "why"),
     [
         (
-            "bloom",
-            {"vocab_size": 64, "hidden_size": 16, "n_layer": 1, "n_head": 2},
-            "BloomModel takes no positions",
+            "mpt",
+            {
+                "vocab_size": 64,
+                "hidden_size": 16,
+                "n_layers": 1,
+                "n_heads": 2,
+                "attn_config": {"alibi": False},
+            },
+            "alibi False is not supported; choose another model",
         ),
         (
             "recurrent_gemma",

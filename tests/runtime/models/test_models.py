@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
@@ -75,8 +77,10 @@ class Case:
         shortest = 64 if rope.get("rope_type") == "longrope" else 0
         self.prompts = [prompt for prompt in PROMPTS if len(prompt) > shortest]
         kind = AutoModelForImageTextToText if "text_config" in content else AutoModelForCausalLM
+        # transformers' eager code adds Falcon's ALiBi twice.
+        attention = "sdpa" if content["model_type"] == "falcon" else "eager"
         self.reference = kind.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
+            path, dtype=torch.float32, attn_implementation=attention
         ).eval()
 
     @torch.inference_mode()
@@ -210,3 +214,19 @@ def test_longrope_takes_its_short_factors_where_no_text_is_longer(tmp_path: Path
         prompts, run(case.core(context_length=64), prompts, ALL), strict=True
     ):
         assert_same(case, prompt, tokens, said)
+
+
+def test_mpt_may_have_biases_and_its_first_name(tmp_path: Path) -> None:
+    """transformers' code of it has none, whatever config.json says."""
+    path = make_tiny_model(tmp_path, "mpt")
+    case, tensors = Case(path), load_file(path / "model.safetensors")
+    for name, module in case.reference.named_modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm) and name != "lm_head":
+            module.bias = nn.Parameter(0.3 * torch.randn(len(module.weight)))
+            tensors[f"{name}.bias"] = module.bias.detach()
+    save_file(tensors, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    told = {"no_bias": False, "architectures": ["MPTForCausalLM"]}
+    (path / "config.json").write_text(json.dumps(config | told))
+    ((tokens, said),) = run(case.core(), PROMPTS[1:2], ALL)
+    assert_same(case, PROMPTS[1], tokens, said)

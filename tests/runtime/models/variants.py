@@ -140,7 +140,19 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "ffn_hidden_size": 160,
         },
     ),
-    "falcon-rw": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon-rw": (
+        "falcon",
+        {"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
+    ),
+    "bloom": ("bloom", {"hidden_size": 96, "num_attention_heads": 6}),
+    "mpt": (
+        "mpt",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.3},
+        },
+    ),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "glm4": ("glm4", {"head_dim": 32}),
     "cohere": ("cohere", {"use_qk_norm": True, "logit_scale": 0.3}),
