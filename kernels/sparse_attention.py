@@ -1,11 +1,12 @@
 """Sparse attention over latent vectors (DSA, DeepSeek V3.2, arXiv:2512.02556): an index scores the
 tokens before a query, and the query sees those with the highest scores.
 
-A request that is no longer than what its queries may see is an ordinary one, and the backend
-computes it. The others are computed here in plain torch, whatever the backend is.
+A request is long if it has more tokens than a query may see. Plain torch computes long requests
+here, for every backend. The backend computes the other requests of the step.
 
-T tokens, H heads, I heads of the index, D numbers of one of them, n new tokens of a request, s of
-all its tokens, K of which a query sees; P pages of S tokens.
+Shapes: T tokens of the step, H heads, I heads of the index, D numbers of an index's head, n new
+tokens of a request, s tokens of a request, K tokens that a query sees, P pages of S tokens. R and P
+numbers of a vector: see `latent_attention`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ from .latent_attention import (
     store,
 )
 
-_NUMBERS = 2**24
-"""Scores, or numbers of vectors, that lie in memory at once; more queries wait for their turn."""
+_NUMBERS = 2**24  # scores, or numbers of vectors, in memory at once
 
 
 class Index(NamedTuple):
-    """What a layer scores tokens by: q [T, I, D], k [T, D], `weights` of heads [T, I] float32, and
-    the keys of all tokens, `cache` [P, S, D].
+    """The tensors that a layer scores tokens with.
+
+    Attributes:
+        q: Queries of the step's tokens, [T, I, D].
+        k: Keys of the step's tokens, [T, D].
+        weights: A factor for each head's score, [T, I] float32.
+        cache: Keys of all tokens, [P, S, D].
     """
 
     q: torch.Tensor
@@ -47,7 +52,12 @@ class Index(NamedTuple):
 
 
 class LongRequest(NamedTuple):
-    """A request with more tokens than a query may see. Its rows of the step are [start, stop)."""
+    """A long request. Its new tokens are the rows [start, stop) of the step.
+
+    Attributes:
+        pages: Its page numbers, in order.
+        slots: Page * S + offset of each new token.
+    """
 
     start: int
     stop: int
@@ -56,8 +66,8 @@ class LongRequest(NamedTuple):
     slots: torch.Tensor
 
     def turns(self, numbers: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Rows of the step, as many at once as fit in memory, and their positions [rows, 1].
-        `numbers`: that a row takes.
+        """Yield slices of its rows, and the positions [rows, 1] of their tokens. A slice is as long
+        as memory allows if each row takes `numbers` numbers.
         """
         each, first = max(1, _NUMBERS // numbers), self.seq_len - (self.stop - self.start)
         for begin in range(self.start, self.stop, each):
@@ -67,9 +77,13 @@ class LongRequest(NamedTuple):
 
 
 class SparsePlan(NamedTuple):
-    """What the layers of a step share. `rows`: of the requests that are ordinary ones, `plan`: what
-    the backend has planned of them, `latent`: which of them it expands, once that is known. None:
-    there are none.
+    """A step that has long requests.
+
+    Attributes:
+        long: The long requests.
+        rows: The rows of all other requests; None if there are no others.
+        metadata: The step with the other requests alone.
+        plan: The backend's plan for `metadata`.
     """
 
     long: list[LongRequest]
@@ -81,7 +95,7 @@ class SparsePlan(NamedTuple):
 def plan_sparse(
     backend: AttentionBackend, metadata: AttentionMetadata, page_size: int, most: int
 ) -> SparsePlan | None:
-    """`most`: K. None: all requests are ordinary ones."""
+    """Return the plan of a step, or None if no request has more than `most` tokens."""
     lengths, starts = metadata.seq_lens, [0, *accumulate(metadata.query_lens)]
     is_long = [length > most for length in lengths]
     if not any(is_long):
@@ -110,8 +124,9 @@ def store_index(index: Index, slots: torch.Tensor) -> None:
 
 
 def choose(index: Index, requests: Sequence[LongRequest], layout: KVLayout) -> list[torch.Tensor]:
-    """The positions [n, K] that each new token of these requests sees. Where fewer than K tokens
-    come before it, some lie behind it.
+    """Return the positions [n, K] that the new tokens of each request see.
+
+    If fewer than K tokens come before a token, some of its positions lie after the token.
     """
     assert layout.selected is not None
     chosen = []
@@ -136,8 +151,9 @@ def run_sparse(
     latent: LatentPlan | None,
     chosen: Sequence[torch.Tensor],
 ) -> None:
-    """Store k, and write attention to the chosen positions into out. `latent`: as `run_latent`, of
-    the requests that are ordinary ones.
+    """Store the vectors of the step, and write attention to the chosen positions into `layer.out`.
+
+    `latent` says which requests of `plan.metadata` the backend computes expanded.
     """
     if plan.rows is not None:
         rows = plan.rows
@@ -156,7 +172,7 @@ def _attend(
     new = slice(request.start, request.stop)
     store(backend, layer, new, request.slots)
     if keeper(backend, layer) is not None:
-        # Another order of vectors is read page by page.
+        # Only the backend knows where a vector lies, and it reads whole pages.
         cache, places = load(backend, layer, request.pages).flatten(0, 1)[:, None], chosen
         kept = replace(layout, cache_dtype=None)
     else:

@@ -16,9 +16,17 @@ from source_facts import ROOT, product_files
 # Rooms and files that are written in plain English. A new one belongs here.
 PLAIN = (
     "docs/architecture.md",
+    "kernels/sparse_attention.py",
     "runtime/cache/holder.py",
     "runtime/core/",
     "runtime/engine/core.py",
+    "runtime/layers/altup.py",
+    "runtime/layers/sparse_attention.py",
+    "runtime/models/deepseek_v32.py",
+    "runtime/models/gemma3n.py",
+    "runtime/models/gemma3n_conditional.py",
+    "runtime/models/glm_moe_dsa.py",
+    "runtime/models/longcat_flash.py",
     "server/core/__init__.py",
     "server/parsing/catalog.py",
     "server/parsing/choice.py",

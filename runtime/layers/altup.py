@@ -1,7 +1,9 @@
-"""Several streams of hidden states of which each layer computes one (AltUp, arXiv:2301.13310), and
-the residual of low rank beside it (LAuReL, arXiv:2411.07501), as Gemma 3n has them.
+"""AltUp (arXiv:2301.13310) and LAuReL (arXiv:2411.07501), two parts of Gemma 3n's layers.
 
-T tokens, n streams.
+AltUp keeps several streams of hidden states. A layer computes one of them and corrects the others.
+LAuReL adds a product of low rank to the hidden states.
+
+Shapes: T tokens, n streams.
 """
 
 from __future__ import annotations
@@ -14,19 +16,22 @@ from .norm import RMSNorm
 
 
 def rounded(value: float) -> float:
-    """`value` in the dtype of the weights, which torch's default is while models are made."""
+    """Return `value` rounded to the dtype of the weights.
+
+    While a model is made, this dtype is torch's default.
+    """
     return torch.tensor(value, device="cpu").item()
 
 
 class _Coefficients(Linear):
-    """Weights of a few rows or columns, which are kept as numbers."""
+    """A layer with a few rows or columns, whose weights are never packed or quantised."""
 
     is_read_as_numbers = True
 
 
 class AltUp(nn.Module):
-    """Predicts streams before a layer, and corrects them by what the layer made of the stream
-    `active`. `size`: hidden numbers.
+    """Predict all streams before a layer, and correct them after the layer has computed the stream
+    with the number `active`.
     """
 
     def __init__(self, size: int, streams: int, active: int, eps: float) -> None:
@@ -40,27 +45,27 @@ class AltUp(nn.Module):
         self.router_scale = rounded(1.0 / size)
 
     def modalities(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, n]."""
+        """Return the weight [T, n] of each stream for x [T, hidden]."""
         routed = self.modality_router(self.router_norm(x) * self.router_scale)
         modalities: torch.Tensor = torch.tanh(routed.float()).to(x.dtype)
         return modalities
 
     def predict(self, streams: torch.Tensor) -> torch.Tensor:
-        """Streams [T, n, hidden] to the same."""
+        """Return predictions [T, n, hidden] of streams [T, n, hidden]."""
         mixed = self.prediction_coefs(self.modalities(streams[:, self.active]))
         mixed = mixed.view(-1, self.streams, self.streams)
         predicted: torch.Tensor = torch.bmm(mixed, streams) + streams
         return predicted
 
     def correct(self, predicted: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """`made` [T, hidden]: what the layer made of the predicted stream."""
+        """Return corrected streams [T, n, hidden]. `made` [T, hidden] is the layer's result."""
         each = self.correction_coefs(self.modalities(made)) + 1.0
         corrected: torch.Tensor = (made - predicted[:, self.active])[:, None] * each[..., None]
         return corrected + predicted
 
 
 class Laurel(nn.Module):
-    """x plus a product of low rank (LAuReL)."""
+    """Add a product of low rank to x (LAuReL)."""
 
     def __init__(self, size: int, rank: int, eps: float) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Latent attention of queries that see a choice of the tokens before them (DSA, DeepSeek V3.2,
-arXiv:2512.02556).
+"""Latent attention in which a query sees only the tokens that an index scores highest (DSA,
+DeepSeek V3.2, arXiv:2512.02556).
 
-T tokens, I heads of the index, D numbers of one of them.
+Shapes: T tokens, I heads of the index, D numbers of an index's head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NORM_EPS = 1e-6
 
 
 class IndexSizes(NamedTuple):
-    """I, D, and how many tokens a query sees."""
+    """I, D, and the number of tokens that a query sees."""
 
     heads: int
     width: int
@@ -31,14 +31,17 @@ class IndexSizes(NamedTuple):
 
 
 class HeadWeights(Linear):
-    """What the scores of the index's heads are multiplied by."""
+    """The layer that makes a factor for the score of each head."""
 
     stays_in_16_bits = True
 
 
 class Indexer(nn.Module):
-    """Scores tokens: `low` [T, query rank] and x [T, hidden] to queries [T, I, D], keys [T, D] and
-    weights of heads [T, I] float32. `interleaved`: pairs that are turned lie side by side.
+    """Make the tensors that tokens are scored with: queries [T, I, D], keys [T, D] and factors of
+    heads [T, I] float32.
+
+    `forward` takes x [T, hidden] and `low` [T, query rank], from which the layer also makes its
+    queries. If `interleaved`, the pairs that are turned lie side by side.
     """
 
     def __init__(
@@ -63,8 +66,8 @@ class Indexer(nn.Module):
 
 
 class SparseLatentAttention(LatentAttention):
-    """`indexer` None: the layer sees what the last layer with one has chosen. `selected`: how many
-    tokens that are.
+    """Latent attention to `selected` tokens. A layer without an indexer sees the tokens that the
+    last layer with an indexer has chosen.
     """
 
     indexer: Indexer | None

@@ -23,7 +23,7 @@ GGUF_ARCHITECTURE = "deepseek32"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseConfig(Glm4MoeLiteConfig):
-    """What models with an index say of it. `index_topk`: how many tokens a query sees."""
+    """The members that describe an index. A query sees `index_topk` tokens."""
 
     index_topk: int = 2048
     index_head_dim: int = 128

@@ -1,8 +1,8 @@
-"""Gemma 3n: several streams of hidden states of which each layer computes one (AltUp,
-arXiv:2301.13310), embeddings for each layer, sparse gates in the first layers, and last layers that
-read the keys and values of earlier ones.
+"""Gemma 3n: Gemma 3 with several streams of hidden states (AltUp, arXiv:2301.13310), embeddings for
+each layer, sparse gates in the first layers, and last layers that read the keys and values of
+earlier ones.
 
-T tokens, n streams.
+Shapes: T tokens, n streams, P numbers of a layer's own input.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ MODEL_TYPE = "gemma3n_text"
 GGUF_ARCHITECTURE = "gemma3n"
 
 _MOST_STREAMS = 64
-_SPARSE_LAYERS, _SPARSITY = 10, 0.95
-"""Of a config.json that does not say which layers are sparse."""
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # if config.json does not say which layers are sparse
 _LEAST_SQUARE = 1e-5
 _GGUF_LAYER = {
     **GGUF_SANDWICH,
@@ -60,7 +59,9 @@ _GGUF_LAYER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3nConfig(ModelConfig):
-    """`activation_sparsity_pattern`: the share of gates that is set to 0, of each layer."""
+    """The members of Gemma 3n. `activation_sparsity_pattern` says for each layer which share of its
+    gates is set to 0.
+    """
 
     attention_bias: bool = False
     final_logit_softcapping: float | None = 30.0
@@ -98,7 +99,9 @@ class Gemma3nConfig(ModelConfig):
             )
 
     def shares(self, layer: int) -> int | None:
-        """The layer whose keys and values this one reads: the last of its kind that has some."""
+        """Return the layer whose keys and values `layer` reads: the last one of its kind that has
+        some. None: the layer has its own.
+        """
         own = self.num_layers - self.num_kv_shared_layers
         is_full = self.windows[layer] is None
         kept = [each for each in range(own) if (self.windows[each] is None) == is_full]
@@ -106,7 +109,7 @@ class Gemma3nConfig(ModelConfig):
 
 
 def _of_layers(name: str, value: Any, layers: int) -> list[Any]:
-    """A number for each layer. Raises `ValueError`."""
+    """Return the numbers of all layers; `value` is one number or a list. Raises `ValueError`."""
     values = value if isinstance(value, list) else [value] * layers
     if len(values) != layers or not all(is_number(each) for each in values):
         raise ValueError(f"{name} must have a number for each layer; fetch the model again")
@@ -118,8 +121,8 @@ def _magnitude(x: torch.Tensor) -> torch.Tensor:
 
 
 class Gemma3nAttention(SelfAttention):
-    """Gemma 3's with normalised values. `shares`: the layer whose keys and values it reads; None:
-    it has its own.
+    """Gemma 3's attention with normalised values. A layer that `shares` keys and values reads those
+    of the layer with this number, and has only queries of its own.
     """
 
     def __init__(self, config: Gemma3nConfig, layer: int) -> None:
@@ -149,7 +152,9 @@ class Gemma3nAttention(SelfAttention):
         rotations: Rotations,
         kept: dict[int, tuple[torch.Tensor, torch.Tensor]],
     ) -> torch.Tensor:
-        """`kept`: the step's keys and values of the layers so far, to which it adds its own."""
+        """Return attention of x [T, hidden]. `kept` holds the step's keys and values of earlier
+        layers; a layer with keys and values of its own adds them.
+        """
         assert self.q_norm is not None
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
         if self.shares is not None:
@@ -193,8 +198,10 @@ class Gemma3nLayer(nn.Module):
         rotations: Rotations,
         kept: dict[int, tuple[torch.Tensor, torch.Tensor]],
     ) -> torch.Tensor:
-        """Streams [T, n, hidden] to the same; `own_input` [T, P]: of the embeddings of this layer;
-        `kept`: as `Gemma3nAttention.attend`.
+        """Return streams [T, n, hidden] for streams [T, n, hidden].
+
+        `own_input` [T, P] comes from the embeddings of this layer. `kept`: see
+        `Gemma3nAttention.attend`.
         """
         altup = self.altup
         predicted = altup.predict(streams)
@@ -250,7 +257,7 @@ class Gemma3nDecoder(Decoder):
         return hidden
 
     def _inputs_of_layers(self, input_ids: torch.Tensor, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """[T, P] of each layer. Ids that their table lacks count as 0."""
+        """Return the own input [T, P] of each layer. An id that the table lacks counts as 0."""
         ids = torch.where(input_ids < self.rows, input_ids, 0)
         own = self.embed_tokens_per_layer(ids) * self.per_layer_scale
         projected = (self.per_layer_model_projection(x) * self.projection_scale).unflatten(
@@ -264,7 +271,7 @@ class Gemma3nDecoder(Decoder):
         return each
 
     def _alike(self, like: torch.Tensor, each: Sequence[torch.Tensor], way: str) -> Any:
-        """Products of streams [T, hidden] that are as large as `like`."""
+        """Yield a product of each stream [T, hidden], scaled to the magnitude of `like`."""
         wanted = _magnitude(like) ** 0.5
         linears = self.altup_projections if way == "in" else self.altup_unembed_projections
         for linear, stream in zip(linears, each, strict=True):
@@ -342,8 +349,8 @@ class Gemma3nForCausalLM(Gemma3ForCausalLM):
 
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
-        """Files have the numbers of standard deviations in place of the shares, and as many rows in
-        both tables of embeddings.
+        """Files say the threshold of gates in standard deviations, not as a share. Both tables of
+        embeddings have the same number of rows.
         """
         members: dict[str, Any] = {
             "intermediate_size": get("feed_forward_length", kind=list),
@@ -355,7 +362,7 @@ class Gemma3nForCausalLM(Gemma3ForCausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        """Without the keys and values of layers that read those of others."""
+        """Leave out the keys and values of layers that read those of earlier layers."""
 
         def is_unused(name: str) -> bool:
             found = re.match(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.", name)

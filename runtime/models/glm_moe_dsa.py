@@ -1,5 +1,5 @@
-"""GLM 5: DeepSeek V3.2 of other sizes, where some layers may see what the layer before has chosen
-(arXiv:2603.12201).
+"""GLM 5: DeepSeek V3.2 in other sizes, in which a layer may see the tokens that an earlier layer
+has chosen (arXiv:2603.12201).
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ ARCHITECTURE = "GlmMoeDsaForCausalLM"
 MODEL_TYPE = "glm_moe_dsa"
 GGUF_ARCHITECTURE = "glm-dsa"
 
-_KINDS = {"F": "full", "S": "shared"}
+_KINDS = {"F": "full", "S": "shared"}  # letters of index_topk_pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlmMoeDsaConfig(SparseConfig):
-    """`indexer_types`: of each layer, "full" where it has an index, "shared" where it takes the
-    choice of the layer before; `index_topk_pattern`: the same as letters. Without both, every
-    `index_topk_freq`th layer has one, from `index_skip_topk_offset` on, and all before.
+    """The members that say which layers have an index.
+
+    Attributes:
+        indexer_types: "full" for a layer with an index, "shared" for a layer that takes the choice
+            of the last one with an index.
+        index_topk_pattern: The same as letters, F and S.
+        index_topk_freq: Without these lists, every layer with a number below
+            `index_skip_topk_offset` has an index, and then every `index_topk_freq`th layer.
     """
 
     q_lora_rank: int | None = 2048
@@ -69,7 +74,7 @@ class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         members = DeepseekV32ForCausalLM.gguf_members(get, tensors)
-        # Older files do not say it, and all have an index's tensors where there is one.
+        # Older files have no metadata of it, but every layer with an index has its tensors.
         members["indexer_types"] = [
             "full" if f"blk.{layer}.indexer.attn_k.weight" in tensors else "shared"
             for layer in range(members["num_hidden_layers"])

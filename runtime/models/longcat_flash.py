@@ -1,6 +1,6 @@
-"""LongCat-Flash (arXiv:2509.01322): each layer is two of latent attention and feed-forward, beside
-which a mixture of experts goes from the first to the end of the second; some experts give back what
-they get.
+"""LongCat-Flash (arXiv:2509.01322): a layer has latent attention and a feed-forward twice, and a
+mixture of experts that reads the first half and is added after the second; some experts return
+their input.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARCHITECTURE = "LongcatFlashForCausalLM"
 MODEL_TYPE = "longcat_flash"
 
 _NAMES = {
-    # Layers that predict more than the next token.
+    # Layers that predict tokens after the next one are left out.
     r"^model\.mtp\..*": "",
     r"\.mlp\.router\.classifier\.": ".mlp.gate.",
     r"\.mlp\.router\.": ".mlp.gate.",
@@ -38,7 +38,9 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongcatFlashConfig(LatentConfig):
-    """`zero_expert_num`: experts that give back what they get, behind those with weights."""
+    """`zero_expert_num` experts return their input. Their numbers follow those of experts with
+    weights.
+    """
 
     n_routed_experts: int = 512
     num_experts_per_tok: int = 12
@@ -63,8 +65,10 @@ class LongcatFlashConfig(LatentConfig):
 
 
 class ZeroExpertMoE(nn.Module):
-    """A mixture of experts, of which those behind the ones with weights give back their input.
-    That is added on each rank, behind the sum over ranks of what the others give.
+    """A mixture of experts with weights and of experts that return their input.
+
+    If ranks share the experts with weights, the ranks' results are summed first. Each rank then
+    adds the returned inputs itself.
     """
 
     def __init__(self, config: LongcatFlashConfig) -> None:
@@ -133,7 +137,7 @@ class LongcatFlashForCausalLM(DeepseekV2ForCausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        """Without weights of experts that have none: transformers writes some."""
+        """Leave out weights of experts that return their input, which transformers writes."""
 
         def has_weights(name: str) -> bool:
             found = re.search(r"\.experts\.(\d+)\.", name)
