@@ -91,7 +91,7 @@ def make_tiny_model(
             torch.nn.init.normal_(parameter, mean=mean, std=0.3)
     for name, buffer in model.named_buffers():
         # What is added to experts' scores, which starts at 0 too.
-        if name.endswith("bias"):
+        if name.endswith("bias") and buffer.is_floating_point():
             torch.nn.init.normal_(buffer, std=0.3)
     model.save_pretrained(path)
     _write_tokenizer(path)

@@ -43,6 +43,7 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_new": "gelu_pytorch_tanh",
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }
 """Of gated feed-forward layers, by transformers' names: those of `layers.activation`."""
@@ -265,6 +266,9 @@ def _configured(
     own = _own_defaults(kind)
     given = model.config_names.items()
     content = {**content, **{here: content[name] for name, here in given if name in content}}
+    if content.get("intermediate_size") is None and "intermediate_size" in model.config_defaults:
+        # A default of 0: the model's `config_fields` gives the size.
+        content["intermediate_size"] = model.config_defaults["intermediate_size"]
     config = SimpleNamespace(**{**own, **model.config_defaults, **content})
     for name, wanted, said in (
         *((name, int, "a whole number") for name in _WHOLE),

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "a norm over all heads, keys shared": ("olmo2", 4, {}),
     "norms of each head": ("cohere", 2, {"use_qk_norm": True, "tie_word_embeddings": True}),
     "heads stored by groups": (OTHERS["falcon-40b"][0], 2, OTHERS["falcon-40b"][1]),
+    "learned positions": (OTHERS["gpt-neo"][0], 2, OTHERS["gpt-neo"][1]),
     "slopes of heads": (OTHERS["bloom"][0], 2, OTHERS["bloom"][1]),
     "slopes of heads that do not go round": (
         "mpt",

@@ -27,7 +27,7 @@ FOREIGN = (
 )  # fmt: skip
 # Each stands for a way in which transformers' code cannot be made or followed.
 SOME = (
-    "gpt_neo", "dbrx", "blt", "jetmoe",
+    "dbrx", "blt", "jetmoe",
     "vipllava", "nemotron", "reformer", "git", "bart", "roformer",
 )  # fmt: skip
 ALL: dict[str, Any] = {**DECODERS, **OF_IMAGES}

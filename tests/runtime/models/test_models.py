@@ -230,3 +230,23 @@ def test_mpt_may_have_biases_and_its_first_name(tmp_path: Path) -> None:
     (path / "config.json").write_text(json.dumps(config | told))
     ((tokens, said),) = run(case.core(), PROMPTS[1:2], ALL)
     assert_same(case, PROMPTS[1], tokens, said)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_internlm3_is_a_llama_with_other_biases(tmp_path: Path, bias: bool) -> None:
+    """transformers has no code of it."""
+    path = make_tiny_model(tmp_path, "llama", attention_bias=True, mlp_bias=bias)
+    tensors = load_file(path / "model.safetensors")
+    for name in list(tensors):
+        if name.endswith("o_proj.bias") and not bias:
+            tensors[name].zero_()
+    save_file(tensors, path / "model.safetensors")
+    case = Case(path)
+    if not bias:
+        kept = {name: each for name, each in tensors.items() if not name.endswith("o_proj.bias")}
+        save_file(kept, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    names = {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3"}
+    (path / "config.json").write_text(json.dumps(config | names | {"qkv_bias": True, "bias": bias}))
+    ((tokens, said),) = run(case.core(), PROMPTS[1:2], ALL)
+    assert_same(case, PROMPTS[1], tokens, said)

@@ -49,6 +49,8 @@ def test_pieces_are_few_and_say_the_same(name: str, tmp_path: Path) -> None:
     ):
         if kinds := overrides.get(member):
             deeper[member] = (kinds * LAYERS)[:LAYERS]
+    if "attention_types" in overrides:
+        deeper["attention_types"] = [[["local"], LAYERS - 1], [["global"], 1]]
     path = make_tiny_model(tmp_path / "model", architecture, **{**overrides, **deeper})
     torch._dynamo.reset()
     register_attention("CPU")

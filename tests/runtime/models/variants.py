@@ -153,6 +153,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.3},
         },
     ),
+    "gpt-neo": (
+        "gpt_neo",
+        {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 24},
+    ),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "glm4": ("glm4", {"head_dim": 32}),
     "cohere": ("cohere", {"use_qk_norm": True, "logit_scale": 0.3}),
