@@ -26,34 +26,20 @@ class MambaSizes(NamedTuple):
     conv: int
 
 
-class MambaMixer(nn.Module):
-    """x [T, hidden] to [T, hidden]. `norm(size)` makes a norm of what steps come from, and of b and
-    c; None: they have none.
-    """
+class SelectiveMixer(nn.Module):
+    """x [T, hidden] to [T, hidden]. A subclass says how steps, b and c follow from x (`select`)."""
 
     def __init__(
-        self,
-        layer: int,
-        hidden_size: int,
-        sizes: MambaSizes,
-        *,
-        conv_bias: bool,
-        bias: bool,
-        norm: Callable[[int], nn.Module] | None = None,
+        self, layer: int, hidden_size: int, sizes: MambaSizes, *, conv_bias: bool, bias: bool
     ) -> None:
         super().__init__()
         self.layer, self.sizes = layer, sizes
         self.held_rows: Stretch | None = None
         self.in_proj = Linear(hidden_size, 2 * sizes.inner, bias=bias)
         self.conv1d = CausalConv(sizes.inner, sizes.conv, bias=conv_bias)
-        self.x_proj = Linear(sizes.inner, sizes.rank + 2 * sizes.state)
-        self.dt_proj = Linear(sizes.rank, sizes.inner)
         self.A = float_weight(sizes.inner, sizes.state)
         self.D, self.dt_bias = float_weight(sizes.inner), float_weight(sizes.inner)
         self.out_proj = Linear(sizes.inner, hidden_size, bias=bias)
-        norm = norm or (lambda size: nn.Identity())
-        self.dt_layernorm = norm(sizes.rank)
-        self.b_layernorm, self.c_layernorm = norm(sizes.state), norm(sizes.state)
 
     def hold_channels(self, channels: Stretch) -> None:
         """From now on the layer has the states of these channels."""
@@ -73,11 +59,10 @@ class MambaMixer(nn.Module):
         )
 
     def select(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [T, inner] behind the convolution to dt [T, inner], without its bias, b and c."""
-        rank, state = self.sizes.rank, self.sizes.state
-        dt, b, c = self.x_proj(x).split([rank, state, state], dim=-1)
-        dt = self.dt_proj(self.dt_layernorm(dt))
-        return dt, self.b_layernorm(b), self.c_layernorm(c)
+        """x [T, inner] behind the convolution to dt [T, inner], without its bias, b and c [T, G *
+        state], which groups of channels share.
+        """
+        raise NotImplementedError
 
     def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         x, gate = self.in_proj(x).chunk(2, dim=-1)
@@ -89,3 +74,32 @@ class MambaMixer(nn.Module):
         torch.ops.piecework.selective_scan(x, dt, b, c, *weights, out, self.layer)
         output: torch.Tensor = self.out_proj(out * F.silu(gate))
         return output
+
+
+class MambaMixer(SelectiveMixer):
+    """All channels share b and c. `norm(size)` makes a norm of what steps come from, and of b and
+    c; None: they have none.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        hidden_size: int,
+        sizes: MambaSizes,
+        *,
+        conv_bias: bool,
+        bias: bool,
+        norm: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        super().__init__(layer, hidden_size, sizes, conv_bias=conv_bias, bias=bias)
+        self.x_proj = Linear(sizes.inner, sizes.rank + 2 * sizes.state)
+        self.dt_proj = Linear(sizes.rank, sizes.inner)
+        norm = norm or (lambda size: nn.Identity())
+        self.dt_layernorm = norm(sizes.rank)
+        self.b_layernorm, self.c_layernorm = norm(sizes.state), norm(sizes.state)
+
+    def select(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rank, state = self.sizes.rank, self.sizes.state
+        dt, b, c = self.x_proj(x).split([rank, state, state], dim=-1)
+        dt = self.dt_proj(self.dt_layernorm(dt))
+        return dt, self.b_layernorm(b), self.c_layernorm(c)

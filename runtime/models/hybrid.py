@@ -240,20 +240,24 @@ def first_mamba_in_gguf(get: Callable[..., Any], tensors: Collection[str]) -> di
     }
 
 
-def mamba_mixer(
-    config: Any, layer: int, inner: int, norm: Callable[[int], nn.Module] | None = None
-) -> MambaMixer:
-    """Of `config`, a `MambaConfig`; `inner`: its channels; `norm`: as of `MambaMixer`."""
-    sizes = MambaSizes(
+def mamba_sizes(config: Any, inner: int) -> MambaSizes:
+    """Of `config`, a `MambaConfig`; `inner`: its channels."""
+    return MambaSizes(
         inner=inner,
         state=config.mamba_d_state,
         rank=config.mamba_dt_rank,
         conv=config.mamba_d_conv,
     )
+
+
+def mamba_mixer(
+    config: Any, layer: int, inner: int, norm: Callable[[int], nn.Module] | None = None
+) -> MambaMixer:
+    """Of `config`, a `MambaConfig`; `inner`: its channels; `norm`: as of `MambaMixer`."""
     return MambaMixer(
         layer,
         config.hidden_size,
-        sizes,
+        mamba_sizes(config, inner),
         conv_bias=config.mamba_conv_bias,
         bias=config.mamba_proj_bias,
         norm=norm,

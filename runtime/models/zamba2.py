@@ -13,18 +13,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ...kernels.attention import KVLayout
 from ..config.model import ModelConfig
-from ..layers.activation import GATED
-from ..layers.attention import attention
 from ..layers.decoder import Decoder
-from ..layers.linear import FusedLinear, Linear, StoredTensor
+from ..layers.linear import Linear, StoredTensor
 from ..layers.mamba2 import Mamba2Mixer
 from ..layers.norm import GatedRMSNorm, RMSNorm
 from ..layers.rotary import Rotary, Rotations, rotate
 from .causal_lm import CausalLM
 from .checkpoint import renamed, unfused
 from .hybrid import Mamba2Config, kinds_of_layers, mamba_fields
+from .zamba import BlockUse, SharedBlock, ZambaDecoder, ZambaLayer
 
 ARCHITECTURE = "Zamba2ForCausalLM"
 MODEL_TYPE = "zamba2"
@@ -73,34 +71,12 @@ class Zamba2Config(Mamba2Config):
         return self.uses[: self.num_mem_blocks] if self.tie_word_embeddings else self.uses
 
 
-class SharedBlock(nn.Module):
-    """The weights that several layers use."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        size, between = config.hidden_size, config.intermediate_size
-        query, key = (each * config.head_dim for each in (config.num_heads, config.num_kv_heads))
-        self.input_layernorm = RMSNorm(2 * size, config.norm_eps)
-        self.qkv_proj = FusedLinear(2 * size, {"q_proj": query, "k_proj": key, "v_proj": key})
-        self.o_proj = Linear(query, size)
-        self.pre_ff_layernorm = RMSNorm(size, config.norm_eps)
-        self.gate_up_proj = FusedLinear(
-            size, {"gate_proj": between, "up_proj": between}, bias=config.add_bias_linear
-        )
-        self.down_proj = Linear(between, size, bias=config.add_bias_linear)
-
-
-class BlockUse(nn.Module):
-    """A block as one layer uses it, of `config`, a `Zamba2Config`: the stream and the embedding,
-    both [T, hidden], side by side, to [T, hidden].
-    """
+class AdaptedUse(BlockUse):
+    """Of `config`, a `Zamba2Config`: what the block's products give, with what this use adds."""
 
     def __init__(self, config: Any, layer: int, block: SharedBlock) -> None:
-        super().__init__()
-        self.layer, self.block = layer, block
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim, self.turns = config.head_dim, config.use_mem_rope
-        self.activation = GATED[config.activation]
+        super().__init__(config, layer, block)
+        self.turns = config.use_mem_rope
         size, rank = config.hidden_size, config.adapter_rank
         self.gate_up_adapter = _adapter(size, rank, 2 * config.intermediate_size)
         self.adapts_attention = config.use_shared_attention_adapter
@@ -109,94 +85,36 @@ class BlockUse(nn.Module):
             self.q_adapter = _adapter(2 * size, rank, query)
             self.k_adapter, self.v_adapter = (_adapter(2 * size, rank, key) for _ in range(2))
 
-    def kv_layout(self, dtype: torch.dtype) -> KVLayout:
-        """What this use keeps of a token."""
-        return KVLayout(
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            key_size=self.head_dim,
-            value_size=self.head_dim,
-            scale=(self.head_dim / 2) ** -0.5,
-            dtype=dtype,
-        )
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        projected = super().project(x)
+        if not self.adapts_attention:
+            return projected
+        adapters = (self.q_adapter, self.k_adapter, self.v_adapter)
+        return projected + torch.cat([adapter(x) for adapter in adapters], dim=-1)
 
-    def forward(
-        self, stream: torch.Tensor, embedded: torch.Tensor, rotations: Rotations
-    ) -> torch.Tensor:
-        block = self.block
-        x = block.input_layernorm(torch.cat((stream, embedded), dim=-1))
-        projected = block.qkv_proj(x)
-        if self.adapts_attention:
-            adapters = (self.q_adapter, self.k_adapter, self.v_adapter)
-            projected = projected + torch.cat([adapter(x) for adapter in adapters], dim=-1)
-        heads = projected.unflatten(-1, (-1, self.head_dim))
-        turned, v = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
-        if self.turns:
-            turned = rotate(turned, rotations[0])
-        q, k = turned.tensor_split([self.num_heads], dim=1)
-        x = block.pre_ff_layernorm(block.o_proj(attention(q, k, v, self.layer)))
-        output: torch.Tensor = block.down_proj(
-            self.activation(block.gate_up_proj(x) + self.gate_up_adapter(x))
-        )
-        return output
+    def open(self, x: torch.Tensor) -> torch.Tensor:
+        opened: torch.Tensor = super().open(x) + self.gate_up_adapter(x)
+        return opened
+
+    def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        return rotate(heads, rotations[0]) if self.turns else heads
 
 
 def _adapter(size: int, rank: int, rows: int) -> nn.Module:
     return nn.Sequential(Linear(size, rank), Linear(rank, rows))
 
 
-class ZambaLayer(nn.Module):
-    """Of `config`, a `Zamba2Config`. `block`: that which it uses, whose result its mixer sees and
-    the stream does not.
-    """
-
-    def __init__(self, config: Any, layer: int, block: SharedBlock | None) -> None:
-        super().__init__()
-        size, sizes, bias = config.hidden_size, config.mamba, config.add_bias_linear
-        self.input_layernorm = RMSNorm(size, config.norm_eps)
-        self.mamba = Mamba2Mixer(
-            layer,
-            size,
-            sizes,
-            GatedRMSNorm(sizes.inner, _MIXER_EPS, groups=sizes.groups),
-            conv_bias=True,
-            in_bias=bias,
-            out_bias=bias,
-        )
-        self.use = None if block is None else BlockUse(config, layer, block)
-        self.linear = None if block is None else Linear(size, size)
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        rotations: Rotations,
-        embedded: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `DecoderLayer`; `embedded` [T, hidden]: the tokens' embedding."""
-        if self.use is not None and self.linear is not None:
-            stream = x if residual is None else x + residual
-            seen = self.linear(self.use(stream, embedded, rotations))
-            return self.mamba(self.input_layernorm.add(seen, stream)[0], rotations), stream
-        x, residual = (
-            (self.input_layernorm(x), x)
-            if residual is None
-            else self.input_layernorm.add(x, residual)
-        )
-        return self.mamba(x, rotations), residual
-
-
-class ZambaDecoder(Decoder):
-    """Whose layers see the tokens' embedding."""
-
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        embedded = self.embed_tokens(input_ids)
-        rotations = [rotary(positions) for rotary in self.rotaries]
-        x, residual = embedded, None
-        for layer in self.layers:
-            x, residual = layer(x, residual, rotations, embedded)
-        hidden: torch.Tensor = self.norm.add(x, residual)[0]  # type: ignore[operator]
-        return hidden
+def _mixer(config: Any, layer: int) -> Mamba2Mixer:
+    sizes, bias = config.mamba, config.add_bias_linear
+    return Mamba2Mixer(
+        layer,
+        config.hidden_size,
+        sizes,
+        GatedRMSNorm(sizes.inner, _MIXER_EPS, groups=sizes.groups),
+        conv_bias=True,
+        in_bias=bias,
+        out_bias=bias,
+    )
 
 
 class Zamba2ForCausalLM(CausalLM):
@@ -264,10 +182,16 @@ class Zamba2ForCausalLM(CausalLM):
 
     def make_decoder(self) -> Decoder:
         config, uses = self.config, count()
-        blocks = [SharedBlock(config) for _ in config.homes]
+        blocks = [SharedBlock(config, bias=config.add_bias_linear) for _ in config.homes]
         layers = [
-            ZambaLayer(config, layer, blocks[next(uses) % len(blocks)] if is_use else None)
-            for layer, is_use in enumerate(each == "hybrid" for each in config.layer_types)
+            ZambaLayer(
+                config,
+                _mixer(config, layer),
+                AdaptedUse(config, layer, blocks[next(uses) % len(blocks)])
+                if kind == "hybrid"
+                else None,
+            )
+            for layer, kind in enumerate(config.layer_types)
         ]
         rotaries = [Rotary(config)] if config.use_mem_rope else []
         norm = RMSNorm(config.hidden_size, config.norm_eps)

@@ -382,6 +382,17 @@ def test_layers_of_jamba_follow_from_periods(tmp_path: Path) -> None:
         ModelConfig.from_pretrained(folder)
 
 
+def test_zamba_uses_its_block_where_a_period_says_so(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "zamba", "ZambaForCausalLM", layers_block_type=None)
+    config: Any = ModelConfig.from_pretrained(folder)
+    assert [kind == "hybrid" for kind in config.layer_types] == [
+        layer == 2 or (layer > 2 and layer % 6 == 1) for layer in range(76)
+    ]
+    folder_of(tmp_path, "zamba", "ZambaForCausalLM", n_mamba_heads=5)
+    with pytest.raises(ValueError, match="n_mamba_heads is 5, which does not divide 7424 channels"):
+        ModelConfig.from_pretrained(folder)
+
+
 def test_a_model_without_attention_says_nothing_of_heads_and_positions(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "mamba2", "Mamba2ForCausalLM")
     config: Any = ModelConfig.from_pretrained(folder)

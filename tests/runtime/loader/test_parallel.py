@@ -89,6 +89,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "attention beside Mamba 2": ("falcon_h1", 2, FALCON),
     "feed-forward without a gate": (OTHERS["nemotron-h"][0], 2, OTHERS["nemotron-h"][1]),
     "experts without gates": (OTHERS["nemotron-3"][0], 2, OTHERS["nemotron-3"][1]),
+    "heads of Mamba, which ranks have whole": (OTHERS["zamba"][0], 2, OTHERS["zamba"][1]),
     "blocks that layers share": (OTHERS["zamba2"][0], 2, OTHERS["zamba2"][1]),
     "channels of Mamba beside experts": (OTHERS["jamba"][0], 2, OTHERS["jamba"][1]),
     "Mamba 2 alone": ("mamba2", 2, {"num_heads": 4, "head_dim": 32, "n_groups": 2}),

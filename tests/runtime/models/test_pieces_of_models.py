@@ -21,7 +21,7 @@ from tests.runtime.models.variants import FALLBACKS, OTHERS, VARIANTS
 from tests.split_models import answer, assert_alike, load
 
 TEXTS = [*FALLBACKS, *(name for name, (_, how) in OTHERS.items() if "text_config" not in how)]
-MOST = 6
+MOST = 7
 LAYERS = 7
 
 

@@ -340,6 +340,19 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_proj_bias": True,
         },
     ),
+    "zamba": (
+        "zamba",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+            "initializer_range": 0.1,
+            "num_attention_heads": 4,
+            "mamba_d_state": 24,
+            "mamba_proj_bias": True,
+            # Otherwise transformers shares no block.
+            "tie_word_embeddings": True,
+        },
+    ),
     "zamba2": (
         "zamba2",
         {
