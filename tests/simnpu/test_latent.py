@@ -16,7 +16,7 @@ from piecework.kernels.npu import latent_attention
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
-from tests.runtime.models.sizes import LATENT
+from tests.runtime.models.sizes import GEMMA3N, INDEXED, LATENT
 
 PROMPTS = [list(range(5, 145)), [7, 8, 9], list(range(5, 137)), list(range(30, 40))]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=0)
@@ -91,3 +91,20 @@ def test_limits_of_the_op_documentation(
         dtype=torch.bfloat16, latent=True,
     )  # fmt: skip
     assert (AscendAttention.obstacle(layout) is None) == taken
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("glm_moe_dsa", INDEXED),
+        pytest.param("gemma3n_text", GEMMA3N, marks=pytest.mark.slow),
+    ],
+)
+def test_choices_of_tokens_and_shared_caches_equal_the_cpu(
+    name: str, sizes: dict[str, Any], tmp_path: Path, simnpu: Any
+) -> None:
+    """The cache keeps the parts of a vector apart, and a choice is read from there."""
+    folder = make_tiny_model(tmp_path / "model", name, **sizes)
+    ours, wanted = said(folder, "npu", chunked_prefill_size=48), said(folder, "cpu")
+    for (tokens, logprobs), (others, exact) in zip(ours, wanted, strict=True):
+        assert tokens == others and logprobs == pytest.approx(exact, abs=1e-4)
