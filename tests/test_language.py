@@ -17,7 +17,7 @@ from source_facts import ROOT, product_files
 PLAIN = (
     "docs/architecture.md",
     "kernels/sparse_attention.py",
-    "runtime/cache/holder.py",
+    "runtime/cache/",
     "runtime/core/",
     "runtime/engine/core.py",
     "runtime/layers/altup.py",
@@ -36,7 +36,7 @@ _BEGINNINGS = ("Of ", "Whom ", "Whose ", "Whatever ", "To be ", "For a number of
 _THINGS = "request|rank|page|engine|process|step|batch|model|layer|tensor|token|file|server|client"
 _PEOPLE = re.compile(rf"\b(?:{_THINGS})s?,? (?:who|whom)\b", re.IGNORECASE)
 _PHRASES = re.compile(r"\bso many times as many\b|\bas it were\b|\bgive[sn]? way\b|\bnobody\b")
-_END = re.compile(r"[.:!?)`]$|::$")
+_END = re.compile(r"[.:!?)`]$")
 
 
 def faults_of(path: str, text: str) -> list[str]:

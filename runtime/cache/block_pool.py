@@ -1,7 +1,7 @@
-"""Blocks that a prefix may lose: pages of sliding windows and slots of recurrent states.
+"""Blocks that a cached prefix may lose: pages of sliding windows and slots of recurrent states.
 
-Of a cached prefix they are wanted only where a request may go on behind it. So the prefix tree
-keeps them as long as nobody needs the room, and one that is taken back leaves a hole in the tree.
+A request needs them only where it continues a prefix. The prefix tree therefore keeps them until
+their memory is needed. An evicted block leaves a hole in the tree.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from .slabs import PageAllocator
 
 
 class Block:
-    """One page or slot. `number`: which; 0: it was taken back. `holders`: requests that use it;
-    `kept`: whether the prefix tree has it, or a request that would miss it but can do without.
-    `last_used`: when it was, by the pool's clock, if nobody holds it.
+    """One page or slot.
+
+    Attributes:
+        number: The number of the page or slot; 0 after eviction.
+        holders: Number of requests that use the block.
+        kept: Whether the prefix tree, or a request that can do without it, caches the block.
+        last_used: Time of the last use by the pool's clock, if no request holds the block.
     """
 
     __slots__ = ("holders", "kept", "last_used", "number")
@@ -29,13 +33,13 @@ class Block:
         self.last_used = 0
 
 
-HOLE = Block(0)
-"""In the place of one that is not there."""
+HOLE = Block(0)  # Stands for a block that was evicted or never existed.
 
 
 class BlockPool:
-    """Blocks of an allocator's, and those that are kept but not held, which are taken back least
-    recently used first. `clock` orders uses, also beside those of others.
+    """Allocates blocks. Evicts blocks that are cached but not held, least recently used first.
+
+    `clock` gives the times of uses; pools that share it can be compared.
     """
 
     def __init__(self, allocator: PageAllocator, clock: Iterator[int] | None = None) -> None:
@@ -45,70 +49,70 @@ class BlockPool:
 
     @property
     def size(self) -> int:
-        """Blocks that there are room for, where nothing else takes it."""
+        """Number of blocks that fit, if no other kind uses the memory."""
         return self.allocator.source.count * self.allocator.kind.per_slab
 
     @property
     def idle(self) -> int:
-        """Blocks that can be taken back."""
+        """Number of blocks that can be evicted."""
         return len(self._idle)
 
     @property
     def available(self) -> int:
-        """Blocks that are free or can be made so."""
+        """Number of blocks that are free or can be evicted."""
         return self.allocator.free_pages + len(self._idle)
 
     @property
     def oldest(self) -> int | None:
-        """When the one that is taken back next was used; None: there is none."""
+        """Time of the last use of the block that is evicted next; None if there is none."""
         return next(iter(self._idle)).last_used if self._idle else None
 
     def allocate(self, count: int) -> list[Block] | None:
-        """`count` blocks, held once each; None where fewer are available."""
+        """Allocate `count` blocks with one holder each. None if fewer are available."""
         if count > self.available:
             return None
         while self.allocator.free_pages < count:
-            self.take_oldest()
+            self.evict_oldest()
         numbers = self.allocator.allocate(count)
         assert numbers is not None
         return [Block(number) for number in numbers]
 
-    def take_oldest(self) -> None:
-        """Take back the least recently used that nobody holds; there must be one."""
-        self._take_back(self._idle.popitem(last=False)[0])
+    def evict_oldest(self) -> None:
+        """Evict the least recently used block that is not held. There must be one."""
+        self._evict(self._idle.popitem(last=False)[0])
 
     def hold(self, block: Block) -> None:
-        """One more request uses it; it must not have been taken back."""
+        """Add a holder. The block must not have been evicted."""
         assert block.number
         block.holders += 1
         self._idle.pop(block, None)
 
     def let_go(self, block: Block) -> None:
-        """A request uses it no more. A hole may be let go of too."""
+        """Remove a holder. Does nothing for a hole."""
         if not block.number:
             return
         block.holders -= 1
-        assert block.holders >= 0, "a block is let go of more often than held"
+        assert block.holders >= 0, "a block is released more often than held"
         if block.holders == 0:
             if block.kept:
                 block.last_used = next(self._clock)
                 self._idle[block] = None
             else:
-                self._take_back(block)
+                self._evict(block)
 
     def touch(self, block: Block) -> None:
-        """It was used just now."""
+        """Record a use of an idle block."""
         if block in self._idle:
             block.last_used = next(self._clock)
             self._idle.move_to_end(block)
 
     def offer(self, block: Block) -> None:
-        """Its one holder keeps it as long as nobody needs the room."""
+        """Turn the only holder's block into a cached one, which may be evicted."""
         block.kept = True
         self.let_go(block)
 
     def reclaim(self, block: Block) -> bool:
-        """Its keeper holds it again; False where it was taken back."""
+        """Turn a cached block into a held one. Return False if it was evicted."""
         if not block.number:
             return False
         self.hold(block)
@@ -116,23 +120,24 @@ class BlockPool:
         return True
 
     def forget(self, block: Block) -> None:
-        """It is kept no more. May be a hole."""
+        """Stop caching a block. Does nothing for a hole."""
         block.kept = False
         if block.number and block.holders == 0:
             del self._idle[block]
-            self._take_back(block)
+            self._evict(block)
 
-    def _take_back(self, block: Block) -> None:
+    def _evict(self, block: Block) -> None:
         self.allocator.free([block.number])
         block.number, block.kept = 0, False
 
     def check(self, held: list[Block], kept: list[Block]) -> None:
-        """Assert that each block has the holders it counts, and that none is lost. `held`: by
-        requests, one entry a holder; `kept`: by the tree or a request, holes among them.
+        """Assert that holders are counted rightly and that no block is lost.
+
+        `held` has one entry per holder. `kept` are the cached blocks, holes included.
         """
         kept = [block for block in kept if block.number]
         assert all(block.kept for block in kept) and len(set(kept)) == len(kept)
-        assert all(block.number for block in held), "a request holds a block that was taken back"
+        assert all(block.number for block in held), "a request holds a block that was evicted"
         holders = dict.fromkeys(kept, 0)
         for block in held:
             holders[block] = holders.get(block, 0) + 1
@@ -145,8 +150,9 @@ class BlockPool:
 
 
 class BlockGroup(NamedTuple):
-    """Layers that go on from the end of a prefix alone: those of a sliding window, or with a
-    recurrent state. Of the last `span` pages each must have its block.
+    """Layers that need only the end of a prefix: those with a sliding window, or a recurrent state.
+
+    A request can continue a prefix if the last `span` pages of the prefix have their blocks.
     """
 
     blocks: BlockPool

@@ -1,5 +1,7 @@
-"""Who holds which page of the KV cache and which slot of the recurrent states: what is free, and
-what the scheduler asks, which is to find a prefix, reserve, share what is computed, and release.
+"""The owner of every page of the KV cache and of every slot of the recurrent states.
+
+The scheduler asks it to find a prefix, to reserve pages, to share computed pages and to release
+them.
 """
 
 from __future__ import annotations
@@ -17,20 +19,19 @@ from .slabs import ALONE, PageAllocator, SharedPages, Slabs
 
 
 class KVCache:
-    """Owns which request holds which page. Every page is free, in the prefix tree, or held by
-    exactly one request.
+    """Every page is free, in the prefix tree, or held by exactly one request.
 
-    `state_slots`: of the pool of recurrent states, the reserved one among them; 0 for models
-    without. A prefix is shared where the tree has a snapshot of the state behind it. One is taken
-    at page borders behind which another prompt may go on: where that of a request ends, and where
-    it leaves one that the tree has; for at least `snapshot_tokens` new tokens each.
+    Recurrent states: a prefix is shared if the tree has a snapshot of the state at its end. A
+    snapshot is taken at the page border where a prompt ends, and where it leaves a known prefix, if
+    at least `snapshot_tokens` tokens are new. `state_slots` counts the slots, the reserved one
+    included; 0 for models without states.
 
-    `window`: of layers with pages of their own; None: the model has none. A request has those that
-    a query will still reach; a prefix is shared where the tree has those of its last window. There
-    are `window_pages` of them, the reserved one among them; or they and the others are `shared` in
-    `num_slabs` slabs, in which texts of a usual length have `num_pages`.
+    Sliding windows: layers with a window of at most `window` tokens have pages of their own. A
+    request holds those that a query will still reach. A prefix is shared if the tree has the pages
+    of its last window. Either there are `window_pages` of them, the reserved one included, or both
+    kinds are `shared` in `num_slabs` slabs, which hold `num_pages` full pages of usual texts.
 
-    `events` is told which pages come into the tree and leave it.
+    `events` records the pages that enter and leave the tree.
     """
 
     def __init__(
@@ -77,13 +78,14 @@ class KVCache:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens kept for later requests that no request uses now."""
+        """Number of cached tokens that no request uses."""
         return self._in_tokens(self.room.evictable)
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of pages that requests hold, alone or shared. Where layers share pages, both are
-        shares of the memory, in tokens of texts of the usual length.
+        """Number of tokens in pages that requests hold, alone or shared.
+
+        If kinds of pages share memory, this is a share of the memory, in tokens of usual texts.
         """
         return self._in_tokens(self.room.total - self.room.free - self.room.evictable)
 
@@ -95,21 +97,21 @@ class KVCache:
 
     @property
     def total_states(self) -> int:
-        """Slots of recurrent states."""
+        """Number of slots of recurrent states."""
         return 0 if self.states is None else self.states.size
 
     @property
     def used_states(self) -> int:
-        """Those that requests hold, and prefixes do not."""
+        """Number of slots that requests hold, without cached snapshots."""
         return 0 if self.states is None else self.states.size - self.states.available
 
     def attach(self, request: Holder) -> None:
-        """Give a request that holds nothing the cached prefix of its tokens, short of the last one:
-        its logits are wanted.
+        """Give a request without pages the cached prefix of its tokens.
+
+        The last token is always computed, because its logits are wanted.
         """
         assert not request.pages and request.node is None
-        # A prompt position that was not computed has no logits, so its log-probability would be
-        # missing.
+        # Log-probabilities of a prompt need the logits of every position.
         limit = 0 if request.prompt_logprobs_due else request.num_tokens - 1
         pages, node = self.radix.match(request.tokens[:limit])
         if self.windows is not None or self.states is not None:
@@ -131,13 +133,11 @@ class KVCache:
         request.num_computed = request.saved_at = len(pages) * self.page_size
 
     def has_room(self, request: Holder, num_new: int, spare: int) -> bool:
-        """Whether `num_new` more tokens of a request find room, by eviction too, with so many pages
-        to spare.
-        """
+        """Whether `num_new` more tokens of a request fit, by eviction too, with `spare` pages left."""
         wanted = self._pages_wanted(request, num_new)
         of_windows = 0
         if self.windows is not None:
-            # What a prompt has beyond its window it gives back as it goes.
+            # A prompt frees the pages beyond its window as it proceeds.
             of_windows = min(wanted, self.windows.span + 1) + spare
             if not self._shares_windows and of_windows > self.windows.blocks.available:
                 return False
@@ -146,9 +146,10 @@ class KVCache:
         return self.states is None or request.state is not None or self.states.available > 0
 
     def whole_pages(self, request: Holder, num_new: int) -> int:
-        """How many of `num_new` tokens the next step is to take: as many as there are pages of
-        windows for, up to where a snapshot is wanted, or, of a part of a prompt, up to a page's
-        border, where one may be.
+        """Return how many of `num_new` tokens the next step takes.
+
+        The step ends where window pages run out, where a snapshot is wanted, or, inside a prompt of
+        a model with states, at a page border, where a snapshot is possible.
         """
         num_new = self._within_windows(request, num_new)
         begin, end = request.num_computed, request.num_computed + num_new
@@ -161,8 +162,8 @@ class KVCache:
         return border - begin if begin < border and end < request.num_tokens else num_new
 
     def reserve(self, request: Holder, num_new: int) -> bool:
-        """Make room for `num_new` more tokens, evicting cached prefixes where needed; False where
-        there is no room.
+        """Allocate pages for `num_new` more tokens, by eviction if needed. False if they do not
+        fit.
         """
         wanted = max(0, self._pages_wanted(request, num_new))
         of_windows = 0
@@ -176,17 +177,19 @@ class KVCache:
         )
 
     def found_until(self, request: Holder, num_new: int) -> int:
-        """Where a prefix ends that others find behind a step with so many tokens of a request,
-        which were reserved: behind its next page, or where a snapshot is taken. 0: they find none.
+        """Number of tokens of the prefix that other requests find after the reserved step.
+
+        It ends at the next page, or at the snapshot for models with states. 0 without a snapshot.
         """
         if self.states is None:
             return request.num_computed + self.page_size
         return 0 if request.snapshot is None else request.num_computed + num_new
 
     def advance(self, request: Holder, num_new: int) -> None:
-        """A step with so many tokens of a request, which were reserved, has been launched. What it
-        computes of a prompt is shared at once: who finds that reads it in a later step, which the
-        device runs after this one.
+        """Record that the step with the `num_new` reserved tokens was launched.
+
+        Computed pages of a prompt are shared at once: a request that finds them reads them in a
+        later step, which the device runs after this one.
         """
         prefills = request.num_computed < request.num_prompt
         request.num_computed += num_new
@@ -200,15 +203,13 @@ class KVCache:
             self._share(request)
 
     def release(self, request: Holder) -> None:
-        """Take everything back from a request; what it computed stays in the prefix tree until it
-        is evicted.
-        """
+        """Free everything that a request holds. Its computed pages stay cached until eviction."""
         if request.node is None:
             return
         self._share(request)
         self.allocator.free(request.pages[request.shared_pages :])
         self.radix.unlock(request.node)
-        # Another list: by that a batch of decodes knows that its request has had to give them back.
+        # A new list tells a reused batch of decodes that its request was preempted.
         request.pages, request.node = [], None
         request.shared_pages = request.num_computed = 0
         if self.windows is not None:
@@ -222,15 +223,16 @@ class KVCache:
             request.state = request.snapshot = request.state_source = None
 
     def flush(self) -> int:
-        """Drop every prefix that no request uses; returns the number of tokens."""
+        """Evict every prefix that no request uses. Return the number of tokens."""
         freed = self.radix.evict(self.radix.evictable_pages)
         if self.radix.events is not None and freed and not self.radix.total_pages:
             self.radix.events.cleared()
         return freed * self.page_size
 
     def check(self, holders: Iterable[Holder]) -> None:
-        """Assert that no page or slot is leaked and none has two owners. `holders`: every request
-        that may hold some.
+        """Assert that no page or slot is leaked and none has two owners.
+
+        `holders` are all requests that may hold pages.
         """
         holders = list(holders)
         nodes = list(self.radix.nodes())
@@ -263,42 +265,44 @@ class KVCache:
             self.states.check([block for block in held if block is not None], kept)
 
     def _pages_wanted(self, request: Holder, num_new: int) -> int:
-        """How many more pages `num_new` more tokens need."""
+        """Number of pages that `num_new` more tokens need beyond the request's own."""
         return -(-(request.num_computed + num_new) // self.page_size) - len(request.pages)
 
     def _borders(self, request: Holder) -> tuple[int, int]:
-        """Behind how many tokens of a prompt another one may go on: where this one leaves what the
-        tree has, and its last whole page.
+        """Ends of prefixes that another prompt may continue, in tokens: where this prompt leaves
+        the tree, and its last whole page.
         """
         return request.branch, (request.num_tokens - 1) // self.page_size * self.page_size
 
     def _is_wanted(self, request: Holder, end: int) -> bool:
-        """Whether a snapshot behind `end` tokens is worth its slot. Of a long prompt's chunks only
-        some are, each twice as far as the one before: all would push out what others left.
+        """Whether a snapshot after `end` tokens is worth a slot.
+
+        In a long prompt only chunks at doubling distances are, otherwise the snapshots of one
+        prompt would evict those of others.
         """
         is_chunk = end < request.num_prompt and end not in self._borders(request)
         return not is_chunk or end >= 2 * request.saved_at
 
     def _within_windows(self, request: Holder, num_new: int) -> int:
-        """`num_new` tokens, or as many as find pages of windows now, if any do."""
+        """Reduce `num_new` to the tokens that find window pages now, if any do."""
         if self.windows is None or num_new == 1:
             return num_new
         reach = min(self._reach(request), len(request.window))
         leaving = request.window[request.window_begin : reach]
-        given_back = sum(block.holders == 1 for block in leaving)
+        freed = sum(block.holders == 1 for block in leaving)
         if self._shares_windows:
-            pages = self.room.pages_with(given_back)
+            pages = self.room.pages_with(freed)
         else:
-            pages = self.windows.blocks.available + given_back
+            pages = self.windows.blocks.available + freed
         most = (len(request.window) + pages) * self.page_size - request.num_computed
         return min(num_new, most) if most > 0 else num_new
 
     def _reach(self, request: Holder) -> int:
-        """The first page that the next step's first query reaches."""
+        """The first page that the first query of the next step reaches."""
         return max(0, request.num_computed - self._window + 1) // self.page_size
 
     def _leave_behind(self, windows: BlockGroup, request: Holder) -> None:
-        """Let go of the pages of windows that the next step's first query no longer reaches."""
+        """Free the window pages that the first query of the next step no longer reaches."""
         first = min(self._reach(request), len(request.window))
         for place in range(request.window_begin, first):
             windows.blocks.let_go(request.window[place])
@@ -306,7 +310,7 @@ class KVCache:
             request.window_begin = place + 1
 
     def _take_pages(self, request: Holder, count: int, of_windows: int) -> bool:
-        """So many more of either kind, by eviction too; False where there are fewer."""
+        """Allocate pages of both kinds, by eviction if needed. False if there are fewer."""
         if not self.room.has(count, of_windows) or not self.room.evict(self.allocator, count):
             return False
         request.pages += self.allocator.allocate(count) or []
@@ -321,19 +325,17 @@ class KVCache:
         return True
 
     def _in_tokens(self, weight: int) -> int:
-        """The share of all memory, as one of all tokens."""
+        """Convert a weight of memory into tokens of usual texts."""
         return -(-weight * self.total_tokens // self.room.total)
 
     def _reserve_state(self, states: BlockPool, request: Holder, end: int) -> bool:
-        """A slot for the state, and one for its snapshot if that is wanted behind `end` tokens and
-        to be had.
-        """
+        """Allocate the slot of a state, and one for its snapshot if it is wanted and available."""
         if request.state is None:
             blocks = states.allocate(1)
             if blocks is None:
                 return False
             (request.state,) = blocks
-        # A plan that was made anew may end elsewhere.
+        # A repeated plan may end at another token.
         states.let_go(request.snapshot or HOLE)
         request.snapshot = None
         if (
@@ -347,7 +349,7 @@ class KVCache:
         return True
 
     def _share(self, request: Holder) -> None:
-        """Put the computed whole pages of a request into the prefix tree, and hold them there."""
+        """Insert the computed whole pages of a request into the prefix tree and lock them."""
         tokens = request.tokens[: request.num_computed]
         columns: list[Column] = []
         saved, request.saved = request.saved, {}
@@ -364,7 +366,7 @@ class KVCache:
         if self.states is not None:
             for place, block in saved.items():
                 if place < len(pages):
-                    # It is the tree's now.
+                    # The tree owns the snapshot now.
                     self.states.let_go(block)
                 else:
                     self.states.offer(block)

@@ -1,5 +1,6 @@
-"""What comes into the prefix tree and leaves it, for routers that send requests where their prefix
-is: vLLM's KV events, `--kv-events-config`.
+"""Events of the prefix tree, for routers that send requests where their prefix is cached.
+
+They are vLLM's KV events (`--kv-events-config`).
 
 Names, layout and defaults: vllm/config/kv_events.py and vllm/distributed/kv_events.py.
 """
@@ -17,23 +18,25 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 FLAG = "--kv-events-config"
-MEDIUM = "GPU"
-"""vLLM's word for the cache that attention reads, on CPUs too."""
+MEDIUM = "GPU"  # vLLM's word for the cache that attention reads, on CPUs too.
 _MOST = 1_000_000
 _LAST_PORT = 65535
 _SCHEMES = ("tcp://", "ipc://")
 _KINDS = {"enable_kv_cache_events": bool, "buffer_steps": int, "hwm": int, "max_queue_size": int}
-Event = dict[str, Any]
-"""Its type, and the members in vLLM's order."""
+Event = dict[str, Any]  # The type, and the members in vLLM's order.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventsConfig:
-    """Where events go. `endpoint`: of a PUB socket; `replay_endpoint`: of a ROUTER socket, which
-    answers with the last `buffer_steps` batches. `hwm`: batches that wait for a slow subscriber, to
-    whom later ones are lost; `max_queue_size`: those that wait to be published. `layout` of
-    events: map, as vLLM, SGLang and their routers have it today, or array, as their first versions
-    had it. Raises `ValueError` with a remedy.
+    """Where events go. Raises `ValueError` with a remedy.
+
+    Attributes:
+        endpoint: Address of a PUB socket.
+        replay_endpoint: Address of a ROUTER socket, which sends the last `buffer_steps` batches.
+        hwm: Batches that wait for a slow subscriber. Later ones are lost.
+        max_queue_size: Batches that wait to be published.
+        layout: "map", as vLLM, SGLang and their routers use it now, or "array", as in their first
+            versions.
     """
 
     enable_kv_cache_events: bool = True
@@ -48,13 +51,13 @@ class KVEventsConfig:
 
     @classmethod
     def parse(cls, text: str) -> KVEventsConfig:
-        """Of a JSON object with these members."""
+        """Read a JSON object with these members."""
         try:
             given = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{FLAG} is no JSON ({error}); give an object {_EXAMPLE}") from None
+            raise ValueError(f"{FLAG} is not JSON ({error}); give an object {_EXAMPLE}") from None
         if not isinstance(given, dict):
-            raise ValueError(f"{FLAG} is no JSON object; give one like {_EXAMPLE}")
+            raise ValueError(f"{FLAG} is not a JSON object; give one like {_EXAMPLE}")
         known = [each.name for each in fields(cls)]
         for name, value in given.items():
             if name not in known:
@@ -83,7 +86,7 @@ class KVEventsConfig:
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
     def check_replicas(self, count: int) -> None:
-        """Raises `ValueError` where two of so many engines would listen at one place."""
+        """Raise `ValueError` if two of `count` engines would bind the same address."""
         taken: set[str] = set()
         for endpoint in (each for number in range(count) for each in self.of_replica(number)):
             if not self.is_on or endpoint is None or not is_bound(endpoint):
@@ -91,20 +94,20 @@ class KVEventsConfig:
             place = endpoint.rpartition(":")[2] if endpoint.startswith("tcp://") else endpoint
             if place in taken or (place.isdigit() and int(place) > _LAST_PORT):
                 raise ValueError(
-                    f"{FLAG}: {count} engines cannot all listen, for {endpoint} is taken twice, or "
-                    "is no port: replica N takes the port N higher; let endpoint and "
-                    f"replay_endpoint lie at least {count} ports apart"
+                    f"{FLAG}: {count} engines cannot all bind, because {endpoint} is taken twice or "
+                    "is not a port. Replica N binds the port N higher: keep endpoint and "
+                    f"replay_endpoint at least {count} ports apart"
                 )
             taken.add(place)
 
     def of_replica(self, number: int) -> tuple[str, str | None]:
-        """The endpoints of one of several engines: each has the next port, or its own file."""
+        """Return the endpoints of replica `number`: the next port, or a file of its own."""
         return _offset(self.endpoint, number), self.replay_endpoint and _offset(
             self.replay_endpoint, number
         )
 
     def told(self, number: int) -> dict[str, str | None] | None:
-        """Where the events of one of several engines are to be had, for who asks; None: nowhere."""
+        """Describe the endpoints of replica `number` for `/server_info`. None if events are off."""
         if not self.is_on:
             return None
         endpoint, replay = self.of_replica(number)
@@ -133,8 +136,9 @@ def _offset(endpoint: str, number: int) -> str:
 
 
 def is_bound(endpoint: str) -> bool:
-    """Whether this end listens there: on a file, on all addresses or on this machine's own; else it
-    connects to who does.
+    """Whether the publisher binds this endpoint: a file, all addresses, or the loopback address.
+
+    Otherwise it connects to a listener there.
     """
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if endpoint.startswith("ipc://") or host in ("*", "localhost"):
@@ -147,29 +151,30 @@ def is_bound(endpoint: str) -> bool:
 
 
 def block_hash(parent: int | None, tokens: npt.NDArray[np.int64]) -> int:
-    """64 bits that stand for a page of tokens behind those of its parent, the same in each
-    process.
-    """
+    """Return a 64-bit hash of a page of tokens and of its parent, the same in every process."""
     before = b"" if parent is None else parent.to_bytes(8, "little")
     digest = blake2b(before + tokens.astype("<i8").tobytes(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
 
 
 class KVEvents:
-    """Events since the last `take`.
+    """Collects events until they are taken.
 
     >>> cache = RadixCache(free, page_size, events=(events := KVEvents()))
-    >>> events.take()  # after each step
+    >>> events.take()  # After each step.
     """
 
     def __init__(self) -> None:
-        # Of what an engine had before it was started again nothing is left.
+        # After a restart, nothing is left of the previous engine's cache.
         self._events: list[Event] = [{"type": "AllBlocksCleared"}]
 
     def stored(
         self, parent: int | None, tokens: npt.NDArray[np.int64], page_size: int
     ) -> list[int]:
-        """Whole pages came into the tree; their hashes. tokens [pages * page_size] int64."""
+        """Record whole pages that entered the tree. Return their hashes.
+
+        `tokens` are [pages * page_size] int64.
+        """
         hashes, last = list[int](), parent
         for begin in range(0, len(tokens), page_size):
             last = block_hash(last, tokens[begin : begin + page_size])
@@ -192,7 +197,7 @@ class KVEvents:
         self._events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": MEDIUM})
 
     def cleared(self) -> None:
-        """The tree is empty: what came before need not be told."""
+        """Record that the tree is empty. Earlier events are dropped."""
         self._events = [{"type": "AllBlocksCleared"}]
 
     def take(self) -> list[Event]:

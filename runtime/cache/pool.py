@@ -15,15 +15,16 @@ from .slabs import SharedPages
 
 
 def window_of(layouts: Sequence[KVLayout], context_length: int) -> int | None:
-    """The window of the layers that have pages of their own, of which only the last are kept: the
-    longest that is much shorter than the context. None: no layer has such a one.
+    """Return the window, in tokens, of the layers whose pages beyond the window are freed.
+
+    It is the longest window that is at most half of the context. None if no layer has one.
     """
     windows = [each.window for each in layouts if each.window is not None and not each.latent]
     return max((each for each in windows if 2 * each <= context_length), default=None)
 
 
 def is_windowed(layout: KVLayout, window: int | None) -> bool:
-    """Whether a layer is one of those, where `window_of` gives `window`."""
+    """Whether a layer frees the pages beyond `window`, the value of `window_of`."""
     return (
         window is not None
         and layout.window is not None
@@ -33,13 +34,14 @@ def is_windowed(layout: KVLayout, window: int | None) -> bool:
 
 
 def page_bytes(layouts: Sequence[KVLayout], page_size: int) -> int:
-    """Bytes that one page takes over all layers."""
+    """Return the bytes of one page in all layers."""
     return page_size * sum(layout.token_bytes for layout in layouts)
 
 
 def shared_pages(layouts: Sequence[KVLayout], window: int | None) -> SharedPages | None:
-    """How layers that keep all and those that keep a window's pages share memory; None: they do
-    not, because there is one kind only, or their keys and values differ in size or format.
+    """Return how full and windowed layers share memory.
+
+    None if there is only one kind, or if keys and values differ in size or format.
     """
     layouts = [layout for layout in layouts if layout.shares is None]
     windowed = sum(is_windowed(layout, window) for layout in layouts)
@@ -57,20 +59,20 @@ def shared_pages(layouts: Sequence[KVLayout], window: int | None) -> SharedPages
 def in_cache_dtype(
     layouts: Sequence[KVLayout], name: str, scales: Sequence[tuple[float, float]]
 ) -> list[KVLayout]:
-    """The layouts with `--kv-cache-dtype` `name`; `scales` of each layer's keys and values, for
-    float8. Raises `ValueError` for heads that have no place for scales of their own.
+    """Return the layouts with `--kv-cache-dtype` `name`.
+
+    `scales` are the float8 scales of each layer's keys and values. Raises `ValueError` if int8 is
+    asked for and heads have no place for their scales.
     """
     if name == "auto":
         return list(layouts)
     if name == "int8" and any(each.key_size % 2 or each.value_size % 2 for each in layouts):
-        raise ValueError(
-            "--kv-cache-dtype int8 takes heads of an even number of numbers: take fp8_e4m3 or auto"
-        )
+        raise ValueError("--kv-cache-dtype int8 needs heads of an even size: take fp8_e4m3 or auto")
     dtype = CACHE_DTYPES[name]
     if dtype == torch.int8 and any(each.latent for each in layouts):
         raise ValueError(
-            "--kv-cache-dtype int8: layers of latent attention keep one vector of a token, which "
-            "has no scale of its own here; take fp8_e4m3 or auto"
+            "--kv-cache-dtype int8 does not support latent attention, whose vectors have no scale: "
+            "take fp8_e4m3 or auto"
         )
     if not dtype.is_floating_point:
         return [replace(each, cache_dtype=dtype) for each in layouts]
@@ -86,7 +88,7 @@ def in_cache_dtype(
 def _tensors(
     layout: KVLayout, pages: int, page_size: int
 ) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtypes and shapes of what a layer keeps: its keys, its values, and the keys of its index."""
+    """Yield dtype and shape of a layer's keys, its values, and the keys of its index."""
     if layout.shares is not None:
         return
     dtype = layout.cache_dtype or layout.dtype
@@ -97,19 +99,21 @@ def _tensors(
 
 
 class KVPool:
-    """Keys and values of every layer, as `layouts` has it: `k[layer]` is [pages, page size,
-    key/value heads, key size], `v[layer]` the same with the value size; in int8 as
-    `kernels.cache_format` has them. Of a latent layer v is the beginning of k. A layer that shares
-    the cache of another one has the tensors of that layer. `index[layer]` [pages, page size, index
-    size]: the keys of an index, where a layer has one.
+    """The keys and values of every layer.
 
-    Raises `ValueError` for pages that no whole number of makes a chunk of attention. Zeroed,
-    because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
+    Attributes:
+        k: By layer, [pages, page size, key/value heads, key size]. int8 has the shape of
+            `kernels.cache_format`. A layer that shares another layer's cache has its tensors.
+        v: By layer, the same with the value size. In latent layers it is the beginning of `k`.
+        index: By layer, [pages, page size, index size]: the keys of an index, if there is one.
+        window, window_pages: Layers with at most this window have so many pages of their own.
+        shared, num_slabs: If set, full and windowed pages share so many slabs. The tensors of
+            layers then overlap, and page numbers keep them apart.
+        second: By layer, whether it reads the second of a step's two page tables.
+        only_windows: Whether all layers have a window; then there is only one page table.
 
-    Layers with a window of `window` tokens or less have `window_pages` pages of their own, or all
-    are `shared`, in `num_slabs` slabs: then the caches of layers lie in one another, and pages of
-    different numbers do not. `second[layer]`: whether it reads the second of a step's two tables of
-    pages; where all layers have a window (`only_windows`), there is one table.
+    The memory is zeroed, because attention multiplies padding by 0, and 0 * NaN is NaN. Raises
+    `ValueError` if chunks of attention are not whole pages.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class KVPool:
             if layout.chunked and (layout.window or 0) % page_size:
                 raise ValueError(
                     f"--page-size {page_size}: the model attends in chunks of {layout.window} "
-                    "tokens, which must be whole pages; take a divisor of that"
+                    "tokens, which must be whole pages; take a divisor of the chunk size"
                 )
         self.layouts = list(layouts)
         self.k: list[torch.Tensor] = []
@@ -153,7 +157,7 @@ class KVPool:
             for count, layout in zip(pages, layouts, strict=True)
             for each in _tensors(layout, count, page_size)
         ]
-        # One allocation a dtype: an allocator may round each of many up.
+        # One allocation per dtype, because an allocator may round up each of many.
         rest = {
             dtype: platform.zeros((sum(math.prod(s) for d, s in shapes if d == dtype),), dtype)
             for dtype in {dtype for dtype, _ in shapes}
@@ -174,7 +178,7 @@ class KVPool:
                 self.index[number] = next(tensors)
 
     def _share(self, shared: SharedPages, windowed: list[bool], platform: Platform) -> None:
-        """In a slab lie the keys of a layer, then its values, then the next layer of its kind."""
+        """Lay out shared slabs: the keys of a layer, its values, then the next layer of the kind."""
         layout, tensors = self.layouts[0], self.num_slabs * shared.tensors
         dtype = layout.cache_dtype or layout.dtype
         shape = pages_shape(tensors, self.page_size, layout.num_kv_heads, layout.key_size, dtype)

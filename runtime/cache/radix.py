@@ -1,11 +1,11 @@
-"""Shared prefixes: a radix tree over token ids whose nodes own pages of the KV cache.
+"""Shared prefixes: a radix tree over token ids, whose nodes own pages of the KV cache.
 
-The tree works in whole pages: every node holds a run of n * page_size tokens and their n pages, and
-children of a node differ in their first page. A lock on a node holds it and all its ancestors; what
-is not locked can be evicted, least recently used first, from the leaves upwards.
+The tree works in whole pages. A node holds n * page_size tokens and their n pages, and the children
+of a node differ in their first page. A lock on a node holds all its ancestors too. Unlocked nodes
+are evicted, least recently used first, from the leaves upwards.
 
-Groups of layers that need the end of a prefix alone have a column of blocks beside the pages, one a
-page or a hole. A recurrent state stands beside the last page that is in it.
+A group of layers that needs only the end of a prefix has a column of blocks beside the pages, with
+one block or hole per page. A recurrent state is stored beside the last page that it includes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from .block_pool import HOLE, Block, BlockGroup
 from .kv_events import KVEvents
 
 Tokens = npt.NDArray[np.int64]
-Column = dict[int, Block]
-"""A request's blocks of a group, by the numbers of their pages."""
+Column = dict[int, Block]  # A request's blocks of one group, by the index of the page.
 
 
 class Node:
-    """A run of tokens below its parent. `lock_count` counts the requests that use it or something
-    below it.
+    """A run of tokens that continues its parent.
+
+    `lock_count` counts the requests that use the node or a node below it. `hashes` are those of the
+    pages; empty unless events are published.
     """
 
     __slots__ = (
@@ -52,7 +53,6 @@ class Node:
         self.pages = pages
         self.columns = columns
         self.hashes: list[int] = []
-        """Of the pages, where somebody is told of them."""
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         self.lock_count = 0
@@ -60,10 +60,14 @@ class Node:
 
 
 class RadixCache:
-    """Prefixes whose keys and values are in the cache. With `enabled` false nothing is ever kept or
-    found. `free` takes back the pages that it no longer wants. `groups`: those with a column.
-    `events` is told what comes and goes. `clock` orders uses, also beside those of the groups'
-    blocks.
+    """Prefixes whose keys and values are in the cache.
+
+    Attributes:
+        free: Called with the pages that the tree evicts or does not need.
+        enabled: If False, nothing is ever stored or found.
+        groups: The groups of layers that have a column.
+        events: Records the pages that enter and leave the tree.
+        clock: Gives the times of uses, shared with the blocks of the groups.
     """
 
     def __init__(
@@ -86,13 +90,12 @@ class RadixCache:
         self.events = events
         self._clock = clock or count(1)
         self._ticket = count()
+        # Heap of (last_used, ticket, node) of unlocked leaves. An entry is stale if the node was
+        # used or locked since.
         self._idle: list[tuple[int, int, Node]] = []
-        """Heap of (last_used, ticket, node) of unlocked leaves; an entry is stale where the node
-        was used or locked since.
-        """
 
     def match(self, tokens: Tokens) -> tuple[list[int], Node]:
-        """The pages of the longest cached prefix of `tokens`, and the node where it ends."""
+        """Return the pages of the longest cached prefix of `tokens`, and the node where it ends."""
         node, pages, position = self.root, list[int](), 0
         while child := node.children.get(self._first_page(tokens, position)):
             shared = self._shared_pages(child, tokens, position)
@@ -105,8 +108,10 @@ class RadixCache:
         return pages, node
 
     def resume(self, pages: list[int], node: Node) -> tuple[list[int], Node, list[list[Block]]]:
-        """Of what `match` gave the longest beginning behind which every group can go on, the node
-        where it ends, and the blocks of the last `span` pages of each group.
+        """Shorten a match to the longest prefix that every group can continue.
+
+        Return its pages, the node where it ends, and for each group the blocks of its last `span`
+        pages.
         """
         path = [node]
         while (parent := path[-1].parent) is not None:
@@ -142,14 +147,14 @@ class RadixCache:
     def insert(
         self, tokens: Tokens, pages: list[int], columns: Sequence[Column] = ()
     ) -> tuple[list[int], Node]:
-        """Give the tree the whole pages of `tokens`; returns the tree's pages for them, and the
-        node where they end.
+        """Store the whole pages of `tokens`. Return the tree's pages for them and the last node.
 
-        Where the tree already has a prefix in other pages, its own stay and the caller's duplicates
-        are freed. The caller must have locked the part of `pages` that it got from the tree.
+        If the tree already has a prefix in other pages, the tree's pages stay and the caller's
+        duplicates are freed. The caller must have locked the part of `pages` that came from the
+        tree.
 
-        `columns`: blocks beside them, of each group, all held by the caller, who afterwards holds
-        the tree's in their place where it had them already.
+        `columns` has the caller's blocks of each group. Where the tree already has a block, the
+        column gets the tree's block instead of the caller's.
         """
         if not self._enabled:
             return [], self.root
@@ -173,7 +178,7 @@ class RadixCache:
         return known + rest, node
 
     def lock(self, node: Node) -> None:
-        """Keep everything from the root to `node` from being evicted."""
+        """Protect all nodes from the root to `node` from eviction."""
         while node.parent is not None:
             if node.lock_count == 0:
                 self.evictable_pages -= len(node.pages)
@@ -190,9 +195,7 @@ class RadixCache:
             node = node.parent
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages that no request uses, least recently used first; returns how
-        many.
-        """
+        """Evict up to `count` pages that no request uses. Return the number of pages evicted."""
         freed = 0
         while freed < count and self.oldest is not None:
             freed += self.evict_oldest(count - freed)
@@ -200,7 +203,7 @@ class RadixCache:
 
     @property
     def oldest(self) -> int | None:
-        """When the node that is evicted next was used; None: there is none."""
+        """Time of the last use of the node that is evicted next; None if there is none."""
         while self._idle:
             last_used, _, node = self._idle[0]
             if node.last_used == last_used and self._is_idle(node):
@@ -209,14 +212,14 @@ class RadixCache:
         return None
 
     def evict_oldest(self, count: int) -> int:
-        """Free up to `count` pages of that node; returns how many. There must be one."""
+        """Evict up to `count` pages of that node, which must exist. Return their number."""
         _, _, node = heapq.heappop(self._idle)
         take = min(len(node.pages), count)
         self._drop_tail(node, take)
         return take
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, for checks."""
+        """Yield every node except the root, for checks."""
         stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
@@ -228,8 +231,9 @@ class RadixCache:
         return page.tobytes() if len(page) == self._page_size else b""
 
     def _shared_pages(self, node: Node, tokens: Tokens, position: int) -> int:
-        """How many leading pages of `node` equal the tokens from `position` on; at least 1, since
-        the first was looked up.
+        """Number of leading pages of `node` that equal the tokens from `position` on.
+
+        It is at least 1, because the first page was the key of the node.
         """
         there = tokens[position : position + len(node.tokens)]
         differs = np.flatnonzero(node.tokens[: len(there)] != there)
@@ -237,9 +241,7 @@ class RadixCache:
         return same // self._page_size
 
     def _keep(self, group: BlockGroup, number: int, column: Column, node: Node, end: int) -> None:
-        """Put the blocks of a column that stand before `end`, where `node` ends, into the tree's
-        holes.
-        """
+        """Store the blocks of a column in the tree's holes, up to page `end`, where `node` ends."""
         left = sorted(place for place in column if place < end)
         while left:
             begin = end - len(node.pages)
@@ -258,9 +260,7 @@ class RadixCache:
                 node = node.parent
 
     def _split(self, node: Node, pages: int) -> Node:
-        """Cut a node behind its first `pages` pages; returns the new upper part, which takes the
-        node's place.
-        """
+        """Split a node after its first `pages` pages. Return the new node above it."""
         cut = pages * self._page_size
         parent = node.parent
         assert parent is not None
@@ -295,8 +295,8 @@ class RadixCache:
             heapq.heapify(self._idle)
 
     def _drop_tail(self, node: Node, pages: int) -> None:
-        """Free the last `pages` pages of an idle leaf; an emptied leaf leaves the tree, and its
-        parent may become idle.
+        """Free the last `pages` pages of an idle leaf. An empty leaf is removed from the tree,
+        which may make its parent idle.
         """
         self._free(node.pages[-pages:])
         self.evictable_pages -= pages

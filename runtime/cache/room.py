@@ -1,4 +1,4 @@
-"""What is free in the memory of pages or can be made so, and what gives way first."""
+"""Counts the memory that is free or can be evicted, and evicts it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from .slabs import PageAllocator
 
 
 class Room:
-    """Of `pages`, which the `tree` keeps for later requests, and of `windows`, where those lie in
-    the same memory. Pages are counted by weight: a slab has as many of one kind as a page of the
-    other weighs.
+    """The memory of `pages`, which `tree` caches, and of `windows` if they share it.
+
+    Memory is counted in units of weight. A full page weighs as much as a slab has window pages, and
+    a window page as much as a slab has full pages, so that a slab weighs the same with either kind.
     """
 
     def __init__(
@@ -24,7 +25,7 @@ class Room:
         self._slab_weight = self._page_weight * pages.kind.per_slab
 
     def weight(self, pages: int, of_windows: int) -> int:
-        """Of so many pages; those of windows weigh nothing in other memory."""
+        """Weight of pages. Window pages weigh 0 if they have memory of their own."""
         own = pages * self._page_weight
         return own if self._windows is None else own + of_windows * self._window_weight
 
@@ -44,30 +45,32 @@ class Room:
         return self.weight(self._tree.evictable_pages, idle)
 
     def has(self, pages: int, of_windows: int) -> bool:
-        """Whether so many are free or can be made so; a few may not, where slabs of either kind
-        have some left over.
+        """Whether these pages are free or evictable.
+
+        Partly used slabs count fully, so an allocation may still fail by a few pages.
         """
         return self.weight(pages, of_windows) <= self.free + self.evictable
 
-    def pages_with(self, given_back: int) -> int:
-        """How many there are of both kinds, once so many of windows are given back."""
-        room = self.free + self.evictable + self.weight(0, given_back)
-        # What is left over of a slab may be of the other kind.
+    def pages_with(self, freed: int) -> int:
+        """Number of pages of each kind available once `freed` window pages are freed."""
+        room = self.free + self.evictable + self.weight(0, freed)
+        # The rest of one slab may belong to the other kind.
         return (room - self._slab_weight) // self.weight(1, 1)
 
     def evict(self, allocator: PageAllocator, count: int) -> bool:
-        """Evict until `count` pages of an allocator are free: of all that is kept in this memory
-        what was used least recently. False where that does not suffice.
+        """Evict least recently used pages of both kinds until `allocator` has `count` free pages.
+
+        Return False if that does not suffice.
         """
         while (missing := count - allocator.free_pages) > 0:
             pages = self._tree.oldest
             block = None if self._windows is None else self._windows.oldest
             if self._windows is not None and block is not None and (pages is None or block < pages):
-                self._windows.take_oldest()
+                self._windows.evict_oldest()
             elif pages is not None:
-                # As many as make a page of the other kind, if it is wanted.
-                of_slab = self._pages.kind.per_slab
-                self._tree.evict_oldest(missing if allocator is self._pages else of_slab)
+                # If window pages are wanted, evict a whole slab.
+                per_slab = self._pages.kind.per_slab
+                self._tree.evict_oldest(missing if allocator is self._pages else per_slab)
             else:
                 return False
         return True

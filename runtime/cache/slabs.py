@@ -1,7 +1,6 @@
-"""Memory that pages of several kinds share, and the pages of each kind in it.
+"""Memory that pages of several kinds share, and the allocator of each kind.
 
-A slab holds pages of one kind at a time. What is freed goes to whoever asks next, of any kind, as
-soon as all of its slab is free.
+A slab holds pages of one kind at a time. Once all of its pages are free, any kind can take it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,14 @@ from typing import NamedTuple
 
 
 class PageKind(NamedTuple):
-    """`per_slab` pages fit a slab; number i of slab s is page s * `stride` + i. In memory that is
-    shared each has `tensors` keys or values, one of each layer, `per_slab` apart: those of one
-    layer lie side by side as far as the slab goes, which is faster to read.
+    """How pages of one kind lie in a slab.
+
+    Attributes:
+        per_slab: Pages per slab.
+        stride: Page i of slab s has number s * `stride` + i.
+        tensors: In shared memory, the key and value tensors of a page, one of each for every layer.
+            They are `per_slab` tensors apart, so that the pages of one layer are contiguous within
+            a slab, which is faster to read.
     """
 
     per_slab: int = 1
@@ -21,17 +25,18 @@ class PageKind(NamedTuple):
     tensors: int = 1
 
 
-ALONE = PageKind()
-"""Pages that are as large as their slab, and its only kind."""
+ALONE = PageKind()  # Each page is a slab, and no other kind shares the memory.
 
 
 class Slabs:
-    """`count` slabs, of which number 0 is reserved. Last freed, first reused: likely still in a
-    cache near the core. Those that nobody ever had cost nothing.
+    """`count` slabs. Slab 0 is reserved.
+
+    The slab freed last is reused first, because it is likely still in a CPU cache. Slabs that were
+    never used cost nothing.
     """
 
     def __init__(self, count: int) -> None:
-        assert count >= 2, "a pool needs what is reserved and one more"
+        assert count >= 2, "a pool needs the reserved slab and one more"
         self.count = count - 1
         self._fresh = range(1, count)
         self._free: list[int] = []
@@ -42,11 +47,11 @@ class Slabs:
 
     @property
     def touched(self) -> int:
-        """Slabs that somebody has had at least once. The system allocates memory on first use."""
+        """Number of slabs that were used at least once. The system allocates memory on first use."""
         return self.count - len(self._fresh)
 
     def take(self, count: int) -> list[int]:
-        """As many; so many must be free."""
+        """Take `count` slabs. As many must be free."""
         cut = max(0, len(self._free) - count)
         taken = self._free[cut:]
         del self._free[cut:]
@@ -59,20 +64,18 @@ class Slabs:
         self._free.append(slab)
 
     def check(self, kinds: Iterable[PageAllocator]) -> None:
-        """Assert that each slab is free or has pages of one kind; `kinds`: all that take some."""
+        """Assert that each slab is free or owned by one of `kinds`, which are all allocators."""
         slabs = [*self._free, *self._fresh, *(slab for kind in kinds for slab in kind.slabs())]
         assert sorted(slabs) == list(range(1, self.count + 1)), "a slab is lost or has two owners"
 
 
 class PageAllocator:
-    """Pages of a kind, in slabs that others may take as well."""
+    """Allocates pages of one kind in slabs that other kinds use too."""
 
     def __init__(self, slabs: Slabs, kind: PageKind = ALONE) -> None:
         self.source, self.kind = slabs, kind
-        self.left_over = 0
-        """Free pages of slabs of which others are used."""
-        self._partial: dict[int, list[int]] = {}
-        """Of such slabs."""
+        self.left_over = 0  # Free pages in slabs that also have used pages.
+        self._partial: dict[int, list[int]] = {}  # Those free pages, by slab.
         self._owned: set[int] = set()
 
     @property
@@ -80,7 +83,7 @@ class PageAllocator:
         return self.source.free * self.kind.per_slab + self.left_over
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` pages, or None where fewer are free. What is left over of slabs goes first."""
+        """Allocate `count` pages, from partly used slabs first. None if fewer are free."""
         if count > self.free_pages:
             return None
         per_slab, stride, _ = self.kind
@@ -104,7 +107,7 @@ class PageAllocator:
     def free(self, pages: Iterable[int]) -> None:
         per_slab, stride, _ = self.kind
         for page in pages:
-            assert page in self._owned, f"page {page} is freed but nobody owns it"
+            assert page in self._owned, f"page {page} is freed, but it is not allocated"
             self._owned.remove(page)
             slab = page // stride
             if per_slab > 1:
@@ -118,11 +121,11 @@ class PageAllocator:
             self.source.give_back(slab)
 
     def owned(self) -> set[int]:
-        """Pages that are handed out, for checks."""
+        """The allocated pages, for checks."""
         return self._owned
 
     def slabs(self) -> set[int]:
-        """Those of which pages are handed out, for checks."""
+        """The slabs with allocated pages, for checks."""
         taken = {page // self.kind.stride for page in self._owned}
         assert self._partial.keys() <= taken
         assert self.left_over == len(taken) * self.kind.per_slab - len(self._owned)
@@ -130,9 +133,11 @@ class PageAllocator:
 
 
 class SharedPages(NamedTuple):
-    """How pages of layers that keep all, and of those that keep a window's, share slabs of
-    `tensors` keys or values of a layer each. Page numbers count such tensors, from the first of the
-    pool on, so that every layer finds its own at the same distance from a page's first.
+    """How full layers and windowed layers share slabs of `tensors` tensors.
+
+    A tensor holds the keys or the values of one page of one layer. Page numbers count tensors from
+    the beginning of the pool, so that every layer finds its tensor at the same distance from the
+    first tensor of the page.
     """
 
     full: PageKind
@@ -141,8 +146,10 @@ class SharedPages(NamedTuple):
 
     @classmethod
     def of(cls, full_layers: int, window_layers: int, least: int = 8) -> SharedPages:
-        """Of layers whose pages are equally large. A slab has at least so many pages of the larger
-        kind: the number of up to twice as many that leaves least over by the smaller ones.
+        """Choose the size of a slab for layers whose pages have equal sizes.
+
+        A slab holds `least` to 2 * `least` - 1 pages of the larger kind: the number that wastes the
+        smallest share of the slab when it holds pages of the smaller kind.
         """
         small, large = sorted((2 * full_layers, 2 * window_layers))
         sizes = [large * count for count in range(least, 2 * least)]
@@ -154,7 +161,5 @@ class SharedPages(NamedTuple):
         return cls(full, window, size)
 
     def slabs(self, full_pages: int, window_pages: int) -> int:
-        """How many hold so many pages, whatever was freed between them: windows move on through
-        theirs.
-        """
+        """Number of slabs that hold these pages, also if windows leave free pages between them."""
         return -(-full_pages // self.full.per_slab) - (-window_pages // self.window.per_slab) + 1

@@ -1,4 +1,4 @@
-"""The tensors that hold the states of recurrent layers, a slot a request."""
+"""The tensors that hold the states of recurrent layers, one slot per request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from ...kernels.state import StateLayout
 
 
 def slot_bytes(layouts: Sequence[StateLayout]) -> int:
-    """Bytes that one slot takes over all layers."""
+    """Bytes of one slot in all layers."""
     return sum(layout.num_bytes for layout in layouts)
 
 
 class StatePool:
-    """`tensors[layer]`: those of its layout, each [slots, *shape]. Layers count recurrent ones
-    alone, in order.
+    """The states of all recurrent layers.
+
+    `tensors[layer]` are the tensors [slots, *shape] of the layer's layout. Only recurrent layers
+    are counted.
     """
 
     def __init__(
@@ -37,8 +39,9 @@ class StatePool:
         return self.num_slots * self.slot_bytes
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy the states of slots to others, each (from, to), as if all at once. Those that begin
-        are copied from the reserved slot.
+        """Copy states between slots, pairs of (from, to), as if all at once.
+
+        A request that begins copies the zeros of the reserved slot.
         """
         if not pairs:
             return
