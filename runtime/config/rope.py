@@ -21,7 +21,10 @@ of each frequency.
 """
 _LISTS = {"longrope": ("short_factor", "long_factor"), "divided": ("factors",)}
 """Of each type, the lists of a factor a frequency."""
-_MAY_HAVE = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+_MAY_HAVE = (
+    *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    *("short_mscale", "long_mscale"),
+)
 """Numbers that any type may have; 0 stands for none."""
 _FROM_ORIGINAL = ("llama3", "yarn", "longrope")
 

@@ -90,7 +90,10 @@ def _longrope(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
     scaling = config.rope_scaling
     original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
     is_long = config.max_position_embeddings > original
-    attention = scaling.get("attention_factor")
+    # Phi-3.5-MoE has a factor for each list.
+    attention = scaling.get("long_mscale" if is_long else "short_mscale")
+    if attention is None:
+        attention = scaling.get("attention_factor")
     if attention is None:
         attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     factors = _numbers(scaling["long_factor" if is_long else "short_factor"])

@@ -206,9 +206,15 @@ def test_bfloat16_stays_close(case: Case) -> None:
     assert (said - wanted).abs().mean() < 0.15
 
 
-def test_longrope_takes_its_short_factors_where_no_text_is_longer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["phi3", "phimoe"])
+def test_longrope_takes_its_short_factors_where_no_text_is_longer(
+    tmp_path: Path, kind: str
+) -> None:
     """As transformers does for a text within the original length."""
-    case = Case(make_tiny_model(tmp_path, "phi3", **PHI_LONG))
+    settings = {**PHI_LONG, **({"num_local_experts": 4} if kind == "phimoe" else {})}
+    factors = {"short_mscale": 1.2, "long_mscale": 1.4} if kind == "phimoe" else {}
+    settings["rope_scaling"] = {**PHI_LONG["rope_scaling"], **factors}
+    case = Case(make_tiny_model(tmp_path, kind, **settings))
     prompts = [prompt for prompt in PROMPTS if len(prompt) < 50]
     for prompt, (tokens, said) in zip(
         prompts, run(case.core(context_length=64), prompts, ALL), strict=True

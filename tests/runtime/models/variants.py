@@ -153,6 +153,17 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.3},
         },
     ),
+    "phimoe": (
+        "phimoe",
+        {
+            "num_local_experts": 4,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            # Wide enough that some tokens have two experts within reach.
+            "router_jitter_noise": 0.3,
+            "sliding_window": 24,
+        },
+    ),
     "gpt-neo": (
         "gpt_neo",
         {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 24},
