@@ -32,8 +32,10 @@ ENCODERS = (
     "gte",
     "deberta-v2",
     "jina_embeddings_v3",
+    "camembert",
+    "electra",
 )
-WITH_TYPES = ("bert", "albert", "nomic_bert")
+WITH_TYPES = ("bert", "albert", "nomic_bert", "electra")
 """Whose classifiers are told which tokens are a pair's second text."""
 WORDS = [
     "the",
@@ -80,6 +82,8 @@ def make_tiny_encoder(
     if model_type == "gemma3_text":
         settings |= {"num_key_value_heads": 1, "head_dim": 8, "query_pre_attn_scalar": 8}
         settings |= {"sliding_window": 8, "sliding_window_pattern": 2}
+    if model_type == "electra":
+        settings |= {"embedding_size": 16}
     if model_type == "albert":
         settings |= {"embedding_size": 16, "inner_group_num": 2, "num_hidden_groups": 2}
         settings |= {"num_hidden_layers": 4}

@@ -1,0 +1,12 @@
+"""CamemBERT: RoBERTa for French, under another name."""
+
+from __future__ import annotations
+
+from .roberta import Roberta
+
+ENCODER = "Camembert"
+MODEL_TYPE = "camembert"
+
+
+class Camembert(Roberta):
+    """The checkpoints call it roberta too."""
