@@ -16,8 +16,9 @@ from ..core.request import Request, Scheduled
 from ..sampling.logprobs import gather_logprobs, gather_ranks, read_logprobs, with_ranks
 from ..sampling.sampler import NO_TOKEN, KnownSamples, Samples, choose, sample
 
-_LOGIT_ROWS = 256
-"""Prompt positions whose logits are held at once: 256 rows of a vocabulary of 150,000 take 150 MB.
+_LOGIT_ROWS = 64
+"""Prompt positions whose logits are held at once: 64 rows of a vocabulary of 150,000 take 38 MB,
+and as much again for their log-probabilities.
 """
 
 
@@ -199,6 +200,8 @@ def _prompt_rows(
             if first == 0:
                 request.prompt_logprobs = [None] if start == 0 else []
             wanted = range(max(first, start - 1), min(first + num_new, request.num_prompt - 1))
+            # Small tensors that stay between large ones that go would fragment the heap.
+            whole: list[torch.Tensor] = []
             for begin in range(wanted.start, wanted.stop, _LOGIT_ROWS):
                 end = min(begin + _LOGIT_ROWS, wanted.stop)
                 logits = model.compute_logits(hidden[row + begin - first : row + end - first])
@@ -210,5 +213,12 @@ def _prompt_rows(
                     gather_ranks(logits, tokens),
                     *gather_logprobs(logits, tokens, request.params.prompt_logprobs or 0),
                 ]
-                yield _PromptRows(request, targets.tolist(), HostCopy(gathered))
+                if not whole:
+                    whole = [each.new_empty(len(wanted), *each.shape[1:]) for each in gathered]
+                for place, each in zip(whole, gathered, strict=True):
+                    place[begin - wanted.start : end - wanted.start] = each
+                del logits, gathered, each
+            if whole:
+                asked = request.tokens[wanted.start + 1 : wanted.stop + 1].tolist()
+                yield _PromptRows(request, asked, HostCopy(whole))
         row += num_new

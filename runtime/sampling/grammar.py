@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 INVALID_GRAMMAR = "invalid_grammar"
 """Error code of requests whose grammar cannot be followed."""
-MAX_GRAMMAR_CHARS = 512 * 1024
+MAX_GRAMMAR_CHARS = 256 * 1024
+"""Each may take 500 bytes of memory until the engine knows how many."""
 _STACK_BYTES = 512 * 2**20
 """Of a thread that compiles: llguidance goes a level deeper, of some 3 KB, with each rule of a
 chain, and ends the process where the stack does. Reserved, and taken as far as it is used.

@@ -38,6 +38,8 @@ MAX_PROMPT_LOGPROBS = 2**18
 """Log-probabilities of prompts that one request is given, alternatives and samples counted: each
 takes up to 200 bytes.
 """
+MAX_STREAMED_PROMPT_LOGPROBS = 2**15
+"""The same of a stream, whose chunks the event loop writes."""
 
 
 class Limits(NamedTuple):

@@ -88,7 +88,7 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
         )
         requests += samples
         bounded += samples if length is not None else []
-    check_prompt_logprobs(requests, "top_logprobs_num")
+    check_prompt_logprobs(requests, "top_logprobs_num", streamed=body.stream)
     check_logprobs(bounded, "top_logprobs_num")
     return requests
 

@@ -76,7 +76,7 @@ def generation_requests(
             logprobs=0 if logprobs is None and samples > body.n else logprobs,
             prompt_logprobs=max(asked_of_prompt, default=None),
         )
-    check_prompt_logprobs(requests, told)
+    check_prompt_logprobs(requests, told, streamed=body.stream)
     if max_tokens is not None and not body.stream:
         check_logprobs(requests, top)
     return requests

@@ -63,8 +63,9 @@ class KeptLogprobs:
 
 
 def logprobs_in(output: RequestOutput) -> int:
-    """How many log-probabilities `output` holds of its own tokens."""
-    return sum([1 + len(entry.top) for entry in output.logprobs or ()])
+    """How many log-probabilities `output` holds, of its own tokens and of its prompt."""
+    entries = (*(output.logprobs or ()), *(output.prompt_logprobs or ()))
+    return sum([1 + len(entry.top) for entry in entries if entry is not None])
 
 
 def check_logprobs(requests: Sequence[RequestState], param: str) -> None:

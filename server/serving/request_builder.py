@@ -11,7 +11,7 @@ from ...runtime.core.sampling_params import SamplingParams
 from ...runtime.tokenizer.output_processor import RequestState, TextOptions
 from ..auth.accounts import allowed_priority
 from ..core.errors import InvalidRequest
-from ..core.limits import MAX_PROMPT_LOGPROBS
+from ..core.limits import MAX_PROMPT_LOGPROBS, MAX_STREAMED_PROMPT_LOGPROBS
 from ..core.schemas import SamplingFields
 from .state import Serving
 
@@ -120,21 +120,23 @@ def _sampling(serving: Serving, fields: SamplingFields) -> dict[str, Any]:
     return {**serving.sampling, **said}
 
 
-def check_prompt_logprobs(requests: Sequence[RequestState], param: str) -> None:
-    """Raises `InvalidRequest` where one HTTP request asks for more than can be held. `param`: what
-    asks for alternatives.
+def check_prompt_logprobs(requests: Sequence[RequestState], param: str, *, streamed: bool) -> None:
+    """Raises `InvalidRequest` where one HTTP request asks for more than can be held, or for more
+    than the event loop can write into a stream. `param`: what asks for alternatives.
     """
+    most = MAX_STREAMED_PROMPT_LOGPROBS if streamed else MAX_PROMPT_LOGPROBS
     count = 0
     for request in requests:
         if (top := request.params.prompt_logprobs) is not None:
             count += (1 + top) * (len(request.prompt_ids) - request.params.prompt_logprobs_start)
-    if count > MAX_PROMPT_LOGPROBS:
+    if count > most:
         message = (
             f"{param}: {count} log-probabilities of prompts are asked for, samples counted, "
-            f"more than {MAX_PROMPT_LOGPROBS}"
+            f"more than {most}"
         )
+        remedy = "leave out stream, " if streamed else ""
         raise InvalidRequest(
-            f"{message}; lower {param} or n, or send shorter prompts.",
+            f"{message}; {remedy}lower {param} or n, or send shorter prompts.",
             param=param,
             code="too_many_logprobs",
         )

@@ -12,7 +12,7 @@ from http_fixtures import client_of, error_of, make_app
 from scripted_engine import ScriptedEngine
 
 from piecework.server.openai import logprobs
-from piecework.server.serving import collector, kept_logprobs
+from piecework.server.serving import collector, kept_logprobs, request_builder
 
 CHAT, COMPLETIONS, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 TOP = {CHAT: "top_logprobs", COMPLETIONS: "logprobs", NATIVE: "top_logprobs_num"}
@@ -79,6 +79,30 @@ async def test_of_all_answers_the_largest_ends_first(
     assert small.status_code == 200
     assert error_of(large, 503)["code"] == "too_many_logprobs"
     assert serving.kept_logprobs.total == 0
+
+
+async def test_log_probabilities_of_prompts_count_as_well(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": [[5] * 60] * 2, "max_tokens": 1, "echo": True, "logprobs": 4}
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+    monkeypatch.setattr(kept_logprobs, "MAX_KEPT_LOGPROBS", 400)
+    answer = await client.post(COMPLETIONS, json=body)
+    assert error_of(answer, 503)["code"] == "too_many_logprobs"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, NATIVE])
+async def test_a_stream_does_not_keep_the_event_loop_with_those_of_a_prompt(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(request_builder, "MAX_STREAMED_PROMPT_LOGPROBS", 100)
+    asked = {"echo": True} if path == COMPLETIONS else {"logprob_start_len": 0}
+    body = {**body_of(path, n=1, top=9, tokens=1), **asked}
+    body[{COMPLETIONS: "prompt", NATIVE: "input_ids"}[path]] = [5] * 60
+    body.pop("text", None)
+    assert (await client.post(path, json=body)).status_code == 200
+    refused = await client.post(path, json={**body, "stream": True})
+    assert "leave out stream" in error_of(refused, 400, TOP[path])["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
