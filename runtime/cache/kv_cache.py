@@ -133,7 +133,7 @@ class KVCache:
         request.num_computed = request.saved_at = len(pages) * self.page_size
 
     def has_room(self, request: Holder, num_new: int, spare: int) -> bool:
-        """Whether `num_new` more tokens of a request fit, by eviction too, with `spare` pages left."""
+        """Whether `num_new` more tokens fit, by eviction too, with `spare` pages left."""
         wanted = self._pages_wanted(request, num_new)
         of_windows = 0
         if self.windows is not None:

@@ -94,8 +94,8 @@ class KVEventsConfig:
             place = endpoint.rpartition(":")[2] if endpoint.startswith("tcp://") else endpoint
             if place in taken or (place.isdigit() and int(place) > _LAST_PORT):
                 raise ValueError(
-                    f"{FLAG}: {count} engines cannot all bind, because {endpoint} is taken twice or "
-                    "is not a port. Replica N binds the port N higher: keep endpoint and "
+                    f"{FLAG}: {count} engines cannot all bind, because {endpoint} is taken twice "
+                    "or is not a port. Replica N binds the port N higher: keep endpoint and "
                     f"replay_endpoint at least {count} ports apart"
                 )
             taken.add(place)

@@ -178,7 +178,7 @@ class KVPool:
                 self.index[number] = next(tensors)
 
     def _share(self, shared: SharedPages, windowed: list[bool], platform: Platform) -> None:
-        """Lay out shared slabs: the keys of a layer, its values, then the next layer of the kind."""
+        """Lay out shared slabs: keys of a layer, its values, then the next layer of the kind."""
         layout, tensors = self.layouts[0], self.num_slabs * shared.tensors
         dtype = layout.cache_dtype or layout.dtype
         shape = pages_shape(tensors, self.page_size, layout.num_kv_heads, layout.key_size, dtype)

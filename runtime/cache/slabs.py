@@ -47,7 +47,7 @@ class Slabs:
 
     @property
     def touched(self) -> int:
-        """Number of slabs that were used at least once. The system allocates memory on first use."""
+        """Number of slabs used at least once. The system allocates memory on first use."""
         return self.count - len(self._fresh)
 
     def take(self, count: int) -> list[int]:

@@ -82,9 +82,9 @@ def test_a_block_has_the_same_hash_in_each_process_and_behind_its_parent_alone()
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("[]", "no JSON object"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "not a JSON object"),
         ('{"endpont": "x"}', "'endpont'"),
         ('{"hwm": true}', "hwm must be of type int"),
         ('{"hwm": 0}', "hwm must lie between"),
