@@ -171,8 +171,8 @@ def _spaced(text: str, special: Mapping[str, int]) -> str:
     templates of one format differ there.
     """
     found = _SIGN.match(text)
-    # Marks may begin with a bracket, too.
-    if found is None or text[found.end() :][:1].isalnum():
+    # Marks may begin with a bracket, too: those of Mistral and of MiniMax M3.
+    if found is None or regex.match(r"\w|<\]", text[found.end() :]):
         return literal(text, special)
     sign = re.escape(found[0].strip())
     return _joined(f"/{_BLANK}{sign}{_BLANK}/", literal(text[found.end() :], special))

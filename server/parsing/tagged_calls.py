@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import regex
@@ -12,6 +12,7 @@ import regex
 from .calls_grammar import Section, bounded_text, filled, literal, written_call
 from .events import Arguments, CallBegins, Parser, as_json, as_text
 from .scan import JsonValue, ScanParser, Steps
+from .tagged_values import TagsEnd, read_tags
 from .tool_calls import Call, CallRules, InTemplate, Tool
 from .typed_values import Parameters, kind_of, kinds_of, read_value, written_value
 
@@ -32,7 +33,9 @@ class TaggedFormat(InTemplate):
     `in_lines`; and `follows` before the next head, or `end`: regular expressions, bounded. A string
     may stand between the two texts of `quotes`. Some models leave the section's mark out: `bare` is
     how such calls begin, which `head` begins with, too. With `types`, `key` has a group `type`: a
-    value of the type "string" is a string whatever the schema allows.
+    value of the type "string" is a string whatever the schema allows. KEY may stand in `closing`
+    and `value_end` too. With `tags`, which all tags begin with, an object or a list may have a tag
+    for each member or `item`.
     """
 
     name: str
@@ -53,6 +56,7 @@ class TaggedFormat(InTemplate):
     types: Mapping[str, str] = field(default_factory=dict)
     quotes: tuple[str, str] | None = None
     bare: str = ""
+    tags: str = ""
 
     def matches(self, template: str) -> bool:
         return self.found_by(template)
@@ -68,14 +72,21 @@ class TaggedFormat(InTemplate):
                 parameters.check_name(key, _NAME, self.marks)
                 rule = f"argument_{number}_{index}"
                 parts.append(rule if is_required else f"{rule}?")
-                lines += self._argument(rule, literal(key, {}), schema, parameters, rules)
-            if parameters.is_open and not parts:
+                named = self._for_key(key)
+                lines += named._argument(rule, literal(key, {}), schema, parameters, rules)
+            # A grammar cannot say the same name twice, unless it knows the name.
+            if parameters.is_open and not parts and "KEY" not in self.closing:
                 rule = f"argument_{number}"
                 parts.append(f"({rule})*")
                 lines += self._argument(rule, _ANY_KEY, {}, parameters, rules)
             before = filled(self.before, {"NAME": literal(tool.name, {})}, rules.special)
             calls.append(f"{before} {' '.join(parts)} {literal(self.after, rules.special)}")
         return self.section.grammar(calls, lines, rules)
+
+    def _for_key(self, key: str) -> TaggedFormat:
+        """The format of one argument, with its name in the closing tag."""
+        closing, end = (text.replace("KEY", key) for text in (self.closing, self.value_end))
+        return replace(self, closing=closing, value_end=end)
 
     def _argument(
         self, rule: str, key: str, schema: object, parameters: Parameters, rules: CallRules
@@ -112,7 +123,7 @@ class TaggedFormat(InTemplate):
     def _told(self, key: str, value: Any) -> str:
         kind = self.types.get(kind_of(value), "")
         opening = self.opening.replace("KEY", key).replace("TYPE", kind)
-        return opening + as_text(value) + self.closing
+        return opening + as_text(value) + self.closing.replace("KEY", key)
 
 
 class _TaggedParser(ScanParser):
@@ -149,7 +160,9 @@ class _TaggedParser(ScanParser):
             if self._form.types and found["type"] == self._form.types["string"]:
                 kinds = frozenset(("string",))
             streams = kinds == {"string"} and self._form.quotes is None
-            if not (yield from (self._string() if streams else self._value(kinds))):
+            end = self._form.value_end.replace("KEY", key)
+            value = self._string(end) if streams else self._value(end, kinds, key, parameters)
+            if not (yield from value):
                 return
         # Of a call that breaks off nobody knows whether that was all.
         while not self.text.strip() and not self.is_whole:
@@ -157,17 +170,30 @@ class _TaggedParser(ScanParser):
         if self.text.strip():
             self.tell(Arguments("{}" if before == "{" else "}"))
 
-    def _value(self, kinds: frozenset[str]) -> Steps[bool]:
+    def _value(
+        self, closing: str, kinds: frozenset[str], key: str, parameters: Parameters
+    ) -> Steps[bool]:
         """Tell a value as JSON, once it is there; False where the text ends before."""
         quotes = self._form.quotes
-        value = _ValueEnd(self._form.value_end)
-        while (size := value.find(self.text, self.is_whole)) is None:
+        value, tags = _ValueEnd(closing), self._form.tags
+        nested = TagsEnd(f"{tags}<{key}>", closing)
+        while True:
+            if tags and self.text.lstrip().startswith(tags):
+                size = nested.find(self.text)
+            else:
+                size = value.find(self.text, self.is_whole)
+            if size is not None:
+                break
             if self.is_whole:
                 self.take(len(self.text))
                 return False
             yield
         text = self.take(size)
-        self.take(len(self._form.value_end))
+        self.take(len(closing))
+        if tags and text.lstrip().startswith(tags):
+            schema = parameters.schema_of(key)
+            self.tell(Arguments(read_tags(text, tags, schema, parameters.root)))
+            return True
         if self._form.in_lines:
             text = text.removeprefix("\n").removesuffix("\n")
         if quotes is not None and text.startswith(quotes[0]):
@@ -176,9 +202,9 @@ class _TaggedParser(ScanParser):
         self.tell(Arguments(read_value(text, kinds or frozenset(("string",)))))
         return True
 
-    def _string(self) -> Steps[bool]:
+    def _string(self, end: str) -> Steps[bool]:
         """Tell a string while it comes."""
-        end, in_lines = self._form.value_end, self._form.in_lines
+        in_lines = self._form.in_lines
         while in_lines and not self.text and not self.is_whole:
             yield
         if in_lines and self.text.startswith("\n"):

@@ -84,6 +84,9 @@ def _dsml(section: str) -> list[tuple[str, Said]]:
     return _section(call, f"<｜DSML｜{section}>\n", "", f"</｜DSML｜{section}>")
 
 
+M3 = "]<]minimax[>["
+
+
 def _lines(name: str, arguments: dict[str, Any]) -> str:
     return f"{as_object(name, arguments)}\n"
 
@@ -146,6 +149,20 @@ SECTIONS: dict[str, list[tuple[str, Said]]] = {
         ),
     ],
     "minimax_m1": _section(_lines, "<tool_calls>\n", "", "</tool_calls>"),
+    "minimax_m3": [
+        *_section(
+            _tagged(f'{M3}<invoke name="NAME">', f"{M3}<KEY>VALUE{M3}</KEY>", f"{M3}</invoke>\n"),
+            f"{M3}<tool_call>\n",
+            "",
+            f"{M3}</tool_call>",
+        ),
+        (
+            f'{M3}<tool_call>{M3}<invoke name="weather">\n{M3}<days>7{M3}</days>\n{M3}<more>'
+            f"{M3}<item>1{M3}</item>{M3}<item>{M3}<more>x{M3}</more>{M3}</item>{M3}</more>"
+            f"{M3}</invoke>{M3}</tool_call>",
+            [("weather", {"days": 7, "more": [1, {"more": "x"}]})],
+        ),
+    ],
     "nemotron_nano_v2": _section(as_object, "<TOOLCALL>[", ", ", "]</TOOLCALL>"),
     "olmo3": _in_python("<function_calls>\n", "\n", "\n</function_calls>"),
     "solar_open": _section(

@@ -48,6 +48,16 @@ def _glm(line: str) -> str:
     return _calls("<tool_call>{{ call.name }}" + _arguments(argument) + f"{line}</tool_call>")
 
 
+_M3 = "]<]minimax[>["
+_NESTED = (
+    "{% macro tags(value) %}{% if value is mapping %}{% for key, one in value.items() %}"
+    + _M3 + "<{{ key }}>{{ tags(one) }}" + _M3 + "</{{ key }}>{% endfor %}"
+    "{% elif value is sequence and value is not string %}{% for one in value %}"
+    + _M3 + "<item>{{ tags(one) }}" + _M3 + "</item>{% endfor %}"
+    "{% else %}" + BARE + "{% endif %}{% endmacro %}"
+)  # fmt: skip
+
+
 def _gemma(opening: str, closing: str, quote: str) -> str:
     text = quote + "{{ VALUE }}" + quote
     item = "{% for item in value %}" + text.replace("VALUE", "item") + "{{ ',' if not loop.last }}"
@@ -94,6 +104,12 @@ TEMPLATES = {
         + "</invoke>\n",
         "<minimax:tool_call>\n",
         "</minimax:tool_call>",
+    ),
+    "minimax_m3": _NESTED
+    + _calls(
+        _M3 + '<invoke name="{{ call.name }}">{{ tags(call.arguments) }}' + _M3 + "</invoke>\n",
+        f"{_M3}<tool_call>\n",
+        f"{_M3}</tool_call>",
     ),
     "llama3_json": _calls(OBJECT.replace("arguments", "parameters", 1)),
     "pythonic": _python("", ""),
