@@ -22,7 +22,7 @@ from .causal_lm import CausalLM
 from .checkpoint import renamed
 from .hybrid import kinds_of_layers
 from .minimax_m2 import turned_part
-from .mixtral import MixtralForCausalLM
+from .mixtral import MixtralForCausalLM, mixtral_experts
 
 ARCHITECTURE = "MiniMaxForCausalLM"
 MODEL_TYPE = "minimax"
@@ -139,4 +139,5 @@ class MiniMaxForCausalLM(CausalLM):
         rates = rates * (1 - layer / (config.num_layers - 1 + 1e-5) + 1e-5)
         return LightningAttention(layer, config.hidden_size, config.head_dim, -rates)
 
-    make_mlp = MixtralForCausalLM.make_mlp
+    def make_mlp(self, layer: int) -> nn.Module:
+        return mixtral_experts(self.config)

@@ -64,10 +64,14 @@ class MixtralForCausalLM(MistralForCausalLM):
         return renamed(tensors, {r"\.block_sparse_moe\.": ".mlp."})
 
     def make_mlp(self, layer: int) -> nn.Module:
-        config = self.config
-        routing = Routing(config.num_local_experts, config.num_experts_per_tok)
-        sizes = config.hidden_size, config.intermediate_size, config.num_local_experts
-        return SparseMoE(
-            Router(config.hidden_size, routing),
-            FusedMoE(*sizes, activation=config.activation, names=("w1", "w3", "w2")),
-        )
+        return mixtral_experts(self.config)
+
+
+def mixtral_experts(config: Any) -> SparseMoE:
+    """A layer's mixture."""
+    routing = Routing(config.num_local_experts, config.num_experts_per_tok)
+    sizes = config.hidden_size, config.intermediate_size, config.num_local_experts
+    return SparseMoE(
+        Router(config.hidden_size, routing),
+        FusedMoE(*sizes, activation=config.activation, names=("w1", "w3", "w2")),
+    )

@@ -131,6 +131,7 @@ def assert_same_prompts(
     prompts = plan_states(lens, torch.tensor(slots)).prompts
     assert prompts is not None
     is_compared = torch.tensor(slots).repeat_interleave(torch.tensor(lens)) != 0
+    of_rows, row_bias = random(tokens, count * numbers).to(dtype), random(count * numbers)
     kept = random(SLOTS, columns - 1, channels).to(dtype)
     cases = (
         (
@@ -148,6 +149,13 @@ def assert_same_prompts(
             (count * size, numbers, size),
             lambda module, out, held: module.gated_delta_prompts(
                 x, first, second, of_delta, out, held, prompts
+            ),
+        ),
+        (
+            "gated_delta_prompts by rows",
+            (count * size, numbers, size),
+            lambda module, out, held: module.gated_delta_prompts(
+                x, first, of_rows, DeltaWeights(conv, a, row_bias), out, held, prompts
             ),
         ),
     )

@@ -147,7 +147,7 @@ def gated_delta_prompts(
     prompts: Prompts,
 ) -> None:
     """As `recurrent_prompts.gated_delta_prompts`."""
-    library = load_kernels() if weights.decays == 1 else None
+    library = load_kernels()
     if library is None or not all(_takes(x, each) for each in (states.conv, b, a, out)):
         return recurrent_prompts.gated_delta_prompts(x, b, a, weights, out, states, prompts)
     conv, _ = _conv(x, weights.conv, None, states.conv, prompts.slots, silu=True, out=out)

@@ -2,90 +2,24 @@
 // results stay in the cache; of a part each thread takes heads, whose states it keeps beside it, from one chunk of tokens to the next.
 //
 // Both kinds of heads write k new^T into a state [numbers][size], of which tokens read q^T: Mamba 2's b and c are k and q, and dt * x is new;
-// of the gated delta rule, new follows from what the state and the tokens before in the chunk have at k: a triangular system.
+// of the gated delta rule, new follows from what the state and the tokens before in the chunk have at k: a triangular system. Its states may
+// decay row by row.
 #include "attention_tiles.h"
 #include "recurrent_conv.h"
+#include "recurrent_memory.h"
 #include "threads.h"
 
 namespace piecework {
 namespace {
 
-using tiles::power_of_two;
-using tiles::round_up;
-
-constexpr int kChunk = 32;         // tokens
-constexpr int kWide = 2 * kLanes;  // numbers of a state's rows that are computed together
-constexpr int kTogether = 4;       // heads of one group that share what is made of its keys
-constexpr float kLog2E = 1.44269504f;
-static_assert(kPart % kChunk == 0 && kChunk % kWide == 0);
-
-// out [Rows][kWide] = keep * out + a b, where a [Rows][count] lies column after column, `step` apart, and b [count][kWide] `b_stride` apart.
-template <int Rows>
-void multiply_rows(const float* a, int64_t step, const float* b, int64_t b_stride, int count, float keep, float* out, int64_t stride) {
-  floats sums[Rows][2];
-  unrolled<Rows>([&](auto r) {
-    if (keep == 0.0f) {
-      sums[r][0] = sums[r][1] = floats{};
-    } else {
-      sums[r][0] = load<floats>(out + r * stride) * keep;
-      sums[r][1] = load<floats>(out + r * stride + kLanes) * keep;
-    }
-  });
-  for (int k = 0; k < count; ++k, a += step, b += b_stride) {
-    const floats first = load<floats>(b), second = load<floats>(b + kLanes);
-    unrolled<Rows>([&](auto r) {
-      const floats x = splat(a[r]);
-      sums[r][0] += x * first;
-      sums[r][1] += x * second;
-    });
-  }
-  unrolled<Rows>([&](auto r) {
-    store(out + r * stride, sums[r][0]);
-    store(out + r * stride + kLanes, sums[r][1]);
-  });
-}
-
-void multiply(int rows, const float* a, int64_t step, const float* b, int64_t b_stride, int count, float keep, float* out, int64_t stride) {
-  with_constant<kBlockRows>(rows, [&](auto number) { multiply_rows<number>(a, step, b, b_stride, count, keep, out, stride); });
-}
-
-// One thread's working memory.
-struct Memory {
-  Memory(int numbers, int size, bool is_delta)
-      : panels((size + kWide - 1) / kWide),
-        of_state(static_cast<int64_t>(panels) * numbers * kWide),
-        states(kTogether * of_state),
-        keys(kChunk * numbers),
-        key_columns(kChunk * numbers),
-        query_columns(kChunk * numbers),
-        attends(kChunk * kChunk),
-        among_keys(is_delta ? kChunk * kChunk : 0),
-        weights(kChunk * kChunk),
-        system(is_delta ? kChunk * kChunk : 0),
-        written(kChunk * kWide),
-        read(kChunk * kWide),
-        sums(kChunk),
-        rates(kChunk),
-        grown(kChunk),
-        left(kChunk) {}
-
-  int panels;
-  int64_t of_state;
-  Aligned<float> states;                      // [kTogether][panels][numbers][kWide]
-  Aligned<float> keys;                        // [kChunk][numbers]
-  Aligned<float> key_columns, query_columns;  // [numbers][kChunk]
-  Aligned<float> attends, among_keys;         // [kChunk][kChunk]: of each key, the products with queries, and keys
-  Aligned<float> weights, system;             // the same with decays, of one head
-  Aligned<float> written, read;               // [kChunk][kWide]
-  Aligned<float> sums, rates, grown, left;    // [kChunk]: logarithms (base 2) of what is left of the chunk's first; beta or dt
-};
+static_assert(kPart % kChunk == 0);
 
 // Heads [head, head + count) of one group over a stretch.
 template <class T, bool kIsDelta>
 class Run {
  public:
   Run(const Conv& conv, const Heads& call, const Prompts& prompts, const Stretch& part, int head, int count, Memory& memory)
-      : conv_(conv), call_(call), memory_(memory), part_(part), head_(head), count_(count), size_(call.size), numbers_(call.numbers) {
+      : conv_(conv), call_(call), memory_(memory), part_(part), head_(head), count_(count), size_(call.size), numbers_(call.numbers), by_rows_(kIsDelta && call.decays > 1) {
     const int64_t inner = static_cast<int64_t>(call.heads) * size_, all_keys = static_cast<int64_t>(call.groups) * numbers_;
     const int64_t group = static_cast<int64_t>(head / (call.heads / call.groups)) * numbers_;
     const float* rows = prompts.room + static_cast<int64_t>(part.at) * conv.channels;
@@ -100,8 +34,9 @@ class Run {
     for (int i = 0; i < count_; ++i) fetch(i);
     for (int begin = 0; begin < part_.count; begin += kChunk) {
       const int tokens = std::min(kChunk, part_.count - begin);
-      load_keys(begin, tokens);
+      if (!by_rows_) load_keys(begin, tokens);
       for (int i = 0; i < count_; ++i) {
+        if (by_rows_) load_rows(i, begin, tokens);
         weigh(i, begin, tokens);
         for (int panel = 0; panel < memory_.panels; ++panel) advance(i, panel, begin, tokens);
       }
@@ -150,8 +85,8 @@ class Run {
     }
   }
 
-  // Keys and queries of a chunk, those of a delta rule of length 1, and their products.
-  void load_keys(int begin, int tokens) {
+  // Keys and queries of a chunk, those of a delta rule of length 1.
+  void read_keys(int begin, int tokens) {
     const float *keys = keys_ + static_cast<int64_t>(begin) * conv_.channels, *queries = queries_ + static_cast<int64_t>(begin) * conv_.channels;
     alignas(64) float of_keys[kChunk], of_queries[kChunk];
     for (int i = 0; i < kChunk; ++i) {
@@ -177,6 +112,11 @@ class Run {
       tiles::widen_transposed(rows, count, numbers_, load<floats>(of_keys + at), &memory_.key_columns[at], kChunk);
       tiles::widen_transposed(others, count, numbers_, load<floats>(of_queries + at), &memory_.query_columns[at], kChunk);
     }
+  }
+
+  // The same and their products.
+  void load_keys(int begin, int tokens) {
+    read_keys(begin, tokens);
     for (int j = 0; j < tokens; j += kBlockRows) {
       const int rows = std::min(kBlockRows, tokens - j);
       for (int at = j / kWide * kWide; at < tokens; at += kWide) {
@@ -185,6 +125,73 @@ class Run {
         if constexpr (kIsDelta)
           multiply(rows, columns, kChunk, &memory_.key_columns[at], kChunk, numbers_, 0.0f, &memory_.among_keys[j * kChunk + at], kChunk);
       }
+    }
+  }
+
+  // The same where each number decays on its own. Keys and queries become what `advance` takes where nothing else decays.
+  void load_rows(int i, int begin, int tokens) {
+    Memory& m = memory_;
+    read_keys(begin, tokens);
+    for (int t = 0; t < kChunk; ++t)
+      for (int n = 0; n < numbers_; ++n) {
+        const float before = t == 0 ? 0.0f : m.row_sums[n * kChunk + t - 1];
+        m.row_sums[n * kChunk + t] = before + (t < tokens ? log_decay<T>(call_, token_ + begin + t, head_ + i, n) * kLog2E : 0.0f);
+      }
+    for (int first = 0; first < tokens; first += kLanes) {
+      if (first + kLanes < tokens) multiply_later(first, tokens);
+      multiply_near(first, std::min(first + kLanes, tokens));
+    }
+    for (int n = 0; n < numbers_; ++n) {
+      float *sums = &m.row_sums[n * kChunk], *keys = &m.key_columns[n * kChunk], *queries = &m.query_columns[n * kChunk];
+      const float last = sums[kChunk - 1];
+      m.lasting[n] = std::exp2(last);
+      for (int at = 0; at < kChunk; at += kLanes) {
+        const floats grown = power_of_two(load<floats>(sums + at));
+        store(keys + at, load<floats>(keys + at) * grown);
+        store(queries + at, load<floats>(queries + at) * grown);
+        store(sums + at, power_of_two(last - load<floats>(sums + at)));
+      }
+      for (int t = 0; t < tokens; ++t) m.keys[t * numbers_ + n] *= sums[t];
+    }
+  }
+
+  // Products of the keys of the kLanes tokens from `first` on with what comes behind them: no factor is above 1.
+  void multiply_later(int first, int tokens) {
+    Memory& m = memory_;
+    const int next = first + kLanes;
+    for (int n = 0; n < numbers_; ++n) {
+      const float *sums = &m.row_sums[n * kChunk], *keys = &m.key_columns[n * kChunk], *queries = &m.query_columns[n * kChunk];
+      const float last = sums[next - 1];
+      store(&m.near_keys[n * kLanes], load<floats>(keys + first) * power_of_two(last - load<floats>(sums + first)));
+      for (int at = next; at < kChunk; at += kLanes) {
+        const floats faded = power_of_two(load<floats>(sums + at) - last);
+        store(&m.far_keys[n * kChunk + at], load<floats>(keys + at) * faded);
+        store(&m.far_queries[n * kChunk + at], load<floats>(queries + at) * faded);
+      }
+    }
+    for (int j = 0; j < kLanes; j += kBlockRows) {
+      const int rows = std::min(kBlockRows, kLanes - j), row = (first + j) * kChunk;
+      for (int at = next / kWide * kWide; at < tokens; at += kWide) {
+        multiply(rows, &m.near_keys[j], kLanes, &m.far_queries[at], kChunk, numbers_, 0.0f, &m.attends[row + at], kChunk);
+        multiply(rows, &m.near_keys[j], kLanes, &m.far_keys[at], kChunk, numbers_, 0.0f, &m.among_keys[row + at], kChunk);
+      }
+    }
+  }
+
+  // Products of the keys of the tokens [first, end) with one another and with their queries.
+  void multiply_near(int first, int end) {
+    Memory& m = memory_;
+    for (int j = first; j < end; ++j) {
+      floats of_queries{}, of_keys{};
+      for (int n = 0; n < numbers_; ++n) {
+        const float *sums = &m.row_sums[n * kChunk], *keys = &m.key_columns[n * kChunk], *queries = &m.query_columns[n * kChunk];
+        const floats since = load<floats>(sums + first) - sums[j];
+        const floats key = power_of_two(tiles::choose(since > 0.0f, floats{}, since)) * keys[j];
+        of_queries += key * load<floats>(queries + first);
+        of_keys += key * load<floats>(keys + first);
+      }
+      store(&m.attends[j * kChunk + first], of_queries);
+      store(&m.among_keys[j * kChunk + first], of_keys);
     }
   }
 
@@ -198,7 +205,7 @@ class Run {
       if (t < tokens) {
         if constexpr (kIsDelta) {
           m.rates[t] = written_share<T>(call_, token, head_ + i);
-          sum += log_decay<T>(call_, token, head_ + i) * kLog2E;
+          if (!by_rows_) sum += log_decay<T>(call_, token, head_ + i) * kLog2E;
         } else {
           m.rates[t] = step_length<T>(call_, token, head_ + i);
           sum += m.rates[t] * call_.a[head_ + i] * kLog2E;
@@ -265,6 +272,8 @@ class Run {
         store(written, load<floats>(written) * m.left[t]);
       }
     }
+    for (int n = 0; by_rows_ && n < numbers_; ++n)
+      for (int half = 0; half < kWide; half += kLanes) store(state + n * kWide + half, load<floats>(state + n * kWide + half) * m.lasting[n]);
     const float lasting = m.grown[kChunk - 1];
     for (int n = 0; n < numbers_; n += kBlockRows)
       multiply(std::min(kBlockRows, numbers_ - n), &m.keys[n], numbers_, m.written.data(), kWide, tokens, lasting, state + n * kWide, kWide);
@@ -295,6 +304,7 @@ class Run {
   Memory& memory_;
   const Stretch part_;
   const int head_, count_, size_, numbers_;
+  const bool by_rows_;
   const float *values_, *keys_, *queries_;
   int64_t token_, slot_;
 };
@@ -305,7 +315,7 @@ void run_prompts(const Conv& conv, const Heads& call, const Prompts& prompts, in
   const int times = call.heads / call.groups, runs = (times + kTogether - 1) / kTogether;
 #pragma omp parallel num_threads(static_cast<int64_t>(conv.tokens) * conv.channels < kAlone ? 1 : threads)
   {
-    Memory memory(call.numbers, call.size, kIsDelta);
+    Memory memory(call.numbers, call.size, kIsDelta, kIsDelta && call.decays > 1);
     for (const std::vector<Stretch>& part : parts) {
       convolve_all<T, float>(
           conv, prompts, part, [&](const Stretch& each) { return prompts.room + static_cast<int64_t>(each.at) * conv.channels; }, conv.channels);
