@@ -233,8 +233,8 @@ def _delta_chunks(
         queries, keys = (each[tokens].transpose(1, 2) for each in (q, k))
         # [n, H, Q, Q]
         if by_rows:
-            of_heads = (each.repeat_interleave(times, 1) for each in (queries, keys))
-            attends, system = _decayed_products(*of_heads, decays, sums)
+            asking, asked = (each.repeat_interleave(times, 1) for each in (queries, keys))
+            attends, system = _decayed_products(asking, asked, decays, sums)
             system = system.mul_(rates).tril_()
         else:
             pairwise = _pairwise(sums[..., 0])
