@@ -176,6 +176,47 @@ def assert_same_prompts(
             torch.testing.assert_close(own, other, atol=most, rtol=0.0, msg=name)
 
 
+def assert_same_scan(
+    kernels: Any,
+    dtype: torch.dtype,
+    lens: list[int],
+    heads: tuple[int, int],
+    sizes: tuple[int, int],
+    slots: list[int],
+    seed: int,
+) -> None:
+    """`kernels`: a module with the selective scan's functions of `recurrent_steps` and
+    `recurrent_prompts`; `lens`: of three requests, one token each are decodes.
+    """
+    (count, groups), (size, numbers) = heads, sizes
+    inner, tokens, at = count * size, sum(lens), torch.tensor(slots)
+    noise = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=noise)
+
+    x, dt = random(tokens, 2 * inner + 5).to(dtype)[:, : 2 * inner].chunk(2, dim=1)
+    b, c = random(tokens, 2 * groups * numbers).to(dtype).chunk(2, dim=1)
+    weights = ScanWeights(-random(inner, numbers).exp(), random(inner), random(inner))
+    states = random(SLOTS, inner, numbers)
+    states[0] = 0.0
+    prompts = plan_states(lens, at).prompts
+    is_compared = (at != 0).repeat_interleave(torch.tensor(lens))
+    found, kept = [], []
+    for steps, of_prompts in ((recurrent_steps, recurrent_prompts), (kernels, kernels)):
+        held, out = states.clone(), torch.full((tokens, inner), 7.0, dtype=dtype)
+        if prompts is None:
+            out = steps.selective_scan_step(x, dt, b, c, weights, held, at)
+        else:
+            of_prompts.selective_scan_prompts(x, dt, b, c, weights, out, held, prompts)
+        found.append(out[is_compared])
+        kept.append(held)
+    allowed = 2**-7 if found[0].dtype == torch.bfloat16 else 1e-4
+    for own, plain in ((found[1], found[0]), (kept[1], kept[0])):
+        most = allowed * max(1.0, plain.abs().max().item() if plain.numel() else 0.0)
+        torch.testing.assert_close(own, plain, atol=most, rtol=0.0)
+
+
 def assert_spoils_what_follows_alone(kernels: Any, kind: str, number: float) -> None:
     """`kernels`: as of `assert_same_prompts`; `kind`: the layer, as its function is called;
     `number`: one that is not finite, in what a token of the second of three prompts gives: tokens

@@ -12,6 +12,7 @@ from native_variants import built, native_variants
 from recurrent_cases import (
     SHAPES,
     assert_same_prompts,
+    assert_same_scan,
     assert_same_steps,
     assert_spoils_what_follows_alone,
 )
@@ -53,8 +54,27 @@ def test_prompts_are_those_of_plain_torch(
         assert_same_prompts(recurrent, dtype, lens, **shape)
 
 
+@pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@settings(deadline=None, max_examples=8)
+@given(
+    lens=st.lists(st.sampled_from(LENGTHS), min_size=3, max_size=3) | st.just([1, 1, 1]),
+    heads=SHAPES["heads"],
+    sizes=SHAPES["sizes"] | st.just((70, 16)),
+    slots=SHAPES["slots"],
+    seed=SHAPES["seed"],
+)
+def test_a_selective_scan_is_that_of_plain_torch(
+    variant: build.Variant, dtype: torch.dtype, lens: list[int], **shape: Any
+) -> None:
+    library = built(variant)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrent, "load_kernels", lambda: library)
+        assert_same_scan(recurrent, dtype, lens, **shape)
+
+
 BROKEN = pytest.mark.parametrize("number", [float("nan"), float("inf")])
-KINDS = ("mamba2", "gated_delta", "delta by rows")
+KINDS = ("mamba2", "gated_delta", "delta by rows", "selective_scan")
 
 
 @BROKEN
@@ -70,6 +90,6 @@ def test_a_broken_number_changes_nothing_before_it(
 
 
 @BROKEN
-@pytest.mark.parametrize("kind", [*KINDS, "selective_scan"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_nor_does_it_in_plain_torch(kind: str, number: float) -> None:
     assert_spoils_what_follows_alone(recurrent_prompts, kind, number)

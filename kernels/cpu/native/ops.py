@@ -27,6 +27,8 @@ from .recurrent import (
     gated_delta_step,
     mamba2_prompts,
     mamba2_step,
+    selective_scan_prompts,
+    selective_scan_step,
 )
 from .sampling import argmax, mask_logits, sample_filtered, sample_plain, softmax
 
@@ -55,6 +57,8 @@ __all__ = [
     "rotary_embedding",
     "sample_filtered",
     "sample_plain",
+    "selective_scan_prompts",
+    "selective_scan_step",
     "silu_and_mul",
     "silu_and_mul_quantize_dynamic",
     "silu_and_mul_quantize_static",

@@ -1,4 +1,4 @@
-"""Layers with a recurrent state by the C++ kernels (recurrent.cpp, recurrent_prompts.cpp), for
+"""Layers with a recurrent state by the C++ kernels (`recurrent*.cpp`), for
 activations of bfloat16 and float32; others go to `kernels.recurrent_steps` and
 `kernels.recurrent_prompts`, which say what they compute.
 """
@@ -10,7 +10,7 @@ import ctypes
 import torch
 
 from ... import recurrent_prompts, recurrent_steps
-from ...recurrent_steps import DeltaWeights, Mamba2Weights, States, rows_of_numbers
+from ...recurrent_steps import DeltaWeights, Mamba2Weights, ScanWeights, States, rows_of_numbers
 from ...state_plan import Prompts
 from .build import load_kernels
 from .quantize import pointers
@@ -42,6 +42,15 @@ class _Prompts(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("begins", "lens", "room")),
         *((name, _INT) for name in ("count", "capacity")),
+    ]
+
+
+class _Scan(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("states", "x", "dt", "b", "c", "a", "d", "dt_bias", "out")),
+        *((name, _POINTER) for name in ("slots", "begins", "lens")),
+        *((name, _LONG) for name in ("x_stride", "dt_stride", "b_stride", "c_stride")),
+        *((name, _INT) for name in ("count", "channels", "groups", "numbers")),
     ]
 
 
@@ -100,6 +109,25 @@ def gated_delta_step(
     return out
 
 
+def selective_scan_step(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: ScanWeights,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """As `recurrent_steps.selective_scan_step`."""
+    library = load_kernels()
+    if library is None or not all(_takes(x, each) for each in (dt, b, c)):
+        return recurrent_steps.selective_scan_step(x, dt, b, c, weights, states, slots)
+    out = torch.empty(x.shape, dtype=torch.float32)
+    call, _numbers = _scan((x, dt, b, c), weights, states, out, slots, None)
+    library.piecework_selective_scan(ctypes.byref(call), *_how(x))
+    return out
+
+
 def conv_prompts(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -155,6 +183,45 @@ def gated_delta_prompts(
     of_prompts, _room = _prompts(x, prompts)
     where = (ctypes.byref(conv), ctypes.byref(call), ctypes.byref(of_prompts))
     library.piecework_gated_delta_prompts(*where, *_how(x))
+
+
+def selective_scan_prompts(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    weights: ScanWeights,
+    out: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> None:
+    """As `recurrent_prompts.selective_scan_prompts`."""
+    library = load_kernels()
+    if library is None or not all(_takes(x, each) for each in (dt, b, c, out)):
+        given = x, dt, b, c, weights, out, states, prompts
+        return recurrent_prompts.selective_scan_prompts(*given)
+    call, _numbers = _scan((x, dt, b, c), weights, states, out, prompts.slots, prompts)
+    library.piecework_selective_scan(ctypes.byref(call), *_how(x))
+
+
+def _scan(
+    inputs: tuple[torch.Tensor, ...],
+    weights: ScanWeights,
+    states: torch.Tensor,
+    out: torch.Tensor,
+    slots: torch.Tensor,
+    prompts: Prompts | None,
+) -> tuple[_Scan, tuple[torch.Tensor, ...]]:
+    """The call, and what it reads that nobody else holds. `inputs`: x, dt, b and c."""
+    assert out.is_contiguous() and states.is_contiguous() and slots.dtype == torch.int64
+    assert all(each.is_contiguous() and each.dtype == torch.float32 for each in weights)
+    inputs = tuple(map(rows_of_numbers, inputs))
+    _, channels, numbers = states.shape
+    where = pointers(states, *inputs, *weights, out, slots)
+    spans = (None, None) if prompts is None else [each.ctypes.data for each in prompts.spans]
+    strides = (each.stride(0) for each in inputs)
+    sizes = (len(slots), channels, inputs[2].shape[1] // numbers, numbers)
+    return _Scan(*where, *spans, *strides, *sizes), inputs
 
 
 def _takes(x: torch.Tensor, other: torch.Tensor) -> bool:
