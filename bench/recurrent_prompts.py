@@ -27,7 +27,7 @@ from ..kernels.state_plan import plan_states
 
 class Shape(NamedTuple):
     """Heads of `size` numbers with `numbers` of a state for each, groups of heads; `columns` of the
-    convolution over `channels`.
+    convolution over `channels`; `decays`: as of `DeltaWeights`.
     """
 
     heads: int
@@ -36,14 +36,17 @@ class Shape(NamedTuple):
     numbers: int
     channels: int
     columns: int = 4
+    decays: int = 1
 
 
+_DELTA = ("gated delta net", "Kimi Delta Attention")
 _SHAPES = {
     "gated delta net": Shape(16, 16, 128, 128, 6144),
+    "Kimi Delta Attention": Shape(32, 32, 128, 128, 12288, decays=128),
     "Mamba 2": Shape(32, 1, 64, 128, 2304),
     "short convolution": Shape(0, 0, 0, 0, 1024, columns=3),
 }
-"""Of Qwen3.5 0.8B, Granite 4.0 H 350M and LFM2 350M."""
+"""Of Qwen3.5 0.8B, Kimi Linear 48B, Granite 4.0 H 350M and LFM2 350M."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +94,7 @@ def _share(kind: str, shape: Shape, tokens: float, peaks: Peaks) -> float:
     """Of the machine's peak, of so many tokens a second."""
     if not shape.heads:
         return 2 * torch.bfloat16.itemsize * shape.channels * tokens / peaks.read
-    each = 6 if kind == "gated delta net" else 4
+    each = 6 if kind in _DELTA else 4
     numbers = shape.heads * shape.size * shape.numbers
     return each * numbers * tokens / peaks.operations["float32"]
 
@@ -104,11 +107,12 @@ def _prepare(kind: str, shape: Shape, tokens: int) -> Callable[[Any], None]:
         return torch.randn(sizes, generator=noise)
 
     heads, channels = shape.heads, shape.channels
-    rows = random(tokens, channels + 2 * heads).to(torch.bfloat16)
+    decays = heads * shape.decays
+    rows = random(tokens, channels + heads + decays).to(torch.bfloat16)
     x, first, second = rows.tensor_split([channels, channels + heads], dim=-1)
     conv, bias = random(channels, shape.columns) / 2, random(channels)
     a = -random(heads).exp()
-    of_head = (shape.numbers, shape.size) if kind == "gated delta net" else shape[2:4]
+    of_head = (shape.numbers, shape.size) if kind in _DELTA else shape[2:4]
     states = States(
         torch.zeros(2, shape.columns - 1, channels, dtype=torch.bfloat16),
         torch.zeros(2, heads, *of_head),
@@ -116,11 +120,11 @@ def _prepare(kind: str, shape: Shape, tokens: int) -> Callable[[Any], None]:
     prompts = plan_states([tokens], torch.tensor([1])).prompts
     assert prompts is not None
     out = torch.zeros(tokens, heads * shape.size or channels, dtype=torch.bfloat16)
-    delta = DeltaWeights(conv, a, a)
+    delta = DeltaWeights(conv, a, random(decays))
     mamba = Mamba2Weights(conv, bias, a, a, a, (0.0, float("inf")))
 
     def run(module: Any) -> None:
-        if kind == "gated delta net":
+        if kind in _DELTA:
             module.gated_delta_prompts(x, first, second, delta, out, states, prompts)
         elif kind == "Mamba 2":
             module.mamba2_prompts(x, first, mamba, out, states, prompts)
