@@ -86,7 +86,7 @@ class LatentPlan(NamedTuple):
 
 def expands(new: int, length: int, heads_numbers: int, layout: KVLayout) -> bool:
     """Whether `new` of `length` tokens cost less expanded: by products, as both forms were measured
-    to do about as many a second (`python -m piecework.bench.latent_attention`). `heads_numbers`:
+    to do about as many a second (`python -m piecework.lab.latent_attention`). `heads_numbers`:
     N + V.
     """
     pairs = new * (length - new / 2)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 ROOT_PACKAGE = ""
-NOT_PACKAGED = {"tests", "docs", "docker", "build", "dist"}
+NOT_PACKAGED = {"lab", "tests", "docs", "docker", "build", "dist"}
 
 
 def python_files(root: Path) -> list[str]:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "lab").glob("*.md")]
+)
 NAMED = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|cpp|h|md|json))(?::([\w.]+))?`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 

@@ -1,5 +1,5 @@
 """Runs static programs on a CPU that this machine is not: a Sapphire Rapids that Bochs computes
-instruction by instruction, under a Linux that is booted for them (docs/performance-cpu.md tells how
+instruction by instruction, under a Linux that is booted for them (lab/performance-cpu.md tells how
 to get both).
 """
 

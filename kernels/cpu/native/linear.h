@@ -1,7 +1,7 @@
 // y = x W^T + b for rows of x and panels of W in the formats of weights.h.
 //
 // Few rows by float32 FMAs on numbers that are widened. Many rows in the fastest of the ways that the CPU has: these, dot products of
-// bfloat16, or FMAs of float16. On Emerald Rapids they make 176, 86 and 352 GFLOP/s a core (docs/performance-cpu.md); others have twice as
+// bfloat16, or FMAs of float16. On Emerald Rapids they make 176, 86 and 352 GFLOP/s a core (lab/performance-cpu.md); others have twice as
 // many dot products as FMAs, or no float16. Weights of 8 bits with a scale a row are multiplied by x of 8 bits: int8 by products of whole
 // numbers (bytes.cpp), e4m3 in the same ways as bfloat16, which holds each of its numbers.
 #pragma once

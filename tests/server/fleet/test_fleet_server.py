@@ -18,7 +18,7 @@ from server_process import ServerProcess
 from tiny_encoders import make_tiny_encoder, write_modules
 from tiny_models import make_tiny_model
 
-from piecework.bench.fleet import main as measure
+from piecework.lab.fleet import main as measure
 
 pytestmark = pytest.mark.slow
 BODY = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True}

@@ -1,0 +1,1 @@
+"""Experiments and one-off measurements. Not packaged: they run from a checkout."""
