@@ -218,6 +218,7 @@ def test_it_says_which_models_it_takes() -> None:
     assert "float32" in (obstacle(replace(LAYOUT, dtype=torch.float32)) or "")
     assert obstacle(replace(LAYOUT, cache_dtype=torch.float8_e4m3fn)) is None
     assert "int8" in (obstacle(replace(LAYOUT, cache_dtype=torch.int8)) or "")
+    assert "slopes" in (obstacle(replace(LAYOUT, slopes=torch.ones(32))) or "")
     assert "80" in (obstacle(replace(LAYOUT, key_size=80, value_size=80)) or "")
 
 

@@ -481,6 +481,8 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
         },
     ),
+    "gpt-j": ("gptj", {"rotary_dim": 8}),
+    "codegen": ("codegen", {"rotary_dim": 8}),
     "gpt-neox": ("gpt_neox", {"tie_word_embeddings": True}),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 48}),
     "nemotron": ("nemotron", {"head_dim": 16}),
