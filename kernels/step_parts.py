@@ -155,9 +155,13 @@ class StepCall(Protocol):
 
 
 class StepKernels(Protocol):
-    """A model's forward without its ops, for steps of up to `max_tokens` tokens."""
+    """A model's forward without its ops, for steps of up to `max_tokens` tokens.
+
+    `keeps_bits`: whether a step has the bits that the model's ops give one by one.
+    """
 
     max_tokens: int
+    keeps_bits: bool
 
     def call(
         self,

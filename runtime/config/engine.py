@@ -272,7 +272,7 @@ class EngineConfig:
     cuda_graph_backend_decode: str | None = option(
         None,
         "graphs of steps of nothing but decodes: full records the whole forward for each batch "
-        "size; native runs it as one call of C++ on a CPU, in bfloat16; default: by device",
+        "size; native runs it and short prompts as one call of C++ (CPU); default: by device",
         group=GRAPHS,
         choices=DECODE_BACKENDS,
     )

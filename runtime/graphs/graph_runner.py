@@ -177,8 +177,9 @@ class GraphRunner:
         kernels = self.kernels
         if batch.call is not None or kernels is None or self._config.batch_invariant:
             return batch.call
-        # Steps of prompts alone are for pieces, however short they are.
-        if batch.num_tokens > kernels.max_tokens or not batch.has_decodes:
+        # A repeated prompt may be a shorter step, whose text must not change by that.
+        is_free = kernels.keeps_bits or batch.has_decodes
+        if batch.num_tokens > kernels.max_tokens or not is_free:
             return None
         # A request asks the same for all of its tokens.
         draws = draws_of(batch.samplers) if batch.asks_no_more else None

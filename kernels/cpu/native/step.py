@@ -72,6 +72,12 @@ class NativeStep:
         parts: DecoderParts = part_of(model)
         self.has_head = group is None and parts.head is not None and _is_packed(parts.head)
         self.finish = parts.finish
+        # Others are torch's functions in the ops, or sums in another order.
+        self.keeps_bits = group is None and all(
+            isinstance(each.feed_forward, FeedForwardParts)
+            and each.feed_forward.activation == "silu"
+            for each in parts.layers
+        )
         tables = [tuple(table.contiguous() for table in both) for both in parts.tables]
         # What the kernels read, beside the parts that are made anew each time.
         self._owners = (model, parts, tables, layouts, k_cache, v_cache)

@@ -147,6 +147,7 @@ def test_pieces_round_activations_as_this_start_is_told(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "dtype": "bfloat16",
         "quantization": "q8_0",
+        "cuda_graph_backend_decode": "disabled",
         "max_total_tokens": 1024,
         "num_threads": 1,
         "disable_radix_cache": True,
@@ -390,13 +391,14 @@ def test_inductors_pieces_give_the_bits_that_eager_gives(
 ) -> None:
     """A server answers eagerly until its pieces come in: no client may see that they do."""
     path = make_tiny_model(tmp_path / "model", architecture)
+    op_by_op: dict[str, Any] = {"dtype": dtype, "cuda_graph_backend_decode": "disabled"}
     llm = in_pieces(
         path,
-        dtype=dtype,
         piecewise_cuda_graph_compiler="inductor",
         piecewise_cuda_graph_tokens="16",
+        **op_by_op,
     )
-    eager = engine(path, dtype=dtype)
+    eager = engine(path, **op_by_op)
     for prompt in [[5], *PROMPTS]:
         # One prompt a step: a CPU replays a size for a step of that very size.
         ours, theirs = (each.generate([prompt], PARAMS)[0] for each in (llm, eager))
