@@ -157,7 +157,7 @@ def plain() -> tuple[torch.Tensor, str]:
 def test_smollm2_says_almost_the_same(kv_cache_dtype: str, plain: tuple[torch.Tensor, str]) -> None:
     found, answer = smollm2_says(kv_cache_dtype)
     difference = found - plain[0]
-    each, together = {"fp8_e4m3": (0.2, 0.05), "fp8_e5m2": (0.4, 0.15), "int8": (0.12, 0.03)}[
+    each, together = {"fp8_e4m3": (0.2, 0.1), "fp8_e5m2": (0.4, 0.15), "int8": (0.12, 0.03)}[
         kv_cache_dtype
     ]
     assert 0 < difference.abs().mean() < each and difference.mean().abs() < together
