@@ -31,7 +31,9 @@ def test_kernels_of_prompts_are_measured_beside_plain_torch(
 ) -> None:
     assert recurrent_prompts.main(["--tokens", "3", "--rounds", "1", "--processor-time"]) == 0
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[0] for row in rows] == ["gated delta net", "Mamba 2", "short convolution"]
+    assert [row[0] for row in rows] == [
+        *("gated delta net", "Kimi Delta Attention", "Mamba 2", "short convolution")
+    ]
     assert all(float(cell) > 0 for row in rows for cell in row[2:4])
 
 
