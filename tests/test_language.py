@@ -19,7 +19,7 @@ PLAIN = (
     "kernels/sparse_attention.py",
     "runtime/cache/",
     "runtime/core/",
-    "runtime/engine/core.py",
+    "runtime/engine/",
     "runtime/layers/altup.py",
     "runtime/layers/sparse_attention.py",
     "runtime/models/deepseek_v32.py",

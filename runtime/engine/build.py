@@ -1,6 +1,4 @@
-"""Puts an engine together: a model runner, its KV cache and a core, in the process that
-calls.
-"""
+"""Builds an engine in the calling process: a model runner, its KV cache and a core."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ from .graph_startup import GraphStartup
 
 
 class Engine(NamedTuple):
-    """`startup` is to be advanced between batches until nothing of it is pending, and stopped at
-    the end.
+    """The parts of an engine.
+
+    The caller advances `startup` between batches until nothing is pending, and stops it at the end.
     """
 
     core: EngineCore
@@ -36,8 +35,10 @@ def build_engine(
     ranks: Ranks = ALONE,
     kv_events: KVEvents | None = None,
 ) -> Engine:
-    """A core that is ready to serve. `kv_events` is told what its prefix cache has. Raises
-    `ValueError` that the user can mend.
+    """Build an engine that is ready to serve.
+
+    `kv_events` collects the changes of its prefix cache. Raise `ValueError` if it cannot start for
+    a reason that the user can correct.
     """
     runner = ModelRunner(config, progress=progress, ranks=ranks)
     startup = GraphStartup(runner)
@@ -75,6 +76,6 @@ def build_engine(
             runner.eos_token_ids,
         ),
     )
-    # What the memory profile and the first steps have freed.
+    # The allocator still holds what the memory profile and the first steps have freed.
     runner.platform.give_back_memory()
     return Engine(core, runner, startup)

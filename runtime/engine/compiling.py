@@ -1,5 +1,7 @@
-"""Requests whose grammars are compiled in a thread before the core takes them: a large one takes as
-long as many steps. One is compiled at a time, once there is room for it.
+"""Requests that wait until a thread has compiled their grammar.
+
+A large grammar takes as long as many steps. One grammar is compiled at a time, and only if there is
+room for it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from ..sampling.grammar_cache import Grammars
 
 
 class CompilingRequests:
-    """In the order in which they came."""
+    """The waiting requests, in the order of their arrival."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
@@ -26,7 +28,10 @@ class CompilingRequests:
         return bool(self._waiting)
 
     def takes(self, message: GenerateRequest) -> bool:
-        """Whether the request waits here, for `ready` to give it back."""
+        """Keep a request whose grammar is not compiled yet, until `ready` yields it.
+
+        Return False if the request need not wait.
+        """
         grammar = message.params.grammar
         if grammar is None or self._grammars is None or self._grammars.is_compiled(grammar):
             return False
@@ -35,12 +40,13 @@ class CompilingRequests:
         return True
 
     def ready(self) -> Iterator[GenerateRequest]:
-        """Those that can go on, which forgets them; also those whose grammar has a fault, which
-        the core then finds again.
+        """Yield the requests that can continue, and forget them.
+
+        A request whose grammar is invalid is one of them: the core finds the error again.
         """
         if self._grammars is None or (self._compiling and not self._compiling[1].done()):
             return
-        # What was compiled is held until the core has it: what nobody uses may be dropped.
+        # Keep a reference until the core has the grammar: unused grammars may be dropped.
         held, self._compiling = self._compiling, None
         failed = held is not None and held[1].exception() is not None
         for rid, (message, grammar) in list(self._waiting.items()):
@@ -50,12 +56,14 @@ class CompilingRequests:
         self._compile_next()
 
     def drop(self, rids: Collection[str]) -> None:
-        """Forget aborted ones."""
+        """Forget aborted requests."""
         for rid in rids:
             self._waiting.pop(rid, None)
 
     def _compile_next(self) -> None:
-        """Compile the grammar of the first request that waits, if that is possible now."""
+        """Start to compile the grammar of the first request, if the thread is free and there is
+        room.
+        """
         if self._compiling or not self._waiting or self._grammars is None:
             return
         if self._grammars.has_room:

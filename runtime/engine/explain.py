@@ -1,5 +1,5 @@
-"""What becomes of a model's forward on this machine: its pieces, their sizes, what they cost, and
-what padding would waste.
+"""Describes how a model's forward runs on this machine: its pieces, the captured sizes, their cost,
+and the padding of lists of sizes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,20 @@ from ..graphs.pieces import piece_store
 from ..process.progress import progress_bar
 from ..tokenizer.tokenizer import load_tokenizer
 
+# The K of the auto:K lists that are compared with the default list.
 _COMPARED = (4, 8, 16, 32)
-"""K of the auto:K lists that are shown beside the default one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceRow:
-    """One distinct piece. `ops`: each op with how often it is applied; `before`: the same before
-    the passes. `seconds`: to compile it, now or once. `failed`: why it cannot be
-    compiled, and runs as traced.
+    """One distinct piece.
+
+    Attributes:
+        calls: Number of calls in one forward.
+        ops: The ops with their counts.
+        before: The ops with their counts before the passes.
+        seconds: Time to compile the piece, now or when it was stored.
+        failed: Why the piece cannot be compiled and runs as traced; None if it is compiled.
     """
 
     number: int
@@ -51,9 +56,14 @@ class PieceRow:
 
 
 class ForwardRow(NamedTuple):
-    """One forward, from `tokens` tokens on: the order of its calls, how often each pass matched it
-    and why the others did not run; bytes that each rank sends for a token, before the passes and
-    behind them.
+    """One forward.
+
+    Attributes:
+        tokens: The smallest number of tokens that this forward computes.
+        stretches: Its calls, in order.
+        passes: Number of matches of each pass.
+        passes_off: Why a pass did not run.
+        sent_before, sent: Bytes that each rank sends per token, before and after the passes.
     """
 
     tokens: int
@@ -66,9 +76,7 @@ class ForwardRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """One size of a phase. `seconds`: what capturing it took; `failed`: why there is no graph of
-    it.
-    """
+    """One size of a phase: the time of its capture, or why it has no graph (`failed`)."""
 
     phase: str
     size: int
@@ -78,8 +86,10 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingRow:
-    """What a list of sizes costs. `share`: padding in all tokens that are computed; `longer`: share
-    of steps above the largest size.
+    """The cost of a list of sizes.
+
+    `share` is the share of padding in all computed tokens, `longer` the share of steps longer than
+    the largest size.
     """
 
     name: str
@@ -90,7 +100,7 @@ class PaddingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Numbers of tokens of steps: how often each came, and where that is known from."""
+    """How many steps had which number of tokens (`counts`), and the source of these counts."""
 
     source: str
     counts: Mapping[int, int]
@@ -98,9 +108,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that `piecework explain` tells, of rank 0 of `tp_size`. Seconds and bytes; `split_ops`:
-    how often the forward is cut at each; `stretches`, `passes` and `passes_off` are those of the
-    first of `forwards`.
+    """The output of `piecework explain`, for rank 0 of `tp_size`. Times are in seconds.
+
+    `split_ops` counts the cuts of the forward at each op. `stretches`, `passes` and `passes_off`
+    repeat those of the first of `forwards`.
     """
 
     model_path: str
@@ -138,12 +149,12 @@ class Explanation:
 
 
 def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation:
-    """Load the model, cut its forward, compile or load its pieces, and capture the sizes that a
+    """Load the model, split its forward, compile or load its pieces, and capture the sizes that a
     server would capture.
 
-    `lengths`: of prompts, each computed by itself; None: those of the steps that servers of this
-    model have had on this machine. Raises `ValueError` with a remedy, and `TraceError` where the
-    model cannot run in pieces.
+    `lengths` are those of prompts, each computed alone. If it is None, the lengths of steps that
+    servers of this model have recorded on this machine are used. Raise `ValueError` with a remedy,
+    or `TraceError` if the model cannot run in pieces.
     """
     if (
         config.disable_cuda_graph
@@ -208,8 +219,8 @@ def _forward_rows(
 ) -> list[ForwardRow]:
     def row(plan: Plan, tokens: int, store: PieceMaker, first: int = 0) -> ForwardRow:
         stretches = [
-            each if each.piece is None else each._replace(piece=first + each.piece)
-            for each in plan.stretches()
+            stretch if stretch.piece is None else stretch._replace(piece=first + stretch.piece)
+            for stretch in plan.stretches()
         ]
         return ForwardRow(tokens, stretches, plan.passes, store.pass_manager().off, *plan.sent)
 
@@ -262,8 +273,8 @@ def _counted(ops: Sequence[str]) -> str:
 
 
 def lengths_of_file(path: str) -> Lengths:
-    """A JSON object of lengths and counts, as the server keeps it, or lengths one after another.
-    Raises `ValueError`.
+    """Read lengths from a file: a JSON object of lengths and counts, as the server stores it, or
+    numbers separated by spaces or commas. Raise `ValueError` if it is neither.
     """
     try:
         text = Path(path).read_text()
@@ -275,15 +286,15 @@ def lengths_of_file(path: str) -> Lengths:
         raise ValueError(f"--lengths {path}: {error.strerror}") from None
     except (ValueError, TypeError, AttributeError):
         raise ValueError(
-            f"--lengths {path}: whole numbers are needed, or a JSON object of lengths and counts"
+            f"--lengths {path}: write whole numbers, or a JSON object of lengths and counts"
         ) from None
     if not counts or min(counts) < 1 or min(counts.values()) < 1:
-        raise ValueError(f"--lengths {path}: numbers of at least 1 are needed")
+        raise ValueError(f"--lengths {path}: lengths and counts must be at least 1")
     return Lengths(source=path, counts=dict(counts))
 
 
 def lengths_of_prompts(config: EngineConfig, name: str, prompts: Sequence[str]) -> Lengths:
-    """The prompts' numbers of tokens, by the model's tokenizer. Raises `ValueError`."""
+    """Count the tokens of prompts. Raise `ValueError` if the tokenizer cannot be loaded."""
     tokenizer = load_tokenizer(
         resolve_model_path(config.model_path),
         config.tokenizer_path,
@@ -294,8 +305,9 @@ def lengths_of_prompts(config: EngineConfig, name: str, prompts: Sequence[str]) 
 
 
 def padding_rows(config: EngineConfig, lengths: Mapping[int, int]) -> list[PaddingRow]:
-    """The list that `config` asks for, the default one, and some of the best, on steps cut into
-    chunks as the scheduler does it.
+    """Compare lists of sizes: that of `config`, the default, and some auto:K lists.
+
+    Prompts are split into chunks as the scheduler does it.
     """
     chunk = config.chunked_prefill_size
     assert chunk is not None

@@ -1,11 +1,12 @@
-"""Brings pieces and graphs in while the engine serves: pieces out of the cache, which another
-process fills, then a capture at a time.
+"""Loads pieces and captures graphs while the engine serves.
 
-With several ranks each portion is one that all do at once, or one of a rank's own: how many of
-those it takes, and how they end, the ranks agree on before the next common one.
+The pieces come from the cache, which another process fills. The work is done in portions between
+batches. With several ranks, a portion is either common, which all ranks do at the same time, or a
+rank's own. The number of own portions may differ between ranks. Before the next common portion the
+ranks agree on the result.
 
-Nothing here traces or compiles, nor does anything that it imports: what the cache lacks once the
-other process has ended stays away.
+Neither this module nor its imports trace or compile. A piece that the cache lacks after the other
+process has ended is not used.
 """
 
 from __future__ import annotations
@@ -32,26 +33,25 @@ from ..process.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
-
+# A check of the longest step waits for running requests, but only until this time after the start.
 _PATIENCE_SECONDS = 120.0
-"""From the start until pieces are tried on the longest step although requests run."""
 
 
 class _NoPieces(Exception):
-    """Why steps do not run in pieces."""
+    """Steps do not run in pieces, for `reason`."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(" ".join(text.split())[:300])
         self.reason = reason
 
 
-_ON_ANOTHER_RANK = _NoPieces(Reason.WRONG_RESULT, "it does not on another rank")
+_ON_ANOTHER_RANK = _NoPieces(Reason.WRONG_RESULT, "another rank failed")
+# The result of loading the pieces on one rank. The ranks agree on the least one.
 _LOADED, _NOT_STORED, _BROKEN = 2, 1, 0
-"""How a rank came to its pieces."""
 
 
 class GraphStartup:
-    """Work that is done between batches, in portions; `pending` until there is none left."""
+    """The work that is done between batches, in portions. `pending` is False when all is done."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -67,10 +67,10 @@ class GraphStartup:
             self.advance()
 
     def advance(self, *, busy: bool = False) -> None:
-        """On rank 0, the next portion: loading a piece, a look at the compiler, a run of a piece to
-        check it, or one capture.
+        """Do the next portion on rank 0: load a piece, poll the compiler, run a piece to check it,
+        or capture one graph.
 
-        `busy`: requests are running; a long run waits for them to end, for a while.
+        If requests are running (`busy`), a long portion waits up to `_PATIENCE_SECONDS`.
         """
         if busy and self._next_is_long and time.perf_counter() < self._began + _PATIENCE_SECONDS:
             return
@@ -78,7 +78,7 @@ class GraphStartup:
         self._next()
 
     def follow(self, own: bool) -> None:
-        """On another rank: rank 0 does a portion, of its `own` or one that all do."""
+        """Follow rank 0 on another rank. Rank 0 does a portion of its `own`, or a common one."""
         while self._next_is_own:
             self._next()
             if own:
@@ -87,7 +87,7 @@ class GraphStartup:
             self._next()
 
     def complete(self, *, progress: bool = False) -> None:
-        """Do everything now (`--startup full`)."""
+        """Do all portions now (`--startup full`)."""
         bar: Any = None
         while self.pending:
             if self._compiling is not None:
@@ -102,7 +102,7 @@ class GraphStartup:
             bar.close()
 
     def stop(self) -> None:
-        """End the compiler, if it still runs."""
+        """Stop the compiling process, if it still runs."""
         self.pending = False
         if self._compiling is not None:
             self._compiling.stop()
@@ -111,7 +111,7 @@ class GraphStartup:
         self.pending = self.pending and next(self._work, None) is not None
 
     def _portions(self) -> Iterator[bool]:
-        """All of the work, a portion for each turn."""
+        """Yield after each portion. The value says nothing."""
         graphs = self._runner.graphs
         if graphs.prefill is not None and graphs.prefill_backend is Backend.PIECEWISE:
             forward = yield from self._pieces(graphs.prefill)
@@ -126,7 +126,7 @@ class GraphStartup:
         except Exception as error:
             if self._ranks.size > 1:
                 raise
-            # Buffers and plans of the graphs take memory too; without them steps stay as they are.
+            # Buffers and plans of graphs take memory too. Without them, steps stay eager.
             logger.warning(
                 "steps run eagerly: %s; --disable-cuda-graph spares the attempt",
                 " ".join(str(error).split())[:300],
@@ -140,8 +140,9 @@ class GraphStartup:
     def _pieces(
         self, prefill: PrefillGraph
     ) -> Generator[bool, None, PiecewiseForward | ForwardByLength | BreakableForward | None]:
-        """The forward in pieces if the cache has it and it gives the model's answers; what steps
-        run as without them.
+        """Return the forward in pieces, if the cache has it and it equals the model's forward.
+
+        Otherwise return the forward that is recorded without pieces, or None for eager steps.
         """
         runner = self._runner
         try:
@@ -184,7 +185,9 @@ class GraphStartup:
         return forward
 
     def _stored(self) -> Generator[bool, None, PreparedForward]:
-        """What the cache holds; what it lacks another process is asked for first, once."""
+        """Load the forward from the cache. If pieces are missing, another process compiles them
+        first.
+        """
         try:
             return (yield from self._loaded(retry=True))
         except NotStoredError:
@@ -194,7 +197,7 @@ class GraphStartup:
         return (yield from self._loaded(retry=False))
 
     def _loaded(self, *, retry: bool) -> Generator[bool, None, PreparedForward]:
-        """What the cache holds, on every rank or on none: raises on all where it does on one."""
+        """Load the forward from the cache on all ranks. Raise on all ranks if one of them fails."""
         runner, found, failure = self._runner, None, None
         self._next_is_own = True
         yield True
@@ -225,8 +228,9 @@ class GraphStartup:
         return found
 
     def _compiled(self) -> Generator[bool, None, Outcome]:
-        """How the process that fills rank 0's cache has ended; the first rank of each other machine
-        starts one too.
+        """Return the outcome of the process that fills rank 0's cache.
+
+        The first rank of every other machine starts a compiling process too.
         """
         outcome = None
         if self._ranks.rank == 0 or (self._ranks.node > 0 and self._ranks.local_rank == 0):
@@ -237,12 +241,12 @@ class GraphStartup:
                 yield True
             self._compiling, self._next_is_own = None, False
         yield True
-        told = self._ranks.told(outcome)
-        assert told is not None
-        return told
+        outcome = self._ranks.told(outcome)
+        assert outcome is not None
+        return outcome
 
     def _start_compiling(self) -> Outcome | None:
-        """Why it cannot be, where it cannot."""
+        """Start the compiling process. Return an outcome only if it cannot be started."""
         runner = self._runner
         try:
             store = piece_store(PieceStore, runner.config, runner.platform)
@@ -256,7 +260,7 @@ class GraphStartup:
         return None
 
     def _agreed(self, work: Iterator[bool]) -> Iterator[bool]:
-        """Portions that all ranks do at once: where one of them fails, all do."""
+        """Yield the common portions of `work`. Raise on all ranks if one of them fails."""
         while True:
             portion, failure = None, None
             try:
@@ -286,7 +290,7 @@ class GraphStartup:
 
 
 def _reason(error: Exception) -> Reason:
-    """Of what keeps pieces from being used that were compiled."""
+    """Return the reason that is reported for an error."""
     match error:
         case CaptureError():
             return Reason.WRONG_RESULT

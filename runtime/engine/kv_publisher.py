@@ -1,9 +1,9 @@
-"""Publishes KV events over ZeroMQ as vLLM does: batches with consecutive numbers on a PUB socket,
-and the last of them again on a ROUTER socket for who has missed some.
+"""Publishes KV events over ZeroMQ, in vLLM's protocol.
 
-A message is (topic, number as 8 bytes big-endian, msgpack of [time, events, replica]). Who sends
-such a number as (empty, number) to the replay socket gets (empty, number, msgpack) for each batch
-from there on, and -1 with nothing at the end.
+A PUB socket publishes batches with consecutive numbers. A message is (topic, number as 8 bytes
+big-endian, msgpack of [time, events, replica]). A ROUTER socket replays the last batches for
+subscribers that missed some. A subscriber sends (empty, first number) and gets (empty, number,
+msgpack) for each batch from that number on, then number -1 with an empty payload.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from ..cache.kv_events import FLAG, KVEvents, KVEventsConfig, is_bound
 logger = logging.getLogger(__name__)
 
 _END = (-1).to_bytes(8, "big", signed=True)
-_KEPT_BYTES = 2**28
-"""Most that batches take that are kept to be replayed."""
-_AT_A_TIME = 1000
+_KEPT_BYTES = 2**28  # Limit of the batches that are kept for replay.
+_BATCHES_PER_POLL = 1000
 _QUEUE = "inproc://kv-events"
 
 
 class KVPublisher:
-    """Sends what `events` has when it is told to; a thread does the rest, so that no subscriber
-    holds the engine up. Batches that find the queue full are lost, and their numbers with them.
+    """Publishes the events of `events`.
+
+    A thread sends them, so that no subscriber can block the engine. If its queue is full, the batch
+    is lost and its number is skipped.
     """
 
     def __init__(self, config: KVEventsConfig, replica: int) -> None:
-        """Raises `ValueError` where an endpoint cannot be had."""
+        """Raise `ValueError` if an endpoint cannot be bound or connected."""
         self.events = KVEvents()
         self._replica, self._numbers = replica, count()
         self._as_arrays = config.layout == "array"
@@ -56,16 +57,18 @@ class KVPublisher:
         threading.Thread(target=sender.run, name="kv events", daemon=True).start()
 
     def publish(self) -> None:
-        """One batch of all events since the last time, if there are any; never blocks."""
+        """Publish the events since the last call as one batch, if there are any. Never blocks."""
         if not (events := self.events.take()):
             return
         number = next(self._numbers).to_bytes(8, "big")
-        told = [list(event.values()) for event in events] if self._as_arrays else events
-        payload = self._encode([time.time(), told, self._replica])
+        rows = [list(event.values()) for event in events] if self._as_arrays else events
+        payload = self._encode([time.time(), rows, self._replica])
         try:
             self._outbox.send_multipart((number, payload), zmq.NOBLOCK)
         except zmq.Again:
-            logger.warning("a batch of KV events is lost: %s max_queue_size wait already", FLAG)
+            logger.warning(
+                "a batch of KV events is lost: the queue is full; raise max_queue_size of %s", FLAG
+            )
 
     def _open(self, kind: int, endpoint: str, hwm: int) -> Any:
         socket = self._context.socket(kind)
@@ -75,12 +78,12 @@ class KVPublisher:
         try:
             (socket.bind if is_bound(endpoint) else socket.connect)(endpoint)
         except zmq.ZMQError as error:
-            raise ValueError(f"{FLAG}: {endpoint} cannot be had: {error.strerror}") from None
+            raise ValueError(f"{FLAG}: cannot open {endpoint}: {error.strerror}") from None
         return socket
 
 
 class _Sender:
-    """Runs in a thread of its own, whose sockets these are."""
+    """The thread that sends and replays batches. It owns the sockets."""
 
     def __init__(self, inbox: Any, publisher: Any, replay: Any, config: KVEventsConfig) -> None:
         self._inbox, self._publisher, self._replay = inbox, publisher, replay
@@ -97,8 +100,8 @@ class _Sender:
         while True:
             ready = dict(poller.poll())
             try:
-                # Who asks for batches again is answered with all that are there by now.
-                for _ in range(_AT_A_TIME):
+                # Queued batches first, so that a replay includes them.
+                for _ in range(_BATCHES_PER_POLL):
                     if not self._inbox.poll(0):
                         break
                     self._send(*self._inbox.recv_multipart())

@@ -1,7 +1,7 @@
-"""What every engine process does: `python -m piecework.runtime.engine.process MODULE`, its job as
-the first line of its standard input.
+"""The main function of every engine process: `python -m piecework.runtime.engine.process MODULE`.
 
-It owns the tensors. It ends when it is told to, or when the process that started it is gone.
+The first line of its standard input is its job. The process owns the tensors. It ends when it is
+told to, or when its parent ends.
 """
 
 from __future__ import annotations
@@ -26,42 +26,41 @@ from ..process.parent import end_with_parent, killed_with_parent, read_line
 logger = logging.getLogger(__name__)
 
 EXIT_USER_ERROR = 2
+# On this signal an engine process prints the stacks of its threads to its standard error.
 DUMP_SIGNAL = signal.SIGUSR1
-"""Makes an engine process print on its standard error what its threads do."""
-# Faults that come again at each start. Others, such as memory that is taken, may pass.
+# Errors that would repeat at each start. Others, such as a lack of memory, may pass.
 _FAULTS = (TypeError, AttributeError, LookupError, AssertionError, ArithmeticError, ImportError)
-_FAREWELL_SECONDS = 2.0
-"""How long to wait until the last message has left."""
+_LINGER_SECONDS = 2.0  # How long to wait until the last message is sent.
 
 
 class EngineLoop(Protocol):
     """An engine that is ready to serve."""
 
     def ready(self) -> FromEngine:
-        """The message that says so."""
+        """Return the message that tells the parent so."""
         ...
 
     def run(self) -> None:
-        """Serve until told to end."""
+        """Serve until the mailbox closes."""
         ...
 
 
+# Maps (settings, mailbox) to an engine. Raises `ValueError` for what the user can correct.
 Build = Callable[[dict[str, Any], Mailbox], EngineLoop]
-"""(settings, mailbox) to an engine. Raises `ValueError` that the user can mend."""
 
 
 def run_engine(find: Callable[[], Build]) -> int:
-    """Read the job, build an engine, say that it is ready, and let it run; returns the exit code.
+    """Read the job, build an engine, report that it is ready, and run it. Return the exit code.
 
-    `find` may import for seconds: the job is made meanwhile.
+    `find` imports the module, which may take seconds. Meanwhile the parent writes the job.
     """
     # Ctrl-C and a service manager's stop reach every process of the group; the web process decides
     # when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Asked for before a process that hangs is killed. Needs no lock, and no thread that goes on.
+    # The watchdog sends this before it kills a process that hangs. The handler needs no lock.
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    # What imports make stays: looking for garbage among it would only make them longer.
+    # Objects of imports stay alive: searching them for garbage would only slow the imports down.
     gc.disable()
     try:
         build = find()
@@ -76,7 +75,7 @@ def run_engine(find: Callable[[], Build]) -> int:
     try:
         engine = build(settings, mailbox)
     except ValueError as error:
-        # A file's name or text that it quotes may be no Unicode.
+        # The error may quote a file name or a text that is not valid Unicode.
         reason = str(error).encode(errors="backslashreplace").decode()
         mailbox.send(EngineFailed(message=reason))
         return EXIT_USER_ERROR
@@ -85,7 +84,7 @@ def run_engine(find: Callable[[], Build]) -> int:
         mailbox.send(
             EngineFailed(
                 message=f"the engine cannot be built ({type(error).__name__}, see the traceback in "
-                "the log): this is a fault of the server; report it, and choose another model"
+                "the log): this is a bug of the server; report it, and choose another model"
             )
         )
         return EXIT_USER_ERROR
@@ -94,7 +93,7 @@ def run_engine(find: Callable[[], Build]) -> int:
         engine.run()
         return 0
     finally:
-        socket.close(linger=_FAREWELL_SECONDS)
+        socket.close(linger=_LINGER_SECONDS)
 
 
 def _build_of(module: str) -> Build:

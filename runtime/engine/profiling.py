@@ -19,8 +19,10 @@ SUFFIX = ".trace.json.gz"
 
 
 class Profiler:
-    """One profile at a time, of the thread that starts it, which also calls `step` after each step
-    while `is_running`. It is written in a thread, so that steps go on.
+    """Takes one profile at a time, of the thread that starts it.
+
+    While `is_running`, that thread calls `step` after each step. Another thread writes the trace,
+    so that steps continue.
     """
 
     def __init__(self) -> None:
@@ -31,16 +33,16 @@ class Profiler:
         self._writing: threading.Thread | None = None
 
     def start(self, asked: StartProfile) -> ProfileAnswer:
-        """The answer says where the trace will be."""
+        """Start a profile. The answer holds the path of the trace, or an error."""
         if self.is_running:
             return ProfileAnswer(error="a profile is running; stop it first")
         if self._writing is not None and self._writing.is_alive():
             return ProfileAnswer(error="the last profile is still being written; try again")
         supported = torch_profiler.supported_activities()  # type: ignore[no-untyped-call]
         wanted = {
-            each
-            for each in supported
-            if ("CPU" if each.name == "CPU" else "GPU") in asked.activities
+            activity
+            for activity in supported
+            if ("CPU" if activity.name == "CPU" else "GPU") in asked.activities
         }
         if not wanted:
             return ProfileAnswer(error="activities: this machine has no GPU; ask for CPU")
@@ -48,7 +50,7 @@ class Profiler:
             os.makedirs(asked.folder, exist_ok=True)
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}{SUFFIX}"
             self._path = os.path.join(asked.folder, name)
-            # Found out now, and not when the steps are over.
+            # Find out now whether the file can be written, not after the last step.
             with open(self._part, "wb"):
                 pass
             self._profile = torch_profiler.profile(
@@ -58,19 +60,19 @@ class Profiler:
             )
             self._profile.start()
         except (OSError, RuntimeError) as error:
-            return ProfileAnswer(error=f"the profile cannot begin: {error}")
+            return ProfileAnswer(error=f"the profile cannot start: {error}")
         self._steps_left = min(asked.num_steps or MOST_PROFILED_STEPS, MOST_PROFILED_STEPS)
         self.is_running = True
         return ProfileAnswer(path=self._path)
 
     def step(self) -> None:
-        """A step is done; the last one that was asked for ends the profile."""
+        """Count a finished step. The last one that was asked for stops the profile."""
         self._steps_left -= 1
         if self._steps_left <= 0:
             self.stop()
 
     def stop(self) -> ProfileAnswer:
-        """The answer says where the trace will be as soon as it is written."""
+        """Stop the profile. The answer holds the path to which the trace is being written."""
         if not self.is_running:
             return ProfileAnswer(error="no profile is running")
         self.is_running = False
@@ -83,7 +85,7 @@ class Profiler:
         return ProfileAnswer(path=self._path)
 
     def wait(self) -> None:
-        """Until the last profile is written."""
+        """Wait until the last profile is written."""
         if self._writing is not None:
             self._writing.join()
 
@@ -93,7 +95,7 @@ class Profiler:
 
 
 def _write(profile: Any, part: str, path: str) -> None:
-    """Under another name until it is whole."""
+    """Write the trace under a temporary name, then rename it."""
     try:
         profile.export_chrome_trace(part)
         os.replace(part, path)

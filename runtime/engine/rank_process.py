@@ -1,8 +1,8 @@
-"""A rank other than the first: `python -m piecework.runtime.engine.rank_process`, its job as
-the first line of its standard input.
+"""The process of a rank other than 0: `python -m piecework.runtime.engine.rank_process`.
 
-It does what rank 0 tells it, and ends when rank 0 does. One of another machine than rank 0's joins
-it first, and says on its standard output what the user can mend.
+The first line of its standard input is its job. The rank repeats the calls of rank 0 and ends when
+rank 0 ends. A rank of another machine joins rank 0 first. It prints errors that the user can
+correct to its standard output, for the process that started it.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ from .build import Engine, build_engine
 
 logger = logging.getLogger(__name__)
 
+# Settings of each node. Rank 0 decides all others.
 _OWN = ("model_path", "tokenizer_path", "num_threads", "cpu_bind", "node_rank", "dist_key_file")
-"""Settings that each node has for itself; all others are rank 0's."""
 
 
 class Calls(Protocol):
-    """Where a rank hears what rank 0 does."""
+    """The source of the calls of rank 0."""
 
     def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]: ...
 
 
 def follow(engine: Engine, calls: Calls, within: float | None = None) -> None:
-    """Do with this rank's engine what rank 0 does with its own, until that ends. `within`: seconds
-    in which a rank 0 that has requests goes on; None: it may stop between two steps.
+    """Repeat the calls of rank 0 on this rank's engine until rank 0 ends.
+
+    `within` is the timeout in seconds for the next call while there are requests. None means that
+    rank 0 may pause between two steps.
     """
     core, runner, startup = engine
-    doing: dict[str, Callable[..., Any]] = {
+    handlers: dict[str, Callable[..., Any]] = {
         "add": core.add,
         "abort": core.abort,
         "flush_cache": core.flush_cache,
@@ -57,16 +59,16 @@ def follow(engine: Engine, calls: Calls, within: float | None = None) -> None:
         call, arguments = calls.next_call(within if core.has_work else None)
         if call == END:
             return
-        doing[call](*arguments)
+        handlers[call](*arguments)
 
 
 def main() -> int:
-    # Rank 0 decides when it ends, whoever stops a group of processes.
+    # Signals may reach the whole process group, but only rank 0 decides when ranks end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job = json.loads(read_line())
     rank = job["rank"]
-    # What all ranks would say, rank 0 says.
+    # Rank 0 logs what all ranks would log.
     set_up_logging(job["log_level"] if job["log_level"] == "DEBUG" else "ERROR", rank=rank)
     end_with_parent()
     try:
@@ -80,7 +82,7 @@ def main() -> int:
     except CollectiveError as error:
         logger.error("%s", error)
         if 0 in error.missing and job["is_server"] and "connection" in job:
-            # It may be stopped, and could not end for any other reason.
+            # Rank 0 may be stopped (SIGSTOP), and would then ignore all other signals.
             os.kill(os.getppid(), signal.SIGKILL)
     except Exception as error:
         logger.exception("%s", error)
@@ -88,7 +90,7 @@ def main() -> int:
 
 
 def _follow(job: dict[str, Any]) -> int:
-    """Until the engine ends, which some error says."""
+    """Join rank 0, build the engine and follow rank 0. Return the exit code."""
     leader = None
     try:
         if "connection" not in job:
@@ -104,17 +106,17 @@ def _follow(job: dict[str, Any]) -> int:
     except ValueError as error:
         ranks.fail(str(error))
         return _say(job, str(error))
-    # Who uses an engine in a process of theirs may stop it between two steps.
+    # An engine in the process of a user (`LLM`) may pause between two steps.
     follow(engine, ranks, job["seconds"] if job["is_server"] else None)
     return 0
 
 
 def _join(job: dict[str, Any]) -> tuple[Sealed, dict[str, Any]]:
-    """The connection to rank 0, and the job with what it told."""
+    """Join rank 0. Return the connection to it, and the job with the settings that it sent."""
     config = EngineConfig(**job["config"])
     assert config.dist_init_addr is not None
     host, _ = split_address(config.dist_init_addr)
-    leader, told = join(
+    leader, answer = join(
         config.dist_init_addr,
         read_key(config.dist_key_file),
         hello(config, job["rank"]),
@@ -124,22 +126,24 @@ def _join(job: dict[str, Any]) -> tuple[Sealed, dict[str, Any]]:
 
     def watch() -> None:
         hung_up(leader, None)
-        # What it said last is to be heard.
-        threading.Event().wait(_LAST_WORDS)
+        # The main thread may still read the last message of rank 0.
+        threading.Event().wait(_LAST_MESSAGE_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="rank 0", daemon=True).start()
-    settings = told["config"] | {name: job["config"][name] for name in _OWN}
-    return leader, {**job, **told, "config": settings, "host": host}
+    settings = answer["config"] | {name: job["config"][name] for name in _OWN}
+    return leader, {**job, **answer, "config": settings, "host": host}
 
 
-_LAST_WORDS = 3.0
-"""Seconds that a rank has, once rank 0 is gone, to find out why."""
+# After rank 0 has gone, a rank has this time to find out why.
+_LAST_MESSAGE_SECONDS = 3.0
 
 
 def _say(job: dict[str, Any], reason: str) -> int:
-    """What the user can mend, to who has started this rank on another machine than rank 0's, which
-    hears it otherwise.
+    """Return the exit code of an error that the user can correct.
+
+    On another machine than rank 0's, print the reason for the process that started this rank. On
+    rank 0's machine, rank 0 gets it by the connection.
     """
     if "connection" not in job:
         print(json.dumps(reason), flush=True)
@@ -147,7 +151,7 @@ def _say(job: dict[str, Any], reason: str) -> int:
 
 
 if __name__ == "__main__":
-    # Not through the interpreter's end, where a group may wait for the others.
+    # At the interpreter's regular exit, a process group may wait for other ranks.
     code = main()
     sys.stderr.flush()
     os._exit(code)

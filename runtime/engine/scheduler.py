@@ -1,5 +1,5 @@
-"""Which requests the next step computes, and how many tokens of each: the queue, the running
-requests, and who gives way to whom.
+"""Decides which requests the next step computes, how many tokens of each, and which requests are
+preempted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ _ORDER = attrgetter("order")
 
 
 class StepInFlight(Exception):
-    """A running request would have to give way while a step is in flight."""
+    """A running request would have to be preempted while a step is in flight."""
 
 
 class Scheduler:
-    """Every request of an engine from arrival to its end, those that wait and those that run, each
-    in order.
+    """All requests of an engine that have not ended.
+
+    Attributes:
+        waiting, running: The requests, in order of priority and arrival.
+        prompt_tokens, cached_tokens: Totals of the requests that have started.
+        preemptions: Total number of preemptions.
+        started: When requests first ran, by `time.monotonic`. The core empties it.
     """
 
     def __init__(self, cache: KVCache, *, token_budget: int, max_running_requests: int) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.prompt_tokens = self.cached_tokens = self.preemptions = 0
-        """Totals: of the requests that have begun, and how often one had to give way."""
         self.started: dict[str, float] = {}
-        """When requests first ran, by `time.monotonic`, until somebody takes it."""
         self._cache = cache
         self._token_budget = token_budget
         self._max_running = max_running_requests
@@ -42,36 +45,36 @@ class Scheduler:
         insort(self.waiting, request, key=_ORDER)
 
     def remove(self, request: Request) -> None:
-        """A request has ended, or was aborted; its pages are free at once.
+        """Remove a request that has ended or was aborted, and free its pages.
 
-        A step in flight may still write to them. Whoever gets them next writes in a later step, and
-        the device runs steps in the order of their launch, so that nobody reads what the earlier
-        one has left there.
+        A step in flight may still write to these pages. Their next owner writes to them in a later
+        step. The device runs steps in the order of their launch, so no request reads what the
+        earlier step wrote.
         """
         (self.running if request in self.running else self.waiting).remove(request)
         request.finished = True
         self._cache.release(request)
 
     def plan(self, *, in_flight: bool) -> list[Scheduled]:
-        """Running requests first, in order, then waiting ones, until the budget of tokens, pages or
-        requests is spent.
+        """Plan the next step: running requests in order, then waiting ones, until the budget of
+        tokens, pages or requests is spent.
 
-        `in_flight`: a step has been launched whose tokens the host does not know yet. Raises
-        `StepInFlight` where a running request would have to give way then: what is in flight may
-        end one, which frees pages, so the plan is to be made again.
+        `in_flight` says that a step has been launched whose tokens the host does not know yet. If a
+        running request would have to be preempted then, raise `StepInFlight`. The caller plans
+        again after the step, which may end a request and free its pages.
         """
         self._in_flight = in_flight
-        self._yield_to_urgent()
+        self._preempt_for_urgent()
         before = self.preemptions
         scheduled, budget = self._plan_running()
         if self.preemptions > before:
-            # Pages are so scarce that a request had to go back; starting another would push out the
-            # next.
+            # Pages are so scarce that a request was preempted. Starting a waiting one would preempt
+            # the next.
             return scheduled
         return scheduled + self._plan_waiting(budget, list(self.waiting))
 
     def plan_alone(self, request: Request) -> list[Scheduled]:
-        """The next tokens of one request; all others give way to it. Nothing may be in flight."""
+        """Plan the next tokens of one request, and preempt all others. No step may be in flight."""
         self._in_flight = False
         for other in [running for running in self.running if running is not request]:
             self._preempt(other)
@@ -82,8 +85,8 @@ class Scheduler:
         )
 
     def withdraw(self) -> None:
-        """All that run go back to the queue, with the tokens that the host knows: what is in flight
-        will not be read.
+        """Preempt all running requests. They keep the tokens that the host knows: the step in
+        flight will not be read.
         """
         for request in list(self.running):
             request.drop_placeholders()
@@ -118,18 +121,18 @@ class Scheduler:
             beginning = self._next_page(request)
             prefix = coming.get(beginning)
             if prefix is not None and np.array_equal(request.tokens[:-1][: len(prefix)], prefix):
-                # Another request of this step computes the same tokens: one step later they are
-                # found.
+                # Another request of this step computes the same prefix. In the next step, this
+                # request finds it in the cache.
                 self._cache.release(request)
                 continue
             uncomputed = request.num_tokens - request.num_computed
             num_new = self._cache.whole_pages(request, min(budget, uncomputed))
-            # The whole sequence must find pages, with one to spare for each that runs to go on.
+            # The whole sequence must fit, with one spare page for each running request.
             fits = not self.running or self._cache.has_room(request, uncomputed, len(self.running))
             if not fits or not self._cache.reserve(request, num_new):
                 self._cache.release(request)
                 if not self.running and self._cache.flush():
-                    # What it found of its prefix may lie in too many slabs of shared pages.
+                    # Its cached prefix may occupy too many slabs of shared pages.
                     return self._plan_waiting(budget, candidates)
                 break
             self.waiting.remove(request)
@@ -146,8 +149,9 @@ class Scheduler:
         return scheduled
 
     def _next_page(self, request: Request) -> tuple[int, bytes] | None:
-        """What identifies the first page of a request that is not in the prefix tree; None where it
-        is not whole.
+        """Return a key of the first page of a request that is not in the prefix tree.
+
+        Return None if that page is not full, or if the request does not share prefixes.
         """
         page = request.tokens[request.num_computed : request.num_computed + self._cache.page_size]
         if (
@@ -158,10 +162,8 @@ class Scheduler:
             return None
         return id(request.node), page.tobytes()
 
-    def _yield_to_urgent(self) -> None:
-        """Where places or pages are taken, the first in the queue gets those of running requests of
-        lower priority.
-        """
+    def _preempt_for_urgent(self) -> None:
+        """Preempt requests of lower priority while the first waiting request does not fit."""
         while (
             self.waiting
             and self.running
@@ -174,8 +176,9 @@ class Scheduler:
             self._preempt(self.running[-1])
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue; its tokens are kept and computed again, as far as the prefix tree does
-        not hold them.
+        """Move a running request back to the queue and free its pages.
+
+        Its tokens are kept. Those that are not in the prefix tree are computed again.
         """
         if self._in_flight:
             raise StepInFlight

@@ -1,4 +1,4 @@
-"""The engine of a language model as a process of its own, see `process`."""
+"""The engine process of a language model. `process` starts it."""
 
 from __future__ import annotations
 
@@ -31,19 +31,15 @@ from .compiling import CompilingRequests
 from .kv_publisher import KVPublisher
 from .profiling import Profiler
 
-_STARTUP_POLL_MS = 20
-"""How long to wait for a message before the next portion of the start-up."""
-_COMPILING_POLL_MS = 2
-"""The same while a request waits for its grammar."""
-_STATS_SECONDS = 0.1
-"""How old the figures may be that the server has of an engine at work."""
-
+_STARTUP_POLL_MS = 20  # How long to wait for a message before the next portion of the start-up.
+_COMPILING_POLL_MS = 2  # The same while a request waits for its grammar.
+_STATS_SECONDS = 0.1  # Largest age of the server's metrics of a busy engine.
 
 logger = logging.getLogger(__name__)
 
 
 class EngineProcess:
-    """Receives messages, steps the engine core, sends what it delivers."""
+    """Receives messages, steps the engine core and sends its outputs."""
 
     def __init__(
         self, engine: Engine, mailbox: Mailbox, kv_publisher: KVPublisher | None = None
@@ -52,7 +48,7 @@ class EngineProcess:
         self._kv_publisher = kv_publisher
         self._mailbox = mailbox
         self._compiling = CompilingRequests(self._core.grammars)
-        self._told_load, self._stats_due = (0, 0), 0.0
+        self._sent_load, self._stats_due = (0, 0), 0.0
         self._heart = Heartbeat(mailbox.send)
         self._profiler = Profiler()
         tell_each_layer(self._heart.beat_again)
@@ -61,7 +57,7 @@ class EngineProcess:
         return EngineReady(info=self._runner.info())
 
     def run(self) -> None:
-        """Raises `SystemExit` where the ranks cannot go on together."""
+        """Serve until the mailbox closes. Raise `SystemExit` if the ranks cannot continue."""
         ranks, lost = self._runner.ranks, True
         try:
             self._loop()
@@ -81,7 +77,7 @@ class EngineProcess:
                 self._kv_publisher.publish()
             self._receive()
             self._heart.beat(
-                "computing a step" if self._core.has_work else "bringing graphs in",
+                "computing a step" if self._core.has_work else "loading graphs",
                 may_build=self._startup.pending,
             )
             if self._core.has_work:
@@ -97,17 +93,19 @@ class EngineProcess:
         self._runner.close()
 
     def _step(self) -> StepOutput:
-        """With figures where requests have come or gone, or no step follows, and else every now and
-        then: they take as long as all else about a message.
+        """Compute a step.
+
+        Metrics take as long as the rest of the message. They are added if requests were added or
+        removed, if no step follows, or if the last metrics are older than `_STATS_SECONDS`.
         """
         output, load, now = self._core.step(), self._core.load, time.monotonic()
-        if load == self._told_load and now < self._stats_due and self._core.has_work:
+        if load == self._sent_load and now < self._stats_due and self._core.has_work:
             return output
-        self._told_load, self._stats_due = load, now + _STATS_SECONDS
+        self._sent_load, self._stats_due = load, now + _STATS_SECONDS
         return replace(output, stats=self._core.stats())
 
     def _receive(self) -> None:
-        """Take every message that is there; wait for one where there is nothing else to do."""
+        """Handle all messages that have arrived. Wait for one if there is nothing else to do."""
         if not self._core.has_work:
             self._runner.rest()
         patience = 0 if self._core.has_work else _STARTUP_POLL_MS
@@ -128,29 +126,29 @@ class EngineProcess:
             case AbortRequests(rids=rids):
                 self._compiling.drop(rids)
                 self._core.abort(rids)
-                self._tell_stats()
+                self._send_stats()
             case FlushCache():
                 freed = self._core.flush_cache()
-                # Before the answer: who asked may look at them at once.
-                self._tell_stats()
+                # Before the answer, because the caller may read the metrics at once.
+                self._send_stats()
                 self._mailbox.send(CacheFlushed(freed_tokens=freed))
             case StartProfile():
                 self._mailbox.send(self._profiler.start(message))
             case StopProfile():
                 self._mailbox.send(self._profiler.stop())
 
-    def _tell_stats(self) -> None:
-        """No step may follow: without this the figures would stay as they were."""
+    def _send_stats(self) -> None:
+        """Send metrics without a step. If no step follows, the old ones would stay."""
         self._mailbox.send(StepOutput(outputs=[], stats=self._core.stats()))
 
 
 def build(settings: dict[str, Any], mailbox: Mailbox) -> EngineProcess:
-    """As `process.Build`."""
+    """Build the engine process of `settings`. See `process.Build`."""
     config = EngineConfig(**settings)
     kv_publisher = None
     if config.kv_events_config is not None:
-        told = KVEventsConfig.parse(config.kv_events_config)
-        kv_publisher = KVPublisher(told, config.replica) if told.is_on else None
+        events_config = KVEventsConfig.parse(config.kv_events_config)
+        kv_publisher = KVPublisher(events_config, config.replica) if events_config.is_on else None
     ranks = start_ranks(config)
     try:
         kv_events = None if kv_publisher is None else kv_publisher.events
