@@ -19,16 +19,23 @@ from urllib.parse import urlsplit
 
 from ..runtime.process.progress import progress_bar
 from ..server.config.http_limits import room_for_connections
-from . import attack_answers, attack_bodies, attack_connections, attack_crowds
+from . import (
+    attack_answers,
+    attack_bodies,
+    attack_connections,
+    attack_crowds,
+    attack_declarations,
+)
 from .attack_arena import Arena, Attack, together
 from .attack_watch import Seen, Watcher, server_process
 from .client import Client, RequestFailed, resolve
+from .core_waits import CoreWaits, waited
 from .fuzz_bodies import FuzzRequest, fuzz_request
 from .fuzz_seeds import IMAGE_SEEDS, TEXT_SEEDS
 from .report import Report
 from .target import Target
 
-_KINDS = (attack_bodies, attack_connections, attack_crowds, attack_answers)
+_KINDS = (attack_bodies, attack_connections, attack_crowds, attack_answers, attack_declarations)
 ATTACKS = {attack.name: attack for kind in _KINDS for attack in kind.ATTACKS}
 FUZZ = "fuzz"
 NAMES = (*ATTACKS, FUZZ)
@@ -221,7 +228,7 @@ async def _attack(name: str, arena: Arena, watcher: Watcher, settings: AttackSet
     fuzz = Attack(
         FUZZ,
         f"mutated bodies and odd requests, seed {settings.seed}",
-        lambda arena: _fuzz(arena, settings),
+        lambda arena: _fuzz(arena, settings, CoreWaits(*before.engines)),
     )
     attack = ATTACKS.get(name, fuzz)
     before = await asyncio.to_thread(watcher.seen)
@@ -245,25 +252,25 @@ async def _attack(name: str, arena: Arena, watcher: Watcher, settings: AttackSet
     )
 
 
-async def _fuzz(arena: Arena, settings: AttackSettings) -> None:
-    """The campaign: so many requests, some at a time."""
+async def _fuzz(arena: Arena, settings: AttackSettings, waits: CoreWaits) -> None:
+    """The campaign: so many requests, some at a time. `waits`: of the engine."""
     seeds = IMAGE_SEEDS if arena.images else TEXT_SEEDS
     numbers = iter(range(settings.requests))
     with progress_bar(total=settings.requests, desc=FUZZ, unit="request") as bar:
 
         async def work() -> None:
             for number in numbers:
-                await _send(arena, fuzz_request(seeds, settings.seed, number), number)
+                await _send(arena, fuzz_request(seeds, settings.seed, number), number, waits)
                 bar.update()
 
         await together(work() for _ in range(settings.concurrency))
 
 
-async def _send(arena: Arena, request: FuzzRequest, number: int) -> None:
-    began = time.perf_counter()
+async def _send(arena: Arena, request: FuzzRequest, number: int, waits: CoreWaits) -> None:
+    began, before = time.perf_counter(), waits.seconds()
     headers = {"Content-Encoding": request.coding} if request.coding else None
     await arena.ask(request.method, request.path, request.body, f"request {number}: ", headers)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began - waited(before, waits.seconds())
     if seconds > _SLOW_ANSWER:
         arena.problems.append(
             f"request {number}: {seconds:.0f} s for {request.method} {request.path} with "

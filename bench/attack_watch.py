@@ -215,7 +215,9 @@ def _checks_grammars(process: Any) -> bool:
     with contextlib.suppress(psutil.Error):
         # A process that was just forked still has the command line of its parent.
         is_new = time.time() - process.create_time() < 1
-        return is_new or any("grammar_process" in part for part in process.cmdline())
+        # One that has just ended has no command line.
+        command = process.cmdline()
+        return is_new or not command or any("grammar_process" in part for part in command)
     return True
 
 

@@ -9,17 +9,15 @@ _NANOSECONDS = 1e-9
 
 
 class CoreWaits:
-    """The main thread of a process, and the thread that asks. `seconds` tells how long each waited
+    """The main threads of processes, and the thread that asks. `seconds` tells how long each waited
     for a core since it began, or zeros where the system does not tell.
 
-    An interval that both threads share can be judged without the machine's other work: subtract the
-    larger of the two differences. Never both, because the waits may overlap.
+    An interval that the threads share can be judged without the machine's other work: subtract the
+    largest difference. Never their sum, because the waits may overlap.
     """
 
-    def __init__(self, pid: int | None) -> None:
-        files = ["/proc/thread-self/schedstat"]
-        if pid:
-            files.append(f"/proc/{pid}/schedstat")
+    def __init__(self, *pids: int | None) -> None:
+        files = ["/proc/thread-self/schedstat", *(f"/proc/{pid}/schedstat" for pid in pids if pid)]
         self._files = [Path(file) for file in files]
 
     def seconds(self) -> list[float]:

@@ -39,7 +39,8 @@ NAMES = (
         "headers-behind",
         "second-and-leave",
     ),
-    *("description", "charsets", "long-texts", "many-alternatives", "counted-again", "fuzz"),
+    *("description", "charsets", "long-texts", "many-alternatives", "counted-again"),
+    *("echoed-prompts", "long-literals", "declarations", "compressed", "odd-files", "fuzz"),
 )
 _TEXT = """\
 Attacks a running server, yours, with what has frozen or ended servers: numbers that vanish, 4 MB of
