@@ -144,7 +144,7 @@ async def _many_members(arena: Arena) -> None:
 
 
 async def _grammars(arena: Arena) -> None:
-    comment = "// " + "x" * 509_000 + "\n"
+    comment = "// " + "x" * 250_000 + "\n"
     await together(
         arena.post(
             COMPLETIONS, {"prompt": "Hi", "max_tokens": 1, "ebnf": f'{comment}start: "a{n}"'}

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from ..tokenizer.tokenizer import Tokenizer
 
-MOST_BYTES = 96 * 2**20
+MOST_BYTES = 64 * 2**20
 """All grammars of an engine, those that requests use among them. Above it, grammars that no request
 uses are dropped, and new ones wait.
 """
-_MOST_OF_ONE = 64 * 2**20
+_MOST_OF_ONE = 32 * 2**20
 _KEPT = 64
 """Grammars that are kept for requests to come."""
 _BYTES_A_SECOND = 64 * 2**20

@@ -26,6 +26,8 @@ SECONDS, MEGABYTES = 3, 96
 """Of the processor, and of memory, that one grammar may take."""
 _PROCESSES = 2
 _STACK_BYTES = 128 * 2**20
+_KEPT_KILOBYTES = 16 * 2**10
+"""A process that has taken more for a grammar ends behind its answer, for its heap stays large."""
 _NO_MEMORY = 3
 """Exit code of a process that got no more memory, where Python notices first."""
 _LIMITS = {
@@ -144,12 +146,17 @@ def _start() -> subprocess.Popen[bytes]:
 
 def _bound_memory() -> None:
     import resource
+
+    most = _kilobytes("VmData") * 1024 + _STACK_BYTES + MEGABYTES * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _kilobytes(name: str) -> int:
+    """What Linux tells of this process."""
     from pathlib import Path
 
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            most = int(line.split()[1]) * 1024 + _STACK_BYTES + MEGABYTES * 2**20
-            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def _bound_time() -> None:
@@ -169,9 +176,11 @@ def main() -> None:
     grammar.checked('start: "a"')
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(5)
+    at_first = most = 0
     # Other systems than Linux bound the time alone.
     with contextlib.suppress(OSError):
         _bound_memory()
+        at_first = _kilobytes("VmHWM")
     for line in sys.stdin.buffer:
         text, last_id = json.loads(line)
         _bound_time()
@@ -184,6 +193,10 @@ def main() -> None:
             # Python starts no thread where its stack finds no memory.
             os._exit(_NO_MEMORY)
         print(json.dumps(error), flush=True)
+        with contextlib.suppress(OSError):
+            most = _kilobytes("VmHWM")
+        if most - at_first > _KEPT_KILOBYTES:
+            break
 
 
 if __name__ == "__main__":

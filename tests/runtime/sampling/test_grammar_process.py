@@ -101,3 +101,12 @@ async def test_a_process_that_was_ended_while_idle_is_replaced() -> None:
     await check('start: "b"')
     with pytest.raises(ValueError, match="unknown name"):
         await check("start: nothing")
+
+
+async def test_a_process_that_has_grown_is_replaced() -> None:
+    await check('start: "a"')
+    (process, *_) = grammar_process._idle[-1:]
+    chain = "\n".join(f'a{number}: "x" a{number + 1}' for number in range(12_000))
+    await check(f'start: a0\n{chain}\na12000: "y"')
+    assert await asyncio.to_thread(process.wait, 20) == 0
+    await check('start: "a"')
