@@ -257,11 +257,11 @@ def test_lists_in_lists_without_end_are_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
     finish(writer)
     with pytest.raises(
-        ValueError, match=r"'mamba' is not supported; supported: .*LlamaForCausalLM"
+        ValueError, match=r"'rwkv7' is not supported; supported: .*LlamaForCausalLM"
     ):
         load(tmp_path / "m.gguf")
 
