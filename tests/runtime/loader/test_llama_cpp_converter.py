@@ -18,7 +18,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from piecework import LLM, SamplingParams
-from tests.runtime.models.variants import VARIANTS
+from tests.runtime.models.variants import VARIANTS, YARN
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,16 +39,41 @@ if TextModel is not None:
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 runpy.run_path(script, run_name="__main__")
 """
-# The converter takes intermediate_size for the size of the state's inputs.
+# What GGUF does not hold, so that llama.cpp takes it for what it is in the published models, and
+# what the converter needs.
 CHANGES: dict[str, dict[str, Any]] = {
-    # GGUF does not hold the limit.
     "gpt-oss": {"swiglu_limit": 7.0},
+    # The converter takes intermediate_size for the size of the state's inputs.
     "mamba2": {"hidden_size": 64, "num_heads": 4, "head_dim": 32, "intermediate_size": 128},
+    "starcoder2": {"sliding_window": None},
+    "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
+    "cohere": {"tie_word_embeddings": True, "use_qk_norm": False},
+    "cohere2": {
+        "tie_word_embeddings": True,
+        "rotary_pct": 1.0,
+        "num_hidden_layers": 4,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+    },
+    "qwen2-moe": {"decoder_sparse_step": 1},
+    "qwen3-moe": {"mlp_only_layers": []},
+    "deepseek-v3": {
+        "scoring_func": "sigmoid",
+        "attention_bias": False,
+        "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "lfm2": {"conv_bias": False},
+    "lfm2-moe": {"tie_word_embeddings": True},
+    "falcon-h1": {"head_dim": 16},
 }
 
 
 # Others need tokens that a tiny tokenizer lacks, or have settings that GGUF does not hold.
-CONVERTED = ("llama", "qwen2", "qwen3", "gpt-oss", "mamba2")
+CONVERTED = (
+    *("llama", "llama-tied", "qwen2", "qwen3", "gpt-oss", "mamba2", "olmo2", "granite", "exaone4"),
+    *("olmoe", "granitemoe", "seed-oss", "minimax-m2", "deepseek-v2", "deepseek-v3"),
+    *("starcoder2", "smollm3", "qwen2-moe", "qwen3-moe", "lfm2", "lfm2-moe", "falcon-h1"),
+    *("cohere", "cohere2"),
+)
 
 
 @pytest.mark.parametrize("name", CONVERTED)

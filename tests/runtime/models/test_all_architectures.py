@@ -55,7 +55,7 @@ def refusal(folder: Path, content: dict[str, Any]) -> str | None:
 
 def assert_clear(said: str) -> None:
     assert "\n" not in said and not [word for word in FOREIGN if word in said], said
-    assert "choose" in said or "download" in said or "fetch" in said, said
+    assert any(word in said for word in ("choose", "download", "fetch", "take")), said
 
 
 @pytest.mark.parametrize("kind", SOME)
