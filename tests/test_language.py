@@ -20,6 +20,8 @@ PLAIN = (
     "runtime/cache/",
     "runtime/core/",
     "runtime/engine/",
+    "runtime/executor/",
+    "runtime/graphs/",
     "runtime/layers/altup.py",
     "runtime/layers/sparse_attention.py",
     "runtime/models/deepseek_v32.py",

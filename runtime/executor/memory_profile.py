@@ -1,4 +1,4 @@
-"""How much memory steps and their graphs take, tried out before the KV cache gets the rest."""
+"""Measures the memory of steps and their graphs, before the KV cache gets the rest."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from ..graphs.graph_runner import GraphRunner
 from ..models.causal_lm import CausalLM
 from .warm_up import run_dummy_batch, sample
 
+# Maps hidden states [N, hidden] to logits [N, V] float32 on rank 0, to None on other ranks.
 ComputeLogits = Callable[[torch.Tensor], torch.Tensor | None]
-"""Hidden states [N, hidden] to logits [N, V] float32, None on all ranks but the first."""
 
 logger = logging.getLogger(__name__)
 
+# Share of the memory that stays free: real steps may take more than dummy steps, and the allocator
+# leaves fragments.
 _HEADROOM = 0.03
-"""Share of the memory that stays free: what real steps take beyond dummy ones, and fragments
-between allocations.
-"""
 
 
 def profile_memory(
@@ -39,14 +38,14 @@ def profile_memory(
     ranks: Ranks = ALONE,
     compute_logits: ComputeLogits | None = None,
 ) -> int:
-    """Bytes that are free while the device holds what the largest steps and all graphs take, less
-    what is kept back.
+    """Return the bytes that are free beside the largest steps, all graphs and a reserve.
 
-    The largest steps run, eagerly, and the two largest sizes of each kind of graph are captured:
-    the others share their memory, and each is taken to need beside it what the second needed.
-    `attention` is over the smallest cache: all of it stores to the reserved page. Nothing of it
-    stays. `compute_logits`: of all ranks, where the model's own are a part. Raises `ValueError`
-    with a remedy where the largest steps do not fit.
+    The largest steps run eagerly. Then the two largest sizes of each kind of graph are captured.
+    Smaller graphs share their memory, and each is assumed to need as much beside it as the second
+    size did. `attention` has the smallest cache, because dummy steps store to the reserved page
+    only. `compute_logits` gives the logits of all ranks if the model's own are only a part.
+    All memory of the profile is freed. Raise `ValueError` with a remedy if the largest steps do not
+    fit.
     """
     was_frozen = gc.get_freeze_count() > 0
     try:
@@ -61,8 +60,8 @@ def profile_memory(
             "lower --chunked-prefill-size or --max-running-requests, or choose a smaller model"
         ) from error
     finally:
-        # The first capture has taken all that was alive out of the collector's sight, these graphs
-        # among it.
+        # The first capture has frozen all objects that were alive, these graphs included. Frozen
+        # objects are not collected.
         gc.unfreeze()
         gc.collect()
         if was_frozen:
@@ -83,7 +82,7 @@ def _profile(
     _run_largest_steps(model, platform, config, attention, compute_logits)
     platform.end_trials()
     graphs = GraphRunner(model, platform, config, attention, seen, ranks)
-    # Pieces take what the model takes that is recorded as it runs, which needs no compiler.
+    # Pieces take as much memory as the model recorded without them, which needs no compiler.
     graphs.use(BreakableForward(model) if graphs.prefill is not None else None)
     to_come = sum(_capture_two(phase, platform) for phase in graphs.phases())
     memory = platform.memory()
@@ -91,8 +90,7 @@ def _profile(
     kept = max(compiler, int(_HEADROOM * memory.total))
     taken = (before - memory.free + to_come) / 2**20
     logger.info(
-        "steps and graphs take %.0f MiB, another %.0f MiB stay free; the KV cache may take what is "
-        "left",
+        "steps and graphs take %.0f MiB, another %.0f MiB stay free; the rest is for the KV cache",
         taken,
         kept / 2**20,
     )
@@ -107,8 +105,8 @@ def _run_largest_steps(
     attention: PagedAttention,
     compute_logits: ComputeLogits,
 ) -> None:
-    """The longest chunk of a prompt, and a token for as many requests as can run; the allocator
-    keeps what they took.
+    """Run the longest chunk of a prompt, and a decode of as many requests as can run. The allocator
+    keeps their memory.
     """
     length = min(config.chunked_prefill_size, config.context_length)
     run_dummy_batch(model, attention, platform, [length], [length])
@@ -120,8 +118,8 @@ def _run_largest_steps(
 
 
 def _capture_two(phase: Graphs, platform: Platform) -> int:
-    """Captures the two largest sizes; how many bytes all others will take beside the memory that
-    they share with these.
+    """Capture the two largest sizes. Return the bytes that all others will take beside the memory
+    that they share with these.
     """
     last = 0
     for size in phase.pending()[:2]:
@@ -132,7 +130,7 @@ def _capture_two(phase: Graphs, platform: Platform) -> int:
 
 
 def _own_bytes(platform: Platform) -> int:
-    """What is taken for good: live tensors, and what lies outside the allocator, where the driver
+    """Return the bytes of live tensors and of all memory outside the allocator, where the driver
     keeps graphs.
     """
     memory, use = platform.memory(), platform.memory_use()

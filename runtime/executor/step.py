@@ -16,71 +16,77 @@ from ..core.request import Request, Scheduled
 from ..sampling.logprobs import gather_logprobs, gather_ranks, read_logprobs, with_ranks
 from ..sampling.sampler import NO_TOKEN, KnownSamples, Samples, choose, sample
 
+# Prompt positions whose logits are held at once. 64 rows of a vocabulary of 150,000 take 38 MB, and
+# their log-probabilities as much again.
 _LOGIT_ROWS = 64
-"""Prompt positions whose logits are held at once: 64 rows of a vocabulary of 150,000 take 38 MB,
-and as much again for their log-probabilities.
-"""
 
 
 class Forward(Protocol):
-    """What a step needs of a model."""
+    """The model as a step calls it. `group` is that of all ranks, None if there is one rank."""
 
     device: torch.device
     layout: Layout
     group: Group | None
-    """Of the ranks, each of which gets the tokens that rank 0 samples; None: there are no others.
-    """
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step; writes keys and values of its tokens."""
+        """Return the hidden states [T, hidden] of a step. Write its keys and values."""
         ...
 
     def choose(self, batch: Batch) -> list[int] | None:
-        """The tokens [N] of a step's samplers, `NO_TOKEN` where logits are not finite, where
-        they are found with its forward; None: nothing is done.
+        """Compute a step and choose the tokens [N] of its samplers in one call.
+
+        A token is `NO_TOKEN` if its logits are not finite. Return None, and compute nothing, if the
+        step cannot be computed that way.
         """
         ...
 
     def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
-        """Their logits [N, V] float32 likewise; a tensor of its own."""
+        """Compute a step and the logits [N, V] float32 of its samplers in one call, or return None.
+
+        The tensor is new.
+        """
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Logits [N, V] float32 of hidden [N, hidden]; a tensor of its own. None on a rank other
-        than 0.
+        """Return the logits [N, V] float32 of hidden [N, hidden] in a new tensor, or None on a rank
+        other than 0.
         """
         ...
 
     def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] float32 of this rank's stretch of hidden [N, hidden], where each has R =
-        ceil(N / ranks) rows; those behind the last row mean nothing.
+        """Return the logits [R, V] float32 of this rank's rows of hidden [N, hidden].
+
+        Every rank has R = ceil(N / ranks) rows. Rows after the last one of N are undefined.
         """
         ...
 
 
 class StepTokens(NamedTuple):
-    """What a step gave one request: no token where it computed a chunk of its prompt or no more
-    than log-probabilities, and else one or several.
+    """The tokens that a step gave one request.
+
+    Attributes:
+        tokens: Empty if the step computed a chunk of the prompt, or log-probabilities only. The
+            last token may be `NO_TOKEN`.
+        logprobs: One per token, if asked for.
+        reached_end: Whether all tokens of the request that were known at the launch are computed.
     """
 
     request: Request
     tokens: list[int]
-    """The last may be `NO_TOKEN`."""
     logprobs: list[TokenLogprob] | None
-    """One a token, where asked for."""
     reached_end: bool
-    """Whether all tokens of the request that were known at the launch are computed."""
 
 
 class PendingStep:
-    """One step, which the device runs while the host goes on. `samplers`: the requests that get a
-    token, each of which gets a placeholder until the step is read.
+    """A launched step, which the device runs while the host continues.
+
+    `samplers` are the requests that get a token. Until the step is read, each has a placeholder.
     """
 
     def __init__(
         self, model: Forward, scheduled: list[Scheduled], previous: PendingStep | None
     ) -> None:
-        """`previous`: the step in flight, whose tokens this one begins with."""
+        """Launch the step. Placeholders take their tokens from `previous`, the step in flight."""
         sampled = (
             previous.samples.tokens
             if previous is not None and previous.samples is not None
@@ -100,7 +106,7 @@ class PendingStep:
 
     @torch.inference_mode()
     def _compute(self, model: Forward, batch: Batch, sampled: torch.Tensor | None) -> None:
-        # Of a prompt whose log-probabilities are wanted, hidden states are looked at.
+        # Log-probabilities of prompts need the hidden states of all rows.
         if batch.samplers and not any(request.prompt_logprobs_due for request, _ in self.scheduled):
             logits = model.forward_to_logits(batch)
             if logits is not None:
@@ -114,12 +120,13 @@ class PendingStep:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether a request of it still goes on."""
+        """Whether a request of the step has not ended."""
         return not all(request.finished for request, _ in self.scheduled)
 
     def read(self) -> list[StepTokens]:
-        """What each request of the step was given, once the device is done; prompts'
-        log-probabilities go to their requests.
+        """Wait for the device and return the tokens of each request.
+
+        Log-probabilities of prompts are added to their requests.
         """
         for rows in self._prompt_rows:
             rows.read()
@@ -138,7 +145,7 @@ class PendingStep:
 def _sample(
     model: Forward, hidden: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None
 ) -> Samples:
-    """The next token of each request from its row [N, hidden], on every rank."""
+    """Sample the next token of each request from its row of hidden [N, hidden], on every rank."""
     if model.group is not None and _may_be_shared_out(requests, model.group.size):
         return _sample_own(model, model.group, hidden, requests)
     logits = model.compute_logits(hidden)
@@ -154,8 +161,9 @@ def _sample(
 
 
 def _may_be_shared_out(requests: list[Request], ranks: int) -> bool:
-    """Whether each rank may choose the tokens of some rows: what requests change about their
-    logits, and log-probabilities, are rank 0's.
+    """Whether each rank may choose the tokens of some rows.
+
+    Only rank 0 applies logits processors and returns log-probabilities.
     """
     return len(requests) >= ranks and not any(
         request.processors or request.params.logprobs is not None for request in requests
@@ -165,18 +173,17 @@ def _may_be_shared_out(requests: list[Request], ranks: int) -> bool:
 def _sample_own(
     model: Forward, group: Group, hidden: torch.Tensor, requests: list[Request]
 ) -> Samples:
-    """Each rank chooses for a stretch of the rows, and is told what the others chose."""
+    """Choose the tokens of this rank's rows, and gather those of the other ranks."""
     logits = model.compute_own_logits(hidden)
     own = requests[group.rank * len(logits) : (group.rank + 1) * len(logits)]
     chosen = torch.full((len(logits),), NO_TOKEN, dtype=torch.int64, device=model.device)
     if own:
         chosen[: len(own)] = choose(logits[: len(own)], own)
-    everyones = group.all_gather(chosen)[: len(requests)]
-    return Samples(everyones, [], [])
+    return Samples(group.all_gather(chosen)[: len(requests)], [], [])
 
 
 class _PromptRows(NamedTuple):
-    """Log-probabilities of a stretch of a prompt; `targets`: its tokens."""
+    """Log-probabilities of a part of a prompt, whose tokens are `targets`."""
 
     request: Request
     targets: list[int]
@@ -192,7 +199,10 @@ class _PromptRows(NamedTuple):
 def _prompt_rows(
     model: Forward, scheduled: list[Scheduled], hidden: torch.Tensor
 ) -> Iterator[_PromptRows]:
-    """The logits at position p speak of the token at p + 1; position 0 has nothing before it."""
+    """Yield the log-probabilities of prompts, as far as this step computes them.
+
+    The logits at position p are those of the token at p + 1. Position 0 has no log-probability.
+    """
     row = 0
     for request, num_new in scheduled:
         if request.prompt_logprobs_due:
@@ -200,8 +210,8 @@ def _prompt_rows(
             if first == 0:
                 request.prompt_logprobs = [None] if start == 0 else []
             wanted = range(max(first, start - 1), min(first + num_new, request.num_prompt - 1))
-            # Small tensors that stay between large ones that go would fragment the heap.
-            whole: list[torch.Tensor] = []
+            # One buffer for all chunks: small tensors between freed large ones fragment the heap.
+            buffers: list[torch.Tensor] = []
             for begin in range(wanted.start, wanted.stop, _LOGIT_ROWS):
                 end = min(begin + _LOGIT_ROWS, wanted.stop)
                 logits = model.compute_logits(hidden[row + begin - first : row + end - first])
@@ -213,12 +223,12 @@ def _prompt_rows(
                     gather_ranks(logits, tokens),
                     *gather_logprobs(logits, tokens, request.params.prompt_logprobs or 0),
                 ]
-                if not whole:
-                    whole = [each.new_empty(len(wanted), *each.shape[1:]) for each in gathered]
-                for place, each in zip(whole, gathered, strict=True):
-                    place[begin - wanted.start : end - wanted.start] = each
-                del logits, gathered, each
-            if whole:
+                if not buffers:
+                    buffers = [part.new_empty(len(wanted), *part.shape[1:]) for part in gathered]
+                for buffer, part in zip(buffers, gathered, strict=True):
+                    buffer[begin - wanted.start : end - wanted.start] = part
+                del logits, gathered, part
+            if buffers:
                 asked = request.tokens[wanted.start + 1 : wanted.stop + 1].tolist()
-                yield _PromptRows(request, asked, HostCopy(whole))
+                yield _PromptRows(request, asked, HostCopy(buffers))
         row += num_new

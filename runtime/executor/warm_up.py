@@ -1,4 +1,4 @@
-"""Runs dummy batches of every kind once, so that kernels are compiled and chosen before the first
+"""Runs dummy batches of every kind, so that kernels are compiled and chosen before the first
 request.
 """
 
@@ -14,24 +14,23 @@ from ..core.forward_context import PagedAttention
 from ..graphs.dummy_batch import dummy_batch
 from ..models.causal_lm import CausalLM
 
-_PROMPTS = (256, 48, 8)
-"""Tokens that fill large tiles, middle ones, and small ones."""
-_MANY = 256
-"""Decodes that fill the device by themselves; one alone is shared out over it."""
+_PROMPT_LENGTHS = (256, 48, 8)  # Tokens that fill large, medium and small tiles.
+_MANY_DECODES = 256  # So many fill the device. A single decode is split over it.
 
 
 @torch.inference_mode()
 def warm_up(
     model: CausalLM, attention: PagedAttention, platform: Platform, *, longest: int
 ) -> None:
-    """Prefills and decodes, few and many, up to `longest` tokens of context. What they store goes
-    to the reserved page and nowhere else.
+    """Run prefills and decodes, few and many, up to `longest` tokens of context.
+
+    They store keys and values in the reserved page only.
     """
-    prompts = [[min(length, longest)] for length in _PROMPTS]
+    prompts = [[min(length, longest)] for length in _PROMPT_LENGTHS]
     for query_lens, seq_lens in (
         *zip(prompts, prompts, strict=True),
         ([1], [longest]),
-        ([1] * _MANY, [1] * _MANY),
+        ([1] * _MANY_DECODES, [1] * _MANY_DECODES),
     ):
         hidden = run_dummy_batch(model, attention, platform, query_lens, seq_lens)
         logits = model.compute_logits(hidden[:1])
@@ -41,7 +40,7 @@ def warm_up(
 
 
 def sample(logits: torch.Tensor) -> None:
-    """A draw from each row of logits [N, V] float32, with every filter."""
+    """Draw a token from each row of logits [N, V] float32, with every filter."""
     rows = len(logits)
     top_k, top_p, min_p = (
         torch.full((rows,), value, device=logits.device) for value in (2, 0.5, 0.1)
@@ -57,7 +56,7 @@ def run_dummy_batch(
     query_lens: list[int],
     seq_lens: list[int],
 ) -> torch.Tensor:
-    """Hidden states [T, hidden] of requests of such lengths."""
+    """Return the hidden states [T, hidden] of a dummy batch."""
     batch = dummy_batch(query_lens, seq_lens, platform, attention.pool.page_size)
     with attention.step(batch.metadata):
         hidden: torch.Tensor = model(batch.input_ids, batch.positions)

@@ -1,1 +1,1 @@
-"""Which graphs run a step, and how they come in."""
+"""The graphs that run steps, and how they are compiled and captured."""

@@ -1,8 +1,8 @@
-"""Traces and compiles a model's pieces into the cache, for processes that do not serve.
+"""Traces and compiles a model's pieces into the cache, in a process that does not serve.
 
-`python -m piecework.runtime.graphs.compile_pieces JOB` is one: JOB is the JSON that
-`compile_process.start` makes. Exit code 0 where all is in the cache that can be, else 1, and what
-went wrong as a line of JSON on the standard output, `compile_process.Outcome`.
+`python -m piecework.runtime.graphs.compile_pieces JOB` takes the JSON that `compile_process.start`
+writes. The exit code is 0 if the cache holds all pieces that can be compiled. Otherwise it is 1,
+and the standard output has the error as a line of JSON (`compile_process.Outcome`).
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ def make_pieces(
     ranks: int = 1,
     ep_size: int = 1,
 ) -> PreparedForward:
-    """The model's forward in pieces: from the cache where it is there, else traced and compiled
-    into it. Raises `TraceError`.
+    """Load the model's forward in pieces from the cache, or trace and compile it into the cache.
 
-    `kinds`: the linear layers whose weights are packed; `ranks`, `ep_size`: over which the model is
-    split.
+    `kinds` are the linear layers whose weights are packed. The model is split over `ranks`, in
+    `ep_size` groups of experts. Raise `TraceError` if the model cannot be traced.
     """
     device = maker.platform.device()
     example = [torch.arange(TRACE_TOKENS, device=device), torch.arange(TRACE_TOKENS, device=device)]
@@ -70,7 +69,7 @@ def make_pieces(
 def main(argv: list[str]) -> int:
     set_up_logging("WARNING")
     job = json.loads(argv[0])
-    _give_way(job["niceness"])
+    _lower_priority(job["niceness"])
     try:
         _compile(job)
     except Exception as error:
@@ -82,9 +81,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _give_way(niceness: int | None) -> None:
-    """Serving comes first: with the processor, and with memory where that runs out. The compiler's
-    own processes inherit it.
+def _lower_priority(niceness: int | None) -> None:
+    """Give this process less processor time than the server, and let it be killed first if memory
+    runs out. The compiler's own processes inherit both.
     """
     if hasattr(os, "nice"):
         os.nice(_NICENESS if niceness is None else niceness)
@@ -107,7 +106,7 @@ def _compile(job: dict[str, Any]) -> None:
     kernels = platform.linear_kernels(
         dtype, platform.attention_backend(config.attention_backend), config.cpu_activations
     )
-    # Any rank's part: all have the same forward.
+    # The part of rank 0: all ranks have the same forward.
     shard = Shard(0, config.tp_size, platform.cuts_head_groups, config.ep_size)
     model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)
     settings = {"ranks": config.tp_size, "ep_size": config.ep_size}

@@ -1,6 +1,4 @@
-"""The process that compiles a model's pieces into the cache, seen from the engine, which goes on
-serving meanwhile.
-"""
+"""Starts the process that compiles a model's pieces into the cache while the engine serves."""
 
 from __future__ import annotations
 
@@ -25,13 +23,14 @@ COMMAND = (
     "piecework.runtime.graphs.compile_pieces",
 )
 _MOST_BYTES = 2**16
-own_niceness: int | None = None
-"""Other than what such a process chooses."""
+own_niceness: int | None = None  # Replaces the niceness that the process would choose.
 
 
 class Outcome(NamedTuple):
-    """How a compiling process ended. `reason`: None where all is in the cache that can be; else why
-    not, which `text` says in a line.
+    """How a compiling process ended.
+
+    `reason` is None if the cache holds all pieces that can be compiled. Otherwise `text` explains
+    it in a line.
     """
 
     reason: Reason | None
@@ -39,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class CompileProcess:
-    """A process of `compile_pieces` that runs, at most as long as this one."""
+    """A running process of `compile_pieces`. It ends with this process at the latest."""
 
     def __init__(self, job: str) -> None:
         self._process = subprocess.Popen(
@@ -52,7 +51,7 @@ class CompileProcess:
         return self._process.pid
 
     def poll(self) -> Outcome | None:
-        """None while it runs."""
+        """Return the outcome, or None while the process runs."""
         if self._ended is None and (code := self._process.poll()) is not None:
             self._ended = self._outcome(code)
         return self._ended
@@ -64,7 +63,7 @@ class CompileProcess:
         return ended
 
     def stop(self) -> None:
-        # Not SIGTERM, which it has inherited from the engine to ignore.
+        # Not SIGTERM: the process inherits from the engine that it is ignored.
         self._process.kill()
         self._process.wait()
 
@@ -72,7 +71,7 @@ class CompileProcess:
         if code == 0:
             return Outcome(None)
         try:
-            reason, text = json.loads(self._last_words().splitlines()[-1])
+            reason, text = json.loads(self._output().splitlines()[-1])
             return Outcome(Reason(reason), str(text))
         except (ValueError, TypeError, IndexError):
             how = (
@@ -82,9 +81,10 @@ class CompileProcess:
             )
             return Outcome(Reason.COMPILE_FAILED, f"the compiling process {how}")
 
-    def _last_words(self) -> bytes:
-        """What it has printed. Not to the end of the pipe: a compiler that outlives it may hold the
-        other end.
+    def _output(self) -> bytes:
+        """Return what the process has printed.
+
+        Do not read to the end of the pipe: a compiler that outlives the process may hold it open.
         """
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -100,10 +100,10 @@ def start(
     dtype: torch.dtype,
     kinds: Kinds,
 ) -> CompileProcess:
-    """Begin to compile; the process works at a low priority and needs no weights.
+    """Start a compiling process. It runs at low priority and needs no weights.
 
-    `kinds`: the packed layers. All that depends on the state of the machine is told: what the
-    process found out by itself might be something else.
+    `kinds` are the packed layers. The job holds all that depends on the state of the machine,
+    because the process itself might find another state.
     """
     config = replace(config, num_threads=torch.get_num_threads())
     parts: dict[str, Any] = {

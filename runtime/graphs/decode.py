@@ -1,6 +1,4 @@
-"""Steps of nothing but decodes: the whole forward, attention too, recorded once for each batch
-size.
-"""
+"""Full graphs of decodes: the whole forward, attention included, recorded for each batch size."""
 
 from __future__ import annotations
 
@@ -22,12 +20,11 @@ from .dummy_batch import dummy_decode
 
 
 class DecodeGraph:
-    """Full graphs by batch size. What steps differ in is written to a plan of the attention backend
-    that stays where it is.
+    """Full graphs by batch size.
 
-    `forward` is recorded, `eager` is what its answers are checked against; `agree`: as of `Graphs`.
-    Never raises because of
-    a graph.
+    Each step writes its metadata in place, into a plan of the attention backend that graphs read.
+    `forward` is recorded, and compared with `eager`. `agree` is that of `Graphs`. If a graph fails,
+    steps run without it.
     """
 
     def __init__(
@@ -75,18 +72,18 @@ class DecodeGraph:
         )
 
     def capture_next(self) -> bool:
-        """Capture the largest batch size that is pending; False where none is."""
+        """Capture the largest pending batch size. Return False if none is pending."""
         pending = self.graphs.pending()
         if pending:
             self.graphs.capture(pending[0])
         return bool(pending)
 
     def __call__(self, batch: Batch) -> torch.Tensor | None:
-        """Hidden states [B, hidden] of a step of B decodes; None where it must run another way."""
+        """Return the hidden states [B, hidden] of B decodes, or None if no graph can run them."""
         size = self.graphs.choose(batch.num_tokens)
         if size is None:
             return None
-        # A graph that only calls its work again reads the context at each replay.
+        # A graph that is not real calls the forward at each replay, which reads the context.
         with self._in_place(batch.metadata, size):
             return self.graphs.replay(size, [batch.input_ids, batch.positions])
 
@@ -98,9 +95,7 @@ class DecodeGraph:
             yield [batch.input_ids, batch.positions]
 
     def _in_place(self, metadata: AttentionMetadata, size: int) -> AbstractContextManager[None]:
-        """The context of a step of `size` rows, whose figures are written to where graphs read
-        them.
-        """
+        """Write the metadata of a step of `size` rows in place, and return its context."""
         self._backend.update_plan(self._plan, metadata, size)
         if self._window_plan is not None:
             assert metadata.window is not None
@@ -113,8 +108,8 @@ class DecodeGraph:
         return self._attention.planned(self._plan, states, window_plan=self._window_plan)
 
     def _checked_against(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """A dummy batch as any other step would run: eagerly, and planned from its metadata rather
-        than from the plan in place.
+        """Compute the dummy batch eagerly, with a plan made from its metadata, not the one in
+        place.
         """
         assert self._dummy is not None
         with self._attention.step(self._dummy):
@@ -122,8 +117,8 @@ class DecodeGraph:
 
 
 def batch_sizes(config: ResolvedConfig) -> list[int]:
-    """The batch sizes that are captured: those given, or the field's up to the largest batch that
-    can be.
+    """Return the batch sizes to capture: those of the flag, or the default ones, up to the largest
+    batch.
     """
     cap = config.cuda_graph_max_bs
     if config.cuda_graph_bs is None:

@@ -1,5 +1,7 @@
-"""Batches of nobody's tokens, to warm kernels up, to measure memory, and to capture and check
-graphs: their keys and values go to the reserved page and nowhere else.
+"""Batches of made-up tokens, to warm up kernels, to measure memory, and to capture and check
+graphs.
+
+Their keys and values are stored in the reserved page only.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from ..core.padding import RESERVED_PAGE, RESERVED_SLOT
 
 
 class DummyBatch(NamedTuple):
-    """`input_ids`, `positions` [T] int64."""
+    """The arguments of a forward. `input_ids` and `positions` are [T] int64."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
@@ -25,7 +27,10 @@ class DummyBatch(NamedTuple):
 def dummy_batch(
     query_lens: list[int], seq_lens: list[int], platform: Platform, page_size: int, seed: int = 0
 ) -> DummyBatch:
-    """The last `query_lens` tokens of sequences of `seq_lens`. Another seed gives other tokens."""
+    """Build a batch of the last `query_lens` tokens of sequences of `seq_lens` tokens.
+
+    Another seed gives other tokens.
+    """
     device = platform.device()
     positions = torch.cat(
         [torch.arange(seq - new, seq) for new, seq in zip(query_lens, seq_lens, strict=True)]
@@ -44,16 +49,16 @@ def dummy_batch(
     return DummyBatch(
         ((7 * positions + 13 * seed) % 97).to(device),
         positions.to(device),
-        # Either kind of layer finds the reserved page everywhere.
+        # Layers of windows use the same metadata: every page is the reserved one.
         replace(metadata, window=metadata),
     )
 
 
 def dummy_prefill(num_tokens: int, seed: int, platform: Platform, page_size: int) -> DummyBatch:
-    """Prompts of a page each, all alike, the last one shorter if `num_tokens` says so.
+    """Build equal prompts of a page each. The last one may be shorter.
 
-    They share the reserved page, so a slot is written several times in one step: with the same
-    numbers each time, since the prompts are the same.
+    They share the reserved page, so a slot is written several times in one step. The prompts are
+    equal, so it gets the same numbers each time.
     """
     whole, rest = divmod(num_tokens, page_size)
     lens = [page_size] * whole + [rest] * (rest > 0)
@@ -61,11 +66,9 @@ def dummy_prefill(num_tokens: int, seed: int, platform: Platform, page_size: int
 
 
 def dummy_decode(batch_size: int, seed: int, platform: Platform, page_size: int) -> DummyBatch:
-    """One token each of `batch_size` requests of 1, 2, ... tokens, up to a page and from 1 again;
-    each sees those before it.
+    """Build decodes of `batch_size` requests of 1, 2, ... tokens up to a page, then from 1 again.
 
-    With another seed the lengths begin at another number: a graph that remembers lengths is found
-    out by it.
+    Another seed starts at another length. This detects a graph that has recorded lengths.
     """
     lens = [(number + seed) % page_size + 1 for number in range(batch_size)]
     return dummy_batch([1] * batch_size, lens, platform, page_size, seed)

@@ -1,6 +1,4 @@
-"""Which graphs run a step: full ones for steps of nothing but decodes, those of the prefill phase
-for all others.
-"""
+"""Chooses the graph of a step: a full graph if all requests decode, otherwise one of prefills."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ from .prefill import PrefillGraph
 
 
 class GraphCounts(NamedTuple):
-    """How steps ran: in pieces, by replaying a captured size, or without a graph and why; and the
-    tokens added to reach a size.
+    """How many steps ran in pieces, how many were replays of a captured size, how many tokens of
+    padding these had, and how many steps ran without a graph, by reason.
     """
 
     piecewise_steps: int = 0
@@ -42,10 +40,10 @@ class GraphCounts(NamedTuple):
 
 
 class GraphRunner:
-    """Runs the steps of one model, eagerly where neither phase has a graph. Raises `ValueError` for
-    what the device cannot do.
+    """Runs the steps of one model, eagerly if no graph fits.
 
-    `seen`: the lengths of steps; those that no decode graph runs are added to it.
+    `seen` collects the lengths of steps that no decode graph runs. Raise `ValueError` if the device
+    does not support a setting.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class GraphRunner:
         self._attention, self._seen = attention, seen
         self.prefill_backend = config.prefill_backend
         able = isinstance(attention.backend, GraphAttention) and all(
-            # What its queries see is chosen on the host's side of a graph.
+            # The tokens that a query sees are chosen on the host, outside of graphs.
             layout.selected is None
             for layout in attention.pool.layouts
         )
@@ -72,7 +70,7 @@ class GraphRunner:
         if self.decode_backend is Backend.FULL and not able:
             raise ValueError(
                 "--cuda-graph-backend-decode full needs an attention backend whose decodes can be "
-                "recorded, and a model that does not choose what its queries see: take disabled"
+                "recorded, and a model without sparse attention: take disabled"
             )
         if self.prefill_backend is Backend.BREAKABLE and not platform.graphs_are_real:
             raise ValueError(
@@ -84,8 +82,7 @@ class GraphRunner:
             if self.prefill_backend is not Backend.DISABLED
             else None
         )
-        self.decode: DecodeGraph | None = None
-        """None also before `use`."""
+        self.decode: DecodeGraph | None = None  # Set by `use`.
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
             pool = attention.pool
@@ -100,7 +97,7 @@ class GraphRunner:
                     "ranks that share its memory: take disabled"
                 )
             self.decode_backend = Backend.DISABLED
-        # A head that is not packed is multiplied by what does not promise as much.
+        # The product of an unpacked head may depend on the batch.
         if config.batch_invariant and not (
             self.kernels and model.lm_head.layout is not None and platform.make_batch_invariant()
         ):
@@ -110,9 +107,7 @@ class GraphRunner:
             )
 
     def use(self, forward: PiecewiseForward | ForwardByLength | BreakableForward | None) -> None:
-        """Run prefills through `forward` and record decodes of it; None: both of the model as it
-        is.
-        """
+        """Run prefills by `forward` and record its decodes. If it is None, use the model's own."""
         if self.prefill is not None and forward is not None:
             self.prefill.use(
                 forward,
@@ -134,18 +129,21 @@ class GraphRunner:
             )
 
     def capture_next(self) -> bool:
-        """Capture one size, decodes' first: most steps are theirs. False where none is pending."""
+        """Capture one size, of decodes first, because most steps are decodes.
+
+        Return False if no size is pending.
+        """
         return any(
             phase.capture_next() for phase in (self.decode, self.prefill) if phase is not None
         )
 
     @property
     def num_pending(self) -> int:
-        """How many sizes are still to be captured."""
+        """Number of sizes that are not captured yet."""
         return sum(len(graphs.pending()) for graphs in self.phases())
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step."""
+        """Return the hidden states [T, hidden] of a step."""
         if self._config.batch_invariant:
             return self._each_token(batch)
         hidden = self.decode(batch) if self.decode is not None and batch.is_decode else None
@@ -161,34 +159,36 @@ class GraphRunner:
         return result
 
     def choose(self, batch: Batch) -> list[int] | None:
-        """The tokens [N] of a step's samplers, of which no more is asked, `NO_TOKEN` where logits
-        are not finite, if they are found with the forward; None: nothing is done.
+        """Compute a step and choose the tokens [N] of its samplers in one native call.
+
+        A token is `NO_TOKEN` if its logits are not finite. Return None, and compute nothing, if the
+        step cannot be computed that way.
         """
         call = self._call(batch)
         return None if call is None else call.tokens()
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
-        """Their logits [N, V] float32 likewise."""
+        """Compute a step and its logits [N, V] float32 in one native call, or return None."""
         call = self._call(batch)
         return None if call is None else call.logits()
 
     def _call(self, batch: Batch) -> StepCall | None:
-        """What computes a small step whole, made once for a batch; None: nothing does."""
+        """Return the native call that computes a small step, made once per batch, or None."""
         kernels = self.kernels
         if batch.call is not None or kernels is None or self._config.batch_invariant:
             return batch.call
-        # A repeated prompt may be a shorter step, whose text must not change by that.
+        # A repeated prompt may be a shorter step, and its text must not change.
         is_free = kernels.keeps_bits or batch.has_decodes
         if batch.num_tokens > kernels.max_tokens or not is_free:
             return None
-        # A request asks the same for all of its tokens.
+        # The sampling of a request is the same for all of its tokens.
         draws = draws_of(batch.samplers) if batch.asks_no_more else None
         step = batch.input_ids, batch.positions, batch.metadata, batch.sample_rows
         batch.call = kernels.call(*step, draws)
         return batch.call
 
     def _each_token(self, batch: Batch) -> torch.Tensor:
-        """The step in native ones, to which each token is a request of its own."""
+        """Compute a step by native calls in which each token is a request of its own."""
         assert self.kernels is not None
         most = self.kernels.max_tokens
         lens = torch.tensor(batch.metadata.query_lens)
@@ -202,7 +202,7 @@ class GraphRunner:
         return torch.cat(hidden)
 
     def counts(self) -> GraphCounts:
-        """Of all steps so far."""
+        """Return the counts of all steps so far."""
         stats = [graphs.stats for graphs in self.phases()]
         fallbacks = Counter[Reason]()
         if self.decode is not None:
@@ -217,7 +217,7 @@ class GraphRunner:
         )
 
     def info(self) -> GraphInfo:
-        """What is planned and what is there."""
+        """Describe the graphs: which are captured, pending or failed."""
         prefill = self.prefill.graphs if self.prefill is not None else None
         decode = self.decode.graphs if self.decode is not None else None
         stats = [graphs.stats for graphs in self.phases()]
@@ -238,7 +238,7 @@ class GraphRunner:
         )
 
     def phases(self) -> list[Graphs]:
-        """The graphs of decodes and of prefills, as far as they are used."""
+        """Return the graphs of decodes and of prefills, as far as they are used."""
         found = [phase.graphs for phase in (self.decode, self.prefill) if phase is not None]
         return [graphs for graphs in found if graphs is not None]
 
@@ -246,7 +246,10 @@ class GraphRunner:
 def _alone(
     metadata: AttentionMetadata, positions: torch.Tensor, owners: torch.Tensor, rows: slice
 ) -> AttentionMetadata:
-    """Some rows of a step, each a request of its own; `owners`: whose they are."""
+    """Return the metadata of some rows of a step, each as a request of its own.
+
+    `owners` are the indices of the requests to which the rows belong.
+    """
     window = metadata.window
     return replace(
         metadata,

@@ -1,4 +1,4 @@
-"""Rank 0 of several, of which the others are not there: for what only looks at a rank's part."""
+"""Rank 0 without the other ranks, to describe one rank's part of a model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 class LoneRank(Alone):
-    """The others are taken to say what it says; what collectives give has its shape, and no
-    meaning.
+    """Assumes that the other ranks have the same values. Results of collectives have the right
+    shape, but no meaning.
     """
 
     def __init__(self, size: int) -> None:
@@ -25,12 +25,12 @@ class LoneRank(Alone):
         return [value] * self.size
 
     def make_group(self, platform: Platform) -> None:
-        set_group(TENSOR_PARALLEL, _Silence(self.size))
+        set_group(TENSOR_PARALLEL, _ZeroGroup(self.size))
 
 
-class _Silence:
-    """All that ranks compute together is zeros, whichever collectives it goes through: forwards
-    that differ in these alone give the same.
+class _ZeroGroup:
+    """A group whose collectives return zeros, so that two forwards that differ only in their
+    collectives have equal results.
     """
 
     rank = 0

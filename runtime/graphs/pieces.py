@@ -1,5 +1,5 @@
-"""How this engine's model becomes pieces: with which compiler, kept where, and which lengths of
-steps its server has seen.
+"""The pieces of an engine's model: their compiler, their store, their key, and the lengths of
+steps.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from ..config.model import ModelConfig
 from ..quantization.methods import Kinds, named_linears
 
 S = TypeVar("S", bound=PieceStore)
+# Tokens of the example that is traced. Any number above 1 gives the same pieces.
 TRACE_TOKENS = 64
-"""Tokens of the example that is traced; any number above 1 gives the same pieces."""
 
 
 def piece_store(kind: type[S], config: ResolvedConfig, platform: Platform) -> S:
-    """Where the pieces of this machine lie; `kind` says whether they are only loaded from there, as
-    a process that serves does it, or made too. Raises `ValueError` that names the flag, or
-    `OSError` of the cache's folder.
+    """Return the store of this machine's pieces. `kind` is `PieceStore`, which only loads pieces,
+    or a subclass that makes them too.
+
+    Raise `ValueError` that names the flag, or `OSError` if the cache folder cannot be used.
     """
     return kind(
         platform=platform,
@@ -44,7 +45,7 @@ def piece_store(kind: type[S], config: ResolvedConfig, platform: Platform) -> S:
 
 
 def most_tokens(config: ResolvedConfig) -> int:
-    """The longest step that pieces must be right for."""
+    """Return the number of tokens of the longest step that pieces must support."""
     return max(config.chunked_prefill_size, TRACE_TOKENS)
 
 
@@ -57,10 +58,12 @@ def stored_key(
     ranks: int = 1,
     ep_size: int = 1,
 ) -> str:
-    """Text in which two models differ if their traced forwards do. `model`: one with the layouts
-    of its packed linear layers, by which the same weights are multiplied in several ways; `kinds`:
-    of those layers; `ranks`: over which it is split, of which all have the same forward, in
-    `ep_size` groups of experts.
+    """Return the key of a model's pieces. Models with different traced forwards have different
+    keys.
+
+    `model` has the layouts of its packed linear layers, which decide how weights are multiplied.
+    `kinds` are the kinds of these layers. The model is split over `ranks`, which all have the same
+    forward, in `ep_size` groups of experts.
     """
     layouts = {prefix: linear.layout for prefix, linear in named_linears(model)}
     linears = _digest(json.dumps([dict(kinds), layouts], sort_keys=True))
@@ -69,12 +72,12 @@ def stored_key(
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:
-    """Text in which two models differ if their forwards do."""
+    """Return a text that differs between models whose forwards differ."""
     return json.dumps([asdict(model_config), str(dtype)], sort_keys=True)
 
 
 def seen_lengths(model_config: ModelConfig, dtype: torch.dtype) -> LengthHistogram:
-    """How many tokens the steps of this model have had on this machine, kept beside its pieces."""
+    """Return the recorded lengths of this model's steps on this machine, in tokens."""
     return LengthHistogram(
         cache_folder() / "lengths" / f"{_digest(model_key(model_config, dtype))}.json"
     )

@@ -1,5 +1,5 @@
-"""Prefills and mixed steps: padded to a captured number of tokens, or run at their own length in
-pieces, or eagerly.
+"""Runs prefills and mixed steps: padded to a captured size, at their own length in pieces, or
+eagerly.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class PrefillGraph:
-    """A model's forward: eager until `use`, then in pieces or recorded with breaks. Never raises
-    because of a piece or a graph.
+    """A model's forward: eager until `use`, then in pieces or recorded with breaks.
 
-    `seen`: the lengths of earlier steps, by which auto:K chooses; `agree`: as of `Graphs`.
+    If a graph fails, steps run without it. `seen` are the lengths of earlier steps, from which
+    auto:K chooses sizes. `agree` is that of `Graphs`.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class PrefillGraph:
 
     @property
     def pieces(self) -> tuple[PiecewiseForward, ...]:
-        """The forward in pieces, or those for short and long steps; none where steps run
-        otherwise.
+        """The forward in pieces, or the two forwards for short and long steps. Empty if steps do
+        not run in pieces.
         """
         if isinstance(self._forward, PiecewiseForward | ForwardByLength):
             return self._forward.parts
@@ -65,11 +65,11 @@ class PrefillGraph:
 
     @property
     def num_pieces(self) -> int:
-        """How many distinct pieces run; 0 while steps are eager."""
+        """Number of distinct pieces. 0 while steps are eager."""
         return sum(len(part.plan.pieces) for part in self.pieces)
 
     def calls(self) -> list[PieceCalls]:
-        """The order of calls of short steps."""
+        """Return the calls of a short step, in order."""
         return [
             PieceCalls(
                 piece=piece,
@@ -83,7 +83,7 @@ class PrefillGraph:
 
     @property
     def fallbacks(self) -> Counter[Reason]:
-        """Steps that ran without a graph where one was hoped for, by reason."""
+        """Number of steps that ran without a graph although graphs are enabled, by reason."""
         return (
             self._eager_steps + self.graphs.stats.fallbacks
             if self.graphs is not None
@@ -91,16 +91,14 @@ class PrefillGraph:
         )
 
     def check(self, forward: PiecewiseForward | ForwardByLength) -> Iterator[bool]:
-        """`_check_one` of each of its parts."""
+        """Check each part of a forward, see `_check_part`."""
         for part in forward.parts:
-            yield from self._check_one(part)
+            yield from self._check_part(part)
 
-    def _check_one(self, forward: PiecewiseForward) -> Iterator[bool]:
-        """What was traced beside the model, then each piece beside what was traced; one run for
-        each turn.
+    def _check_part(self, forward: PiecewiseForward) -> Iterator[bool]:
+        """Compare the traced forward with the model, then each piece with its traced code.
 
-        Before each it says whether it is a long one. Raises `CaptureError` where they give other
-        answers.
+        Yield before each run whether it is a long one. Raise `CaptureError` if results differ.
         """
         if all(piece.traced for piece in forward.plan.pieces):
             traced = forward.with_pieces([traced_piece(piece) for piece in forward.plan.pieces])
@@ -126,9 +124,9 @@ class PrefillGraph:
         forward: PiecewiseForward | ForwardByLength | BreakableForward,
         other_graphs: int = 0,
     ) -> None:
-        """Run steps through `forward` from now on; sizes are to be captured with `capture_next`.
+        """Run steps by `forward` from now on. Call `capture_next` to capture its sizes.
 
-        `other_graphs`: how many will exist beside those of this phase.
+        `other_graphs` is the number of graphs of other phases.
         """
         self._forward = forward
         graphs_per_size = len(self._attention.pool.layouts) + 1
@@ -154,16 +152,16 @@ class PrefillGraph:
             )
 
     def give_up(self, reason: Reason) -> None:
-        """Steps stay eager, for this reason, until `use`."""
+        """Keep steps eager, for this reason, until `use`."""
         self._eager_reason = reason
 
     def capture_next(self) -> bool:
-        """Capture the size that helps most of those that are pending; False where none is."""
+        """Capture the most useful pending size. Return False if none is pending."""
         pending = self.graphs.pending() if self.graphs is not None else []
         if self.graphs is None or not pending:
             return False
-        # The largest first, so that the others find memory in the pool; then those that most steps
-        # would have used.
+        # The largest size first, so that the others find memory in the pool. Then the sizes that
+        # most steps would have used.
         self.graphs.capture(
             max(pending, key=self._times_used(self.graphs.sizes))
             if self.graphs.captured
@@ -172,7 +170,7 @@ class PrefillGraph:
         return True
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step, under the forward context that is set."""
+        """Return the hidden states [T, hidden] of a step. The caller sets the forward context."""
         if self._forward is None:
             self._eager_steps[self._eager_reason] += 1
             eager: torch.Tensor = self._model(input_ids, positions)
@@ -186,15 +184,15 @@ class PrefillGraph:
         return self._forward(input_ids, positions)
 
     def _times_used(self, sizes: Sequence[int]) -> Callable[[int], int]:
-        """How many of the steps seen so far would have been padded to a size."""
+        """Return a function that counts the seen steps that would have been padded to a size."""
         used = Counter[int]()
         for length, count in self._seen.counts.items():
             used.update(dict.fromkeys(sizes[bisect_left(sizes, length) :][:1], count))
         return used.__getitem__
 
     def _sizes(self, graphs_per_size: int, other_graphs: int) -> list[int]:
-        """What to capture. Where a graph only calls its work again, nothing, unless sizes are
-        given.
+        """Return the sizes to capture. Without real graphs that is none, unless the flag gives
+        sizes.
         """
         option = parse_sizes(self._config.piecewise_cuda_graph_tokens)
         if not self._platform.graphs_are_real and option == (None, None):
