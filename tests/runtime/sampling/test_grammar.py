@@ -434,10 +434,12 @@ def test_a_request_whose_grammar_is_dropped_while_it_waits_is_answered(
 ) -> None:
     monkeypatch.setattr(grammar_cache, "_KEPT", 1)
     waiting = CompilingRequests(Grammars(lambda: llm.tokenizer, 512, frozenset({2})))
+    ready: list[str] = []
     for number, letter in enumerate("abab"):
         asked = params(grammars.from_regex(letter))
-        assert waiting.takes(GenerateRequest(rid=str(number), input_ids=[5], params=asked))
-    ready: list[str] = []
+        # One whose grammar is compiled by now does not wait.
+        if not waiting.takes(GenerateRequest(rid=str(number), input_ids=[5], params=asked)):
+            ready.append(str(number))
     began = time.monotonic()
     while waiting.pending and time.monotonic() - began < 60:
         ready += [message.rid for message in waiting.ready()]
