@@ -1,1 +1,1 @@
-"""Model folders and files: where they are and what their headers say. Reads no tensor."""
+"""Finds model folders and files and reads their headers, but no tensors."""

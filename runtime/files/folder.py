@@ -1,6 +1,4 @@
-"""What a model's files are, judged by names, sizes and headers: no weight is read, and nothing
-heavy imported.
-"""
+"""Checks a model's files by names, sizes and headers. Reads no weights and does not need torch."""
 
 from __future__ import annotations
 
@@ -18,27 +16,31 @@ _NUMBERS = ("F64", "F32", "F16", "BF16")
 _QUANTIZED = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I16", "I32", "I64", "BOOL")
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 _LARGEST_POINTER = 1024
-_LARGEST_HEADER = 100_000_000
-"""As in the safetensors library."""
+_LARGEST_HEADER = 100_000_000  # Bytes, the limit of the safetensors library.
 _SHOWN = 3
 
 
 class Header(NamedTuple):
-    """What a safetensors file tells of one tensor; `dtype` as the format calls it, such as BF16."""
+    """The header of one tensor in a safetensors file.
+
+    `dtype` is the format's name, such as BF16.
+    """
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The .safetensors files of a folder. Raises `ValueError` where there are none, with what is
-    there instead, or not all.
+    """Return the .safetensors files of a folder.
+
+    Raise `ValueError` if files are missing, or if there are none. The error says what is there
+    instead.
     """
     index = folder / _INDEX
     if index.is_file():
         files = [folder / name for name in _names_in(index)]
     else:
-        # Some folders hold the same weights a second time under another name.
+        # Some folders hold a second copy of the weights under another name.
         named = sorted(
             path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_")
         )
@@ -49,7 +51,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds. Raises `ValueError` where that is no JSON."""
+    """Return the content of a JSON file. Raise `ValueError` if it is not valid JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -57,7 +59,7 @@ def read_json(path: Path) -> Any:
 
 
 def check_pointer(path: Path) -> None:
-    """Raises `ValueError` where git has put a pointer in the place of a large file."""
+    """Raise `ValueError` if the file is a git-lfs pointer instead of the large file."""
     if (
         path.is_file()
         and path.stat().st_size <= _LARGEST_POINTER
@@ -70,10 +72,12 @@ def check_pointer(path: Path) -> None:
 
 
 def read_header(path: Path, *, quantized: bool = False) -> dict[str, Header]:
-    """Names, formats and shapes of a .safetensors file's tensors. Raises `ValueError` where it is
-    cut off or holds other than numbers, or, `quantized`, what weights are quantised to.
+    """Return the headers of the tensors in a .safetensors file, by name.
 
-    Format: https://huggingface.co/docs/safetensors: the header's length as 8 bytes, the header in
+    Raise `ValueError` if the file is cut off, or if a dtype is not one of `_NUMBERS` (or of
+    `_QUANTIZED`, if the model is `quantized`).
+
+    Format (https://huggingface.co/docs/safetensors): the header's length as 8 bytes, the header in
     JSON, the tensors.
     """
     size = path.stat().st_size
@@ -134,7 +138,7 @@ def _names_in(index: Path) -> list[str]:
 
 
 def no_model(folder: Path, lacking: str) -> ValueError:
-    """Why a folder is no model: what it lacks, or what else it holds, and what to do."""
+    """Return the error for a folder without a model. It says what is missing and what to do."""
     names = sorted(path.name for path in folder.iterdir())
     others = [path.name for pattern in _OTHER_WEIGHTS for path in sorted(folder.glob(pattern))]
     if _ADAPTER in names:
@@ -171,13 +175,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def config_eos_token_ids(folder: Path) -> list[int]:
-    """The tokens that end a text, by generation_config.json and config.json; either may give one or
-    a list.
+    """Return the tokens that end a text, from generation_config.json and config.json.
+
+    Either file may have one id or a list.
     """
     ids: list[object] = []
     for path in (folder / "generation_config.json", folder / "config.json"):
         content = read_json(path) if path.is_file() else None
-        for said in (content, content.get("text_config")) if isinstance(content, dict) else ():
-            value = said.get("eos_token_id") if isinstance(said, dict) else None
+        for part in (content, content.get("text_config")) if isinstance(content, dict) else ():
+            value = part.get("eos_token_id") if isinstance(part, dict) else None
             ids += value if isinstance(value, list) else [value]
     return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))

@@ -1,4 +1,4 @@
-"""Folders for what a server keeps beyond its own life, one process at a time."""
+"""Folders that a server keeps after its end. One process uses a folder at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["hold_lock", "kept_folder"]
 
 
 def kept_folder(kind: str, name: str) -> Path:
-    """Of one kind of thing, and of the model that is served under `name`; it need not be there."""
+    """Return the folder of one kind of data of the model `name`. It may not exist yet."""
     file_name = re.sub(r"[^\w.-]", "_", name)[:100].strip(".")
     return cache_folder() / kind / (file_name or "model")

@@ -1,6 +1,4 @@
-"""Finds the model that `--model-path` means: a folder, a .gguf file, a built-in alias or a hub
-id.
-"""
+"""Finds the model of `--model-path`: a folder, a .gguf file, a built-in alias or a hub id."""
 
 from __future__ import annotations
 
@@ -12,9 +10,9 @@ from typing import NamedTuple
 
 
 class Packaged(NamedTuple):
-    """A model that an installed Python package carries.
+    """A model in an installed Python package.
 
-    `sampling`: the parameters that its authors advise, by the names of `SamplingParams`.
+    `sampling` holds the parameters that its authors recommend, by the names of `SamplingParams`.
     """
 
     package: str
@@ -31,16 +29,16 @@ ALIASES = {
         {"temperature": 0.2, "top_p": 0.9},
     )
 }
-PIPELINE_FILE = "model_index.json"
-"""What a folder with a diffusion pipeline has, and no other."""
+PIPELINE_FILE = "model_index.json"  # Only folders of diffusion pipelines have it.
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+# A second copy of the weights, in their authors' own format.
 HUB_COPIES = ["original/*", "consolidated*"]
-"""The same weights once more, in their authors' own format."""
 
 
 def resolve_model_path(model_path: str) -> str:
-    """The path of a language model's folder or .gguf file. Raises `ValueError` with a remedy where
-    there is none.
+    """Return the path of a language model's folder or .gguf file.
+
+    Raise `ValueError` with a remedy if there is none.
     """
     found = find_model(model_path)
     if is_pipeline(found):
@@ -58,8 +56,9 @@ def is_pipeline(path: str) -> bool:
 
 
 def find_model(model_path: str) -> str:
-    """The path of a folder or .gguf file, of a language model or a diffusion pipeline. Raises
-    `ValueError` with a remedy.
+    """Return the path of the folder or .gguf file of a language model or diffusion pipeline.
+
+    Raise `ValueError` with a remedy if there is none.
     """
     if not model_path.strip():
         raise ValueError("the model's path is empty; give a folder, a .gguf file or a hub id")
@@ -68,7 +67,7 @@ def find_model(model_path: str) -> str:
     path = Path(model_path).expanduser()
     try:
         if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-            # Looked into now, so that what cannot be read is told before anything is started.
+            # Open the path now, so that an error is reported before any process starts.
             os.listdir(path) if path.is_dir() else path.open("rb").close()
             return str(path)
         if path.exists():
@@ -94,7 +93,7 @@ def _no_model(path: Path) -> str:
 
 
 def _packaged(alias: str, where: Packaged) -> Path:
-    # The package's own import needs a tool that we do not: only its folder is looked up.
+    # Look up the package's folder only: importing the package needs a tool that we do not use.
     spec = importlib.util.find_spec(where.package)
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         if (path := Path(folder) / where.file).is_file():
@@ -103,14 +102,14 @@ def _packaged(alias: str, where: Packaged) -> Path:
 
 
 def _from_hub(repository: str) -> str:
-    # It takes longer to import than all else that a local folder needs.
+    # Imported here, because local models do not need this slow import.
     import huggingface_hub
 
     try:
         return huggingface_hub.snapshot_download(
             repository, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES
         )
-    except Exception as error:  # its own kinds, the HTTP client's and the system's
+    except Exception as error:  # Errors of the hub, of the HTTP client or of the system.
         raise ValueError(
             f"{repository} is no local folder and cannot be fetched from the hub "
             f"({hub_reason(error)}); give a local path"
@@ -118,5 +117,5 @@ def _from_hub(repository: str) -> str:
 
 
 def hub_reason(error: BaseException) -> str:
-    """What the hub's client says, in one line."""
+    """Return the error of the hub's client in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,1 +1,1 @@
-"""What processes of one server share: sockets, messages on them, logs, signs of life."""
+"""What the processes of one server share: sockets, messages, logs, heartbeats."""

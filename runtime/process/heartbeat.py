@@ -1,5 +1,6 @@
-"""The sign of life of an engine: sent by its loop itself, for a thread beside it would go on where
-the loop does not.
+"""The heartbeat of an engine.
+
+Its loop sends it, because a separate thread would continue even if the loop hangs.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from collections.abc import Callable
 
 from ..core.messages import EngineAlive
 
+# Period of the heartbeat of an idle loop. A busy loop sends at most one per period.
 BEAT_MS = 1000
-"""An idle loop wakes up that often to say that it lives; a busy one says so not more often."""
 _WAITING = "waiting for requests"
 
 
 class Heartbeat:
-    """`send` takes the messages. To be told often what is done next: between steps, and from within
-    a long one.
+    """Sends heartbeats by `send`. The loop calls `beat` between steps, and `beat_again` within long
+    steps.
     """
 
     def __init__(self, send: Callable[[EngineAlive], None]) -> None:
@@ -25,8 +26,9 @@ class Heartbeat:
         self._due = 0.0
 
     def beat(self, doing: str, *, may_build: bool = False) -> None:
-        """`may_build`: as in `EngineAlive`. Costs a look at the clock, unless a second has passed
-        or something else is done.
+        """Send a heartbeat if a period has passed, or if `doing` or `may_build` has changed.
+
+        `may_build` is that of `EngineAlive`.
         """
         now, last = time.monotonic(), self._last
         if now >= self._due or doing != last.doing or may_build != last.may_build:
@@ -35,8 +37,11 @@ class Heartbeat:
             self._send(self._last)
 
     def wait(self, comes: Callable[[int], bool], rest: Callable[[], None]) -> None:
-        """Until a message `comes` within so many milliseconds; `rest` once none has for a while:
-        not sooner, for what it gives up the next step may take again at once.
+        """Wait until `comes` returns True, and send heartbeats meanwhile.
+
+        `comes` waits for a message up to a number of milliseconds. After the first period without a
+        message, call `rest` once, which frees memory. Not sooner, because the next step may need
+        that memory at once.
         """
         self.beat(_WAITING)
         if comes(BEAT_MS):
@@ -47,5 +52,5 @@ class Heartbeat:
             self.beat(_WAITING)
 
     def beat_again(self) -> None:
-        """From within what was told last."""
+        """Send the last heartbeat again if a period has passed."""
         self.beat(self._last.doing, may_build=self._last.may_build)

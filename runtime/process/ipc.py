@@ -1,4 +1,4 @@
-"""Messages on the wire: their type's name and their msgpack."""
+"""Encodes and decodes messages: the name of their type and their msgpack."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
 
 
 def encode(message: ToEngine | FromEngine) -> list[bytes]:
-    """Two frames: the message's type and its msgpack."""
+    """Return two frames: the name of the message's type and its msgpack."""
     return [type(message).__name__.encode(), _ENCODER.encode(message)]
 
 
 class Unreadable(ValueError):
-    """A message that is none of ours. `known`: its name is; `rids`: the requests that it speaks of,
-    as far as that can be told.
+    """A message that cannot be decoded.
+
+    `known` says whether its type is known. `rids` are the request ids that could be read from it.
     """
 
     def __init__(self, name: bytes, reason: str, *, known: bool, rids: list[str]) -> None:
@@ -34,7 +35,7 @@ class Unreadable(ValueError):
 
 
 def decode(frames: list[bytes]) -> Any:
-    """The message of two frames. Raises `Unreadable`."""
+    """Decode the message of two frames. Raise `Unreadable` if that is not possible."""
     name, payload = frames[0], frames[-1]
     decoder = _DECODERS.get(name)
     try:
@@ -47,9 +48,7 @@ def decode(frames: list[bytes]) -> Any:
 
 
 def _rids(payload: bytes) -> list[str]:
-    """Request ids in a message of whatever form: its own, those in its list of them, those of its
-    outputs.
-    """
+    """Return the request ids in a message of any form: its own and those of its outputs."""
     try:
         fields = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):

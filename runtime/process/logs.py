@@ -1,6 +1,6 @@
-"""How every process of a server writes its log: lines of text, or of JSON, on standard error.
+"""The log of every process of a server: lines of text or JSON on standard error.
 
-Whatever a message quotes, it cannot make a second line, nor move a terminal's cursor.
+Control characters are escaped, so a message cannot add a line or move a terminal's cursor.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+# `text` or `json`. The processes that a server starts inherit it by the environment.
 FORMAT_VARIABLE = "PIECEWORK_LOG_FORMAT"
-"""`text` or `json`; the processes that a server starts have it from its environment."""
 LOG_FORMATS = ("text", "json")
+# Limit of a line of JSON without its newline. Up to this size, processes that write to the same
+# pipe do not mix their lines, even if the pipe is full.
 _MOST_BYTES: int = getattr(select, "PIPE_BUF", 512) - 1
-"""Of a line of JSON, its end not counted. Processes that write to one pipe, which may be full, do
-not come between the bytes of so short a line.
-"""
 _TRIES = 32
 _LEFT_OUT = " [...] "
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def set_up_logging(level: str, *, rank: int | None = None) -> None:
-    """Log from `level` up, in the form that the environment asks for. `rank`: this process is one
-    of several that compute one model.
+    """Log from `level` up, in the format of the environment.
+
+    `rank` is set if several processes compute one model.
     """
     handler = logging.StreamHandler()
     as_json = os.environ.get(FORMAT_VARIABLE) == "json"
     handler.setFormatter(JsonFormatter(rank) if as_json else TextFormatter(rank))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if as_json:
-        # What Python prints itself, of warnings and of what nobody catches, is no JSON.
+        # Python itself would print warnings and uncaught exceptions as text.
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
-        threading.excepthook = lambda told: _log_uncaught(*told[:3])
+        threading.excepthook = lambda hook: _log_uncaught(*hook[:3])
 
 
 def _log_uncaught(kind: Any, error: BaseException | None, trace: Any) -> None:
     if error is not None and not isinstance(error, SystemExit):
-        logger.critical("nobody caught %s", kind.__name__, exc_info=(kind, error, trace))
+        logger.critical("uncaught exception %s", kind.__name__, exc_info=(kind, error, trace))
 
 
 def with_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`extra` of a logging call: members of the JSON object, and words `name=value` of a line."""
+    """Return the `extra` of a logging call: fields of the JSON object, or words `name=value`."""
     return {"fields": fields}
 
 
@@ -60,7 +60,7 @@ def _escaped(text: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:00 INFO piecework.server: message name=value`; a traceback follows, indented."""
+    """Writes `12:00:00 INFO piecework.server: message name=value`, then the indented traceback."""
 
     def __init__(self, rank: int | None = None) -> None:
         whose = "" if rank is None else f"rank {rank}: "
@@ -83,7 +83,7 @@ def _indented(text: str) -> str:
 
 
 def _word(value: Any) -> str:
-    """Without white space, or in quotes."""
+    """Return a value as a word. Values with white space are quoted."""
     if value is None:
         return "-"
     text = str(value)
@@ -91,8 +91,8 @@ def _word(value: Any) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, `pid`, `exception`
-    where there is one, and the event's own fields. Of what is too long the middle is left out.
+    """Writes an object per line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, `pid`, the
+    `exception` if there is one, and the event's own fields. Long values lose their middle.
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -111,7 +111,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        # In ASCII, so that no reader takes another character for the end of a line.
+        # ASCII, because readers may take other characters for the end of a line.
         for _ in range(_TRIES):
             if len(text := json.dumps(line, default=str)) <= _MOST_BYTES:
                 break
@@ -121,7 +121,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _shortened(value: Any, share: float) -> str:
-    """About so much of it, without its middle."""
+    """Return about this share of the value as text, without its middle."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     left = max(0, int(len(text) * share) - len(_LEFT_OUT) - 1) // 2
     return f"{text[:left]}{_LEFT_OUT}{text[len(text) - left :]}"

@@ -1,4 +1,4 @@
-"""The two ends of an engine process: messages that come to it, and those that it sends."""
+"""Receives and sends the messages of an engine process."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from ..core.messages import FromEngine, Shutdown
 from .ipc import decode, encode
 from .message_socket import MessageSocket
 
-_TAKING_MS = 100
-"""How long to wait for the web process to take more of a long message: it does so at once, unless
-it is busy.
-"""
+_DRAIN_MS = 100  # How long to wait for the web process to read more of a long message.
 
 
 class Mailbox:
-    """`is_open`: until the engine is told to end."""
+    """The messages of an engine process. `is_open` is False after the message `Shutdown`."""
 
     def __init__(self, socket: MessageSocket) -> None:
         self._socket = socket
         self.is_open = True
 
     def waits(self, milliseconds: int) -> bool:
-        """Whether a message is there, or comes within so long."""
+        """Whether a message has arrived, or arrives within this time."""
         return self._socket.poll(milliseconds)
 
     def received(self, patience: int) -> Iterator[Any]:
-        """Every message that is there; waits up to `patience` milliseconds for the first."""
+        """Yield all messages that have arrived.
+
+        Wait up to `patience` milliseconds for the first.
+        """
         while self.is_open and self.waits(patience):
             frames = self._socket.receive()
             assert frames is not None
@@ -38,9 +38,10 @@ class Mailbox:
                 yield message
 
     def send(self, message: FromEngine) -> None:
-        """Waits until it has left, for as long as the web process takes it. An image or many
-        log-probabilities are more than a socket holds: what is left of them would leave in parts,
-        one with each step, and a step may take minutes.
+        """Send a message. Wait until it is sent, for as long as the web process keeps reading.
+
+        Images and many log-probabilities are larger than a socket's buffer. Without waiting, the
+        rest would be sent in parts, one per step, and a step may take minutes.
         """
         if not self._socket.send(encode(message)):
-            self._socket.drain(_TAKING_MS)
+            self._socket.drain(_DRAIN_MS)

@@ -1,6 +1,4 @@
-"""What is free of the machine's memory, and what processes take of it, for a process without torch,
-which has no `Platform` to ask.
-"""
+"""The free memory of the machine and the memory of processes, without torch or a `Platform`."""
 
 from __future__ import annotations
 
@@ -14,13 +12,14 @@ from ...kernels.cpu.machine.host_memory import host_memory
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take, by the machine and by its control group."""
+    """Return the bytes that this process may still allocate, limited by its control group too."""
     return host_memory().free
 
 
 def resident_memory(pids: Sequence[int]) -> int:
-    """Bytes that processes and those that they started have in memory; one that has ended has none.
-    What they share, such as libraries, is counted for each.
+    """Return the resident bytes of processes and their descendants. Ended processes count 0.
+
+    Shared memory, such as that of libraries, is counted for each process.
     """
     return sum(_resident(each) for pid in pids for each in _family(pid))
 
@@ -40,8 +39,8 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
-class _Figures(ctypes.Structure):
-    """What glibc's `mallinfo2` gives."""
+class _Mallinfo2(ctypes.Structure):
+    """The result of glibc's `mallinfo2`."""
 
     _fields_: ClassVar = [
         (name, ctypes.c_size_t)
@@ -53,13 +52,14 @@ class _Figures(ctypes.Structure):
 
 
 def allocated_memory() -> int | None:
-    """Bytes that the process has allocated and not freed; None where its C library does not tell.
-    What other threads allocate is counted too.
+    """Return the bytes that all threads of this process have allocated and not freed.
+
+    Return None if the C library has no `mallinfo2`.
     """
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):
         return None
-    ask.restype = _Figures
+    ask.restype = _Mallinfo2
     figures = ask()
     return int(figures.uordblks + figures.hblkhd)

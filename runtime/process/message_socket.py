@@ -1,8 +1,8 @@
 """Messages over a Unix socket, whole and in order, between the web process and an engine process.
 
-Of two frames each, before them their lengths: 8 bytes for the second, 1 for the first. Straight
-from one process to the other: a queue with threads of its own would wake up two more for each
-message, on cores that compute.
+A message is the length of its second frame (8 bytes), the length of its first frame (1 byte), and
+both frames. There is no thread: a queue with threads would wake up two of them for each message, on
+cores that compute.
 """
 
 from __future__ import annotations
@@ -19,43 +19,42 @@ _READ = 2**16
 
 
 class MessageSocket:
-    """One end. Sending never blocks: what the other end does not take yet is kept, and leaves with
-    later calls of `send`, `poll`, `flush` or `drain`. What is sent to an end that is gone is
-    dropped.
+    """One end of the connection.
+
+    Sending never blocks. Bytes that the other end does not read yet are kept, and sent by later
+    calls of `send`, `poll`, `flush` or `drain`. If the other end is gone, messages are dropped.
+    `is_closed` says that the other end is gone or this end is closed.
     """
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         self._socket = connected
         self._unsent: deque[memoryview] = deque()
-        self._begun = bytearray()
+        self._received = bytearray()
         self._messages: deque[list[bytes]] = deque()
-        self._met_limit = False
+        self._may_have_more = False
         self._poll = select.poll()
         self._arrivals = select.poll()
         self._arrivals.register(connected, select.POLLIN)
         self.is_closed = False
-        """The other end is gone, or this one is closed."""
 
     @classmethod
     def connect(cls, path: str) -> Self:
-        """To who listens at a path. Raises `OSError`."""
+        """Connect to the listener at a path. Raise `OSError` if there is none."""
         connected = socket.socket(socket.AF_UNIX)
         connected.connect(path)
         return cls(connected)
 
     @property
     def has_more(self) -> bool:
-        """Whether there may be another message, as far as what was read last tells: if not, what
-        comes makes this end readable.
-        """
-        return bool(self._messages) or self._met_limit
+        """Whether there may be another message that does not make this end readable."""
+        return bool(self._messages) or self._may_have_more
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, frames: list[bytes]) -> bool:
-        """Returns whether all has left."""
+        """Send a message. Return whether all bytes have been sent."""
         name, content = frames
         if not self.is_closed:
             head = _HEAD.pack(len(content), len(name))
@@ -63,7 +62,7 @@ class MessageSocket:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what is kept, as far as the other end takes it; returns whether all has left."""
+        """Send kept bytes as far as the socket takes them. Return whether all have been sent."""
         try:
             while self._unsent:
                 part = self._unsent[0]
@@ -75,26 +74,26 @@ class MessageSocket:
         except BlockingIOError:
             return False
         except OSError:
-            self._is_gone()
+            self._disconnect()
         return True
 
     def drain(self, milliseconds: int) -> None:
-        """Send what is kept, for as long as the other end takes more of it within so long."""
+        """Send kept bytes until all are sent, or the other end reads nothing for this time."""
         while not self.flush():
             self._poll.register(self._socket, select.POLLOUT)
             if not self._poll.poll(milliseconds):
                 return
 
     def receive(self) -> list[bytes] | None:
-        """The frames of a message that is there; None: no whole one is."""
+        """Return the frames of the next message, or None if no whole message has arrived."""
         while not self._messages and self._read():
             pass
         return self._messages.popleft() if self._messages else None
 
     def poll(self, milliseconds: int) -> bool:
-        """Whether a message is there, or comes within so long."""
+        """Whether a message has arrived, or arrives within this time."""
         self.flush()
-        # To be told that nothing is there takes less than to find that nothing can be read.
+        # A poll without result is cheaper than a read without result.
         if not self._messages and self._socket.fileno() >= 0 and self._arrivals.poll(0):
             while not self._messages and self._read():
                 pass
@@ -103,11 +102,11 @@ class MessageSocket:
         return bool(self._messages)
 
     def close(self, *, linger: float = 0.0) -> None:
-        """Wait up to `linger` seconds for what is kept to leave."""
+        """Close this end. Wait up to `linger` seconds until kept bytes are sent."""
         if not self.flush() and linger:
             self._socket.settimeout(linger)
             self.flush()
-        self._is_gone()
+        self._disconnect()
         self._socket.close()
 
     def _wait(self, deadline: float) -> None:
@@ -122,8 +121,8 @@ class MessageSocket:
             self._read()
 
     def _read(self) -> bool:
-        """What is there, to a limit; returns whether it met that."""
-        self._met_limit = False
+        """Read up to `_READ` bytes. Return whether there may be more."""
+        self._may_have_more = False
         try:
             part = self._socket.recv(_READ)
         except BlockingIOError:
@@ -131,26 +130,26 @@ class MessageSocket:
         except OSError:
             part = b""
         if not part:
-            self._is_gone()
+            self._disconnect()
             return False
-        self._begun += part
-        begin, size = 0, len(self._begun)
+        self._received += part
+        begin, size = 0, len(self._received)
         while size - begin >= _HEAD.size:
-            content, name = _HEAD.unpack_from(self._begun, begin)
+            content, name = _HEAD.unpack_from(self._received, begin)
             middle = begin + _HEAD.size + name
             if size < middle + content:
                 break
             self._messages.append(
                 [
-                    bytes(self._begun[begin + _HEAD.size : middle]),
-                    bytes(self._begun[middle : middle + content]),
+                    bytes(self._received[begin + _HEAD.size : middle]),
+                    bytes(self._received[middle : middle + content]),
                 ]
             )
             begin = middle + content
-        del self._begun[:begin]
-        self._met_limit = len(part) == _READ
-        return self._met_limit
+        del self._received[:begin]
+        self._may_have_more = len(part) == _READ
+        return self._may_have_more
 
-    def _is_gone(self) -> None:
+    def _disconnect(self) -> None:
         self.is_closed = True
         self._unsent.clear()

@@ -1,4 +1,4 @@
-"""Progress bars, for people who watch: a file or a pipe gets none."""
+"""Progress bars on terminals. Files and pipes get none."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from tqdm import tqdm
 def progress_bar(
     iterable: Iterable[Any] | None = None, *, shown: bool = True, **settings: Any
 ) -> Any:
-    """A `tqdm` bar on standard error, where that is a terminal and it is to be `shown`."""
+    """Return a `tqdm` bar on standard error. It is visible on a terminal only, if `shown`."""
     return tqdm(iterable, file=sys.stderr, disable=None if shown else True, **settings)
