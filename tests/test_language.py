@@ -34,6 +34,7 @@ PLAIN = (
     "server/core/__init__.py",
     "server/parsing/catalog.py",
     "server/parsing/choice.py",
+    "server/serving/",
 )
 
 _BEGINNINGS = ("Of ", "Whom ", "Whose ", "Whatever ", "To be ", "For a number of ", "Who ")

@@ -1,1 +1,1 @@
-"""A request becomes sequences, and outputs become a stream: for every endpoint family."""
+"""Shared by all endpoint families: a request becomes sequences, and outputs become a stream."""

@@ -1,5 +1,5 @@
-"""Collects the outputs of one HTTP request's sequences, and stops them when the client goes
-away.
+"""Collects the outputs of one HTTP request's sequences, and aborts them if the client
+disconnects.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from .kept_logprobs import logprobs_in
 from .state import Serving
 
 T = TypeVar("T")
-Update = tuple[int, RequestOutput]
-"""Which sequence, and what is new about it."""
+Update = tuple[int, RequestOutput]  # Number of the sequence, and its new output.
+# More log-probabilities than this are written in a thread, not on the event loop.
 _WRITTEN_AT_ONCE = 4096
-"""Log-probabilities that are written on the event loop; more of them in a thread."""
 _writer = ThreadPoolExecutor(1, thread_name_prefix="write-logprobs")
 
 
 class Collector:
-    """Generates several sequences at once, for one reader.
+    """Generates several sequences at once for one reader.
 
-    The engine puts outputs as they come, so that a slow reader finds what came meanwhile merged
-    into one. `take` is given each that does not end a sequence while the reader waits for it, and
-    says whether it could use it at once: then the reader waits on. Leaving the `with` block aborts
-    every sequence that still runs.
+    The engine puts outputs as they arrive. Outputs that arrive while the reader is busy are merged.
+    While the reader waits, `take` gets each output that does not end a sequence. If `take` returns
+    True, the output is used and the reader keeps waiting. Leaving the `with` block aborts every
+    sequence that still runs.
     """
 
     take: Callable[[int, RequestOutput], bool] | None = None
@@ -44,7 +43,7 @@ class Collector:
     def __init__(
         self, serving: Serving, requests: Sequence[RequestState], *, keeps_all: bool = False
     ) -> None:
-        """`keeps_all`: the reader holds the log-probabilities that it was given."""
+        """If `keeps_all`, the reader holds log-probabilities until all sequences end."""
         self._engine = serving.engine
         self._live_rids = serving.live_rids
         self._kept = serving.kept_logprobs
@@ -61,10 +60,12 @@ class Collector:
         self._reader: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Self:
-        """Raises `InvalidRequest` for an id that is in use, and what the engine does where it takes
-        no request.
+        """Add the sequences to the engine.
+
+        Raise `InvalidRequest` for an id that is in use, and the engine's error if it takes no
+        request.
         """
-        # Two requests of one id could not be told apart, and who aborts one must not end the other.
+        # Requests with the same id could not be told apart, and aborting one would end the other.
         taken = self._names & self._live_rids
         if taken or len({one.name for one in self._requests}) < len(self._requests):
             which = (
@@ -101,8 +102,8 @@ class Collector:
     ) -> None:
         self._engine.drop(self._requests)
         for request in self._requests:
-            # Else each would hold this collector, which holds it: no memory would be free before a
-            # full garbage collection, which megabytes of token ids do not bring about.
+            # Break the cycle between the request and this collector. A full garbage collection
+            # would free it late, because megabytes of token ids do not trigger one.
             request.deliver = _ignore
         self._live_rids.difference_update(self._names)
         self._kept.drop(self)
@@ -113,7 +114,7 @@ class Collector:
             record.leave()
 
     def _put(self, index: int, output: RequestOutput) -> None:
-        """What the engine calls."""
+        """Handle an output. The engine calls this."""
         self._clocks[index].output(output)
         if output.finish_reason is not None:
             self._running -= 1
@@ -138,7 +139,7 @@ class Collector:
 
     def _wake(self) -> None:
         reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():  # cancelled
+        if reader is not None and not reader.done():  # The reader may be cancelled.
             reader.set_result(None)
 
     def fail(self, error: ApiError) -> None:
@@ -149,8 +150,9 @@ class Collector:
         self._wake()
 
     async def next(self) -> list[Update]:
-        """What is new, at least one update; empty once all sequences have ended. Raises what ended
-        a sequence.
+        """Return what is new: at least one update, or an empty list after all sequences have ended.
+
+        Raise the error that ended a sequence.
         """
         if not self._pending and self._running and self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
@@ -166,7 +168,9 @@ class Collector:
         ]
 
     async def all(self) -> list[RequestOutput]:
-        """Each sequence as one output, once all have ended. Raises what ended a sequence."""
+        """Wait for all sequences and return one output each. Raise an error that ended a
+        sequence.
+        """
         outputs: list[list[RequestOutput]] = [[] for _ in self._requests]
 
         def keep(index: int, output: RequestOutput) -> bool:
@@ -180,8 +184,10 @@ class Collector:
         return [merge(own) for own in outputs]
 
     async def written(self, write: Callable[[list[RequestOutput]], T]) -> T:
-        """What `write` makes of the sequences, in a thread where that takes long, one after the
-        other. Raises what ended a sequence.
+        """Wait for all sequences and return `write(outputs)`.
+
+        Many log-probabilities are written in a thread, one answer after another. Raise the error
+        that ended a sequence.
         """
         outputs = await self.all()
         if self._kept.held(self) <= _WRITTEN_AT_ONCE:
@@ -190,7 +196,7 @@ class Collector:
 
 
 def error_of(output: RequestOutput) -> ApiError:
-    """What ended a sequence with `FinishReason.ERROR`."""
+    """Return the error of a sequence that ended with `FinishReason.ERROR`."""
     reason = f"The engine could not finish the request: {output.error}"
     if output.code is None:
         return InternalError(f"{reason}.", code="engine_error")
@@ -200,20 +206,20 @@ def error_of(output: RequestOutput) -> ApiError:
 
 
 def _ignore(output: RequestOutput) -> None:
-    """Nobody reads it any more."""
+    """Drop an output that has no reader."""
 
 
 async def generate_all(serving: Serving, requests: Sequence[RequestState]) -> list[RequestOutput]:
-    """Each sequence whole. Raises what ended a sequence."""
+    """Return each sequence as one output. Raise the error that ended a sequence."""
     with Collector(serving, requests) as collector:
         return await collector.all()
 
 
 async def unless_client_goes(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled, and has ended, before `ClientGone` is raised.
+    """Return the result of `work`, or raise `ClientGone` if the client disconnects first.
 
-    `receive` belongs to a request whose body has been read: the one message that may still come is
-    the disconnect.
+    In that case `work` is cancelled and has ended before the error is raised. `receive` belongs to
+    a request whose body has been read, so the only message that can still arrive is the disconnect.
     """
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_client_goes(receive))
@@ -225,8 +231,8 @@ async def unless_client_goes(receive: Receive, work: Coroutine[Any, Any, T]) -> 
         task.cancel()
         watch.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
-        # An exception keeps this frame, which would keep the exception, and all that its frames
-        # hold: megabytes until the next full garbage collection.
+        # The exception keeps this frame alive, and the frame would keep the exception and megabytes
+        # of its frames until the next full garbage collection.
         del task, watch
     raise ClientGone("The client went away.")
 

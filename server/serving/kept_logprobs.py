@@ -1,6 +1,6 @@
 """Bounds the log-probabilities that answers hold in memory until they are written.
 
-A body of a hundred bytes may ask for hundreds of megabytes of them.
+A body of a hundred bytes can ask for hundreds of megabytes of log-probabilities.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Holder(Protocol):
     """An answer that holds log-probabilities."""
 
     def fail(self, error: ApiError) -> None:
-        """End with `error`, and hold none."""
+        """End the answer with `error` and free its log-probabilities."""
         ...
 
 
 class KeptLogprobs:
-    """Counts what all answers of a server hold, alternatives included."""
+    """Counts the log-probabilities of all answers of a server, alternatives included."""
 
     def __init__(self) -> None:
         self._held: dict[Holder, int] = {}
@@ -34,8 +34,10 @@ class KeptLogprobs:
         return self._held.get(holder, 0)
 
     def add(self, holder: Holder, count: int) -> None:
-        """Count `count` more. An answer above `MAX_LOGPROBS` ends, and so does the largest while
-        all together are above `MAX_KEPT_LOGPROBS`.
+        """Count `count` more log-probabilities of `holder`.
+
+        An answer with more than `MAX_LOGPROBS` is ended. While all answers together hold more than
+        `MAX_KEPT_LOGPROBS`, the largest is ended.
         """
         self._held[holder] = self.held(holder) + count
         self.total += count
@@ -54,7 +56,7 @@ class KeptLogprobs:
             self._end(largest, Unavailable(message, code=_CODE))
 
     def drop(self, holder: Holder) -> None:
-        """`holder` holds none any more."""
+        """Count no log-probability of `holder` any more."""
         self.total -= self._held.pop(holder, 0)
 
     def _end(self, holder: Holder, error: ApiError) -> None:
@@ -63,14 +65,15 @@ class KeptLogprobs:
 
 
 def logprobs_in(output: RequestOutput) -> int:
-    """How many log-probabilities `output` holds, of its own tokens and of its prompt."""
+    """Return how many log-probabilities `output` holds, of its tokens and of its prompt."""
     entries = (*(output.logprobs or ()), *(output.prompt_logprobs or ()))
     return sum([1 + len(entry.top) for entry in entries if entry is not None])
 
 
 def check_logprobs(requests: Sequence[RequestState], param: str) -> None:
-    """Raise `InvalidRequest` where all tokens that may be generated have more than
-    `MAX_LOGPROBS`. `param`: what asks for alternatives.
+    """Raise `InvalidRequest` if all tokens that may be generated have more than `MAX_LOGPROBS`.
+
+    `param` is the parameter that asks for alternatives.
     """
     count = sum(
         [

@@ -1,4 +1,4 @@
-"""Endpoints for those who run the server: health, readiness, metrics, version."""
+"""Endpoints for operators: health, readiness, metrics, version."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from ..engine.state import EngineState, EngineUnavailable
 from .collector import generate_all, unless_client_goes
 from .state import AnyServing, AnyServingDep, ServingDep, json_response
 
-router = APIRouter()
-"""What every server has."""
+router = APIRouter()  # Endpoints of every server.
 generate_router = APIRouter()
-GENERATE_TIMEOUT = 20.0
-"""Seconds in which a healthy server generates one token."""
+GENERATE_TIMEOUT = 20.0  # Seconds in which a healthy server generates one token.
 
 
 @router.get("/live", responses=answers(Health))
 async def live(serving: AnyServingDep) -> Response:
-    """200 as long as this process answers, whatever its engine does: for who starts it again."""
+    """200 as long as this process answers, whatever its engine's state is: for liveness probes."""
     return json_response({"status": serving.engine.state})
 
 
@@ -39,15 +37,18 @@ async def live(serving: AnyServingDep) -> Response:
 @router.get("/ping", responses=answers(Health, errors=(503,)))
 @router.post("/ping", responses=answers(Health, errors=(503,)))
 async def health(request: Request, serving: AnyServingDep) -> Response:
-    """200 while the engine serves; 503 before it is ready, while it starts again, and when it is
-    gone. Of several replicas one is enough: `degraded` then, with the states of all.
+    """200 while the engine serves; 503 before it is ready, while it restarts and after it has
+    ended.
+
+    If only some replicas serve, the answer is 200 with the status `degraded` and the states of all
+    replicas.
     """
     return _not_ready(request, serving) or json_response(_health(serving))
 
 
 @generate_router.get("/health_generate", responses=answers(Health, errors=(503,)))
 async def health_generate(request: Request, serving: ServingDep) -> Response:
-    """Generate one token; 503 where that does not happen in time."""
+    """Generate one token. 503 if that takes too long."""
     if answer := _not_ready(request, serving):
         return answer
     tokenizer = serving.engine.tokenizer
@@ -67,7 +68,7 @@ async def health_generate(request: Request, serving: ServingDep) -> Response:
 
 @router.get("/metrics", response_class=Response, responses=answers(media=("text/plain",)))
 async def metrics(serving: AnyServingDep) -> Response:
-    """Prometheus' text format."""
+    """Metrics in Prometheus' text format."""
     return Response(serving.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -84,8 +85,9 @@ def _health(serving: AnyServing) -> dict[str, Any]:
 
 
 def _not_ready(request: Request, serving: AnyServing) -> Response | None:
-    """The 503 of an engine that does not serve; not counted as an error, since only the prober sees
-    it.
+    """Return the 503 answer of an engine that does not serve, or None.
+
+    It is not counted as an error, because only the prober sees it.
     """
     if serving.engine.state is EngineState.READY:
         return None

@@ -1,4 +1,4 @@
-"""From wire models to the engine's requests: one way for every endpoint family."""
+"""Builds the engine's requests from wire models, for every endpoint family."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..core.schemas import SamplingFields
 from .state import Serving
 
 _NUMBERS = itertools.count()
+# Parameters that have the same name in `SamplingFields` and `SamplingParams`.
 _SAMPLED = (
     "temperature",
     "top_p",
@@ -25,12 +26,11 @@ _SAMPLED = (
     "frequency_penalty",
     "repetition_penalty",
 )
-"""Parameters that have the same name in `SamplingFields` and `SamplingParams`."""
 
 
 class WireNames(NamedTuple):
-    """What parameters are called on the wire: the prompt, and by the names that `SamplingParams`
-    has, others that are called otherwise.
+    """Names of parameters on the wire: of the prompt, and of those members of `SamplingParams` that
+    have another name there.
     """
 
     prompt: str
@@ -52,13 +52,14 @@ def build_requests(
     visible: frozenset[int] = frozenset(),
     **values: Any,
 ) -> list[RequestState]:
-    """The samples of one prompt, one for each name of `called`. Raises `InvalidRequest`.
+    """Return the samples of one prompt, one for each name in `called`. Raise `InvalidRequest`.
 
-    `max_tokens` is a ceiling: a long prompt leaves less. None is the server's default. `visible`:
-    of `TextOptions`. `values`: what families call differently, by the names of
-    `SamplingParams`.
+    Args:
+        max_tokens: An upper limit, which a long prompt lowers. None is the server's default.
+        visible: Attribute of `TextOptions`.
+        values: Parameters whose names differ between families, by the names of `SamplingParams`.
     """
-    # 1. The prompt and the ids are the model's, and there is room for an answer.
+    # 1. The prompt and the token ids belong to the model's vocabulary, and the answer has room.
     limits = serving.limits
     limits.check_token_ids(fields.stop_token_ids, "stop_token_ids")
     limits.check_token_ids(fields.logit_bias, "logit_bias")
@@ -67,7 +68,7 @@ def build_requests(
     most = max(serving.default_max_tokens, least) if max_tokens is None else max_tokens
     max_new_tokens = limits.completion_tokens(len(prompt_ids), most, names.prompt)
 
-    # 2. How to sample; what is refused is told by its name on the wire.
+    # 2. Sampling parameters. Errors use the parameter's name on the wire.
     try:
         params = SamplingParams(
             max_new_tokens=max_new_tokens,
@@ -86,7 +87,7 @@ def build_requests(
         param = names.sampling.get(param, param)
         raise InvalidRequest(f"{message}.", param=param, code="invalid_value") from None
 
-    # 3. The samples, which differ by their seeds alone.
+    # 3. The samples, which differ only by their seeds.
     text = TextOptions(
         stop=fields.stop,
         include_stop=include_stop,
@@ -95,7 +96,7 @@ def build_requests(
     )
     return [
         RequestState(
-            # A name may be used again while the engine still tells of who had it before.
+            # Names may be reused while the engine still sends outputs for the previous request.
             f"{name}#{next(_NUMBERS)}",
             prompt_ids,
             params
@@ -113,16 +114,18 @@ def build_requests(
 
 
 def _sampling(serving: Serving, fields: SamplingFields) -> dict[str, Any]:
-    """What the request says, and the server's defaults for what it does not say."""
-    said = {name: getattr(fields, name) for name in _SAMPLED if name in fields.model_fields_set}
-    if "top_k" in said:
-        said["top_k"] = said["top_k"] or -1
-    return {**serving.sampling, **said}
+    """Return the request's sampling parameters, and the server's defaults for the others."""
+    given = {name: getattr(fields, name) for name in _SAMPLED if name in fields.model_fields_set}
+    if "top_k" in given:
+        given["top_k"] = given["top_k"] or -1
+    return {**serving.sampling, **given}
 
 
 def check_prompt_logprobs(requests: Sequence[RequestState], param: str, *, streamed: bool) -> None:
-    """Raises `InvalidRequest` where one HTTP request asks for more than can be held, or for more
-    than the event loop can write into a stream. `param`: what asks for alternatives.
+    """Raise `InvalidRequest` if a request asks for too many log-probabilities of prompts.
+
+    The limit is lower for streams, which the event loop writes. `param` is the parameter that asks
+    for alternatives.
     """
     most = MAX_STREAMED_PROMPT_LOGPROBS if streamed else MAX_PROMPT_LOGPROBS
     count = 0

@@ -11,7 +11,7 @@ from ..engine.interface import Engine
 
 
 class Service(NamedTuple):
-    """What a server runs.
+    """The parts of a running server.
 
     `summary` maps (port, seconds since the start) to the lines to print. It is called once the
     engine is ready.

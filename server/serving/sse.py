@@ -1,4 +1,4 @@
-"""Server-sent events: sequences in, one HTTP response out."""
+"""Server-sent events: the outputs of sequences become one HTTP response."""
 
 from __future__ import annotations
 
@@ -16,72 +16,70 @@ from ..core.errors import ApiError, ClientGone, as_api_error
 from ..observability.metrics import Metrics
 from .collector import Collector, Update, unless_client_goes
 
-CONNECTION = "piecework.connection"
-"""Of a request's scope: the connection that it came on."""
-BEGIN_SECONDS = 5.0
-"""Seconds for which a stream's status line waits for the first output."""
-QUIET_SECONDS = 15.0
-"""Seconds after which a stream that has nothing to tell says that it goes on."""
+CONNECTION = "piecework.connection"  # Key of the connection in a request's scope.
+BEGIN_SECONDS = 5.0  # Seconds for which the status line of a stream waits for the first output.
+QUIET_SECONDS = 15.0  # Seconds without output after which a stream sends a comment.
 COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 encode_json = msgspec.json.Encoder().encode
 
 
 def event(content: Any) -> bytes:
-    """One server-sent event with JSON data."""
+    """Return one server-sent event with JSON data."""
     return b"data: " + encode_json(content) + b"\n\n"
 
 
 def named_event(name: str, content: Any) -> bytes:
-    """One with a name."""
+    """Return a server-sent event with a name."""
     return b"event: %b\n" % name.encode() + event(content)
 
 
 class Connection(Protocol):
-    """Where an answer can be written without the way through ASGI's layers, which costs as much as
-    all else about a token.
+    """A connection to which an answer can be written without ASGI's layers.
+
+    Those layers cost as much as all other work for a token.
     """
 
     @property
     def can_write(self) -> bool:
-        """The client reads."""
+        """Whether the client reads fast enough."""
         ...
 
     def write_part(self, body: bytes) -> None:
-        """A part of the answer that is under way, which is no last one."""
+        """Write a part of the answer that is not the last."""
         ...
 
     def took(self, size: int) -> None:
-        """Count `size` bytes of the body that is arriving as no longer held."""
+        """Count `size` bytes of the arriving body as freed."""
         ...
 
     def holds(self, size: int) -> None:
-        """Count `size` more bytes as held, while the body is still arriving."""
+        """Count `size` more bytes as held while the body is arriving."""
         ...
 
 
 class EventWriter(Protocol):
-    """Turns what is new about sequences into events."""
+    """Encodes updates of sequences as events."""
 
     def events(self, updates: list[Update]) -> bytes: ...
 
     def end(self) -> bytes:
-        """What follows once all sequences have ended."""
+        """Return the bytes that follow after all sequences have ended."""
         ...
 
     def error(self, error: ApiError) -> bytes:
-        """The last event of a stream that goes no further."""
+        """Return the last event of a stream that fails."""
         ...
 
 
 class EventStream(Response):
     """The response that runs the sequences of `collector` and sends their events.
 
-    An error before the first output is an HTTP error, if it comes within `BEGIN_SECONDS`; a later
-    one becomes the last event. Proxies and clients close a connection that is silent for long, so
-    that a comment, or behind the first event `keep_alive`, is sent after `QUIET_SECONDS`. A client
-    that goes away, at whatever moment, ends the sequences. What comes after the first event is
-    written where it comes, if the client reads; else it waits for this task, merged.
+    An error before the first output is an HTTP error if it occurs within `BEGIN_SECONDS`. A later
+    error becomes the last event. Proxies and clients close a connection that is silent for long.
+    Therefore a comment is sent after `QUIET_SECONDS`, or `keep_alive` after the first event. If the
+    client disconnects, the sequences are aborted. Outputs after the first event are written where
+    they arrive if the client reads. Otherwise they are merged and wait for this task.
     """
 
     media_type = "text/event-stream"
@@ -138,7 +136,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _news(self, collector: Collector) -> list[Update] | None:
-        """What is new; None once nothing was sent for `QUIET_SECONDS`."""
+        """Return what is new, or None after `QUIET_SECONDS` without anything sent."""
         while (left := self._last_sent + QUIET_SECONDS - time.monotonic()) > 0:
             if (updates := await _news(collector, left)) is not None:
                 return updates
@@ -146,7 +144,7 @@ class EventStream(Response):
 
 
 async def _news(collector: Collector, seconds: float) -> list[Update] | None:
-    """What is new; None where nothing is for so many seconds."""
+    """Return what is new, or None if nothing is new within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await collector.next()

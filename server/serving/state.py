@@ -1,4 +1,4 @@
-"""What endpoints work with: the engine, the configuration, the metrics."""
+"""What endpoints work with: the engine, the configuration and the metrics."""
 
 from __future__ import annotations
 
@@ -33,30 +33,28 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_MODEL = "default"
-"""Model name that means the one this server has, as for SGLang; so does no name."""
+DEFAULT_MODEL = "default"  # Name of the served model, as for SGLang. A missing name means the same.
+# Texts of at least so many characters are processed in a thread, so that the event loop is free.
 THREAD_FROM = 8192
-"""Characters from which a text is worked on in a thread, so that other requests go on meanwhile."""
-_SLICE = 32_768
-"""Characters of a long prompt whose tokens are counted at once."""
-_CUT = 16
-"""Tokens that cutting a text in two may add to it, and more."""
+_SLICE = 32_768  # Characters of a long prompt that are tokenized at once.
+_CUT = 16  # Upper limit of the tokens that cutting a text in two may add.
 
 
-_CORES_A_THREAD = 4
-"""The other cores are the engine's."""
+_CORES_A_THREAD = 4  # The other cores are the engine's.
 _MOST = 4
 
 
 class TextThreads:
-    """A few threads, whatever comes; what waits for one is dropped when its caller is cancelled."""
+    """A fixed number of threads. Work that waits for a thread is dropped if its caller is
+    cancelled.
+    """
 
     def __init__(self) -> None:
         count = min(_MOST, max(1, (os.cpu_count() or 1) // _CORES_A_THREAD))
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="text")
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`work(*args, **kwargs)`, first come, first served."""
+        """Return `work(*args, **kwargs)`. Calls run in the order of their arrival."""
         return await asyncio.get_running_loop().run_in_executor(
             self._pool, partial(work, *args, **kwargs)
         )
@@ -64,9 +62,10 @@ class TextThreads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyServing:
-    """One server, whatever its engine makes: what health, metrics, models and errors need.
+    """One server of any kind: what health, metrics, models and errors need.
 
-    `purpose`: what it is for, in a sentence for who has come to the wrong one; `kind`: in a word.
+    `purpose` says in a sentence what the server is for, for clients of the wrong endpoint. `kind`
+    says it in a word.
     """
 
     purpose: ClassVar[str]
@@ -79,8 +78,9 @@ class AnyServing:
     started: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> None:
-        """Raises `NotFound` for a model that this server does not have, or not for this key, and
-        `InvalidRequest` where a model must be named.
+        """Raise `NotFound` if this server does not have the model or the key may not use it.
+
+        Raise `InvalidRequest` if `name` is None and the server requires a name.
         """
         if name is None and self.config.require_model:
             raise InvalidRequest(
@@ -98,11 +98,13 @@ class AnyServing:
             check_access(self.model_name)
 
     def may_be_used(self) -> bool:
-        """Whether the key of the request that runs may use the model, under any of its names."""
+        """Return whether the key of the current request may use the model under any of its
+        names.
+        """
         return any(map(may_use, self.config.model_names))
 
     def model_card(self) -> dict[str, Any]:
-        """The model as `/v1/models` shows it."""
+        """Return the model's entry of `/v1/models`."""
         return {
             "id": self.model_name,
             "object": "model",
@@ -115,8 +117,9 @@ class AnyServing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving(AnyServing):
-    """A server of a language model. `live_rids`: ids in use, of sequences and of the requests that
-    they belong to.
+    """A server of a language model.
+
+    `live_rids` are the ids in use, of sequences and of the requests that they belong to.
     """
 
     purpose = (
@@ -135,7 +138,7 @@ class Serving(AnyServing):
 
     @property
     def info(self) -> EngineInfo:
-        """Raises `EngineUnavailable` before the engine has been ready for the first time."""
+        """Facts about the engine. Raises `EngineUnavailable` until the engine was ready once."""
         if self.engine.info is None:
             raise EngineUnavailable(f"the engine is {self.engine.state}")
         return self.engine.info
@@ -150,27 +153,30 @@ class Serving(AnyServing):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Sampling parameters of requests that name none, by the names of `SamplingParams`."""
+        """Default sampling parameters, by the names of `SamplingParams`."""
         values = self.sampling_defaults.values
         return {name: value for name, value in values.items() if name != "max_new_tokens"}
 
     @property
     def default_max_tokens(self) -> int:
-        """How many tokens a chat may have that names no limit."""
-        said: int | None = self.sampling_defaults.values.get("max_new_tokens")
-        return self.config.default_max_tokens if said is None else said
+        """Upper limit of the tokens of a chat answer without a limit of its own."""
+        given: int | None = self.sampling_defaults.values.get("max_new_tokens")
+        return self.config.default_max_tokens if given is None else given
 
     @property
     def fingerprint(self) -> str:
-        """`system_fingerprint`: the same as long as version, model and number format are."""
+        """`system_fingerprint`: changes with the version, the model, the number format and the
+        device.
+        """
         return _fingerprint(self.config.engine.model_path, self.info.dtype, self.info.device)
 
     def model_card(self) -> dict[str, Any]:
         return {**AnyServing.model_card(self), "max_model_len": self.limits.context_length}
 
     def check_room(self, sequences: int, param: str) -> None:
-        """Before any work for them. Raises `InvalidRequest`, `QueueFull` and
-        `EngineUnavailable`.
+        """Check whether the engine has room for `sequences` more sequences.
+
+        Raise `InvalidRequest`, `QueueFull` or `EngineUnavailable`.
         """
         most = min(MAX_SEQUENCES, self.engine.capacity)
         if sequences > most:
@@ -182,10 +188,9 @@ class Serving(AnyServing):
         self.engine.require_room(sequences)
 
     async def encode(self, text: str, *, add_special_tokens: bool, param: str | None) -> list[int]:
-        """Token ids of a text. `param`: the parameter in which it came as a prompt.
+        """Return the token ids of a text. `param` names the parameter if the text is a prompt.
 
-        Raises `InvalidRequest` for a prompt that does not fit the context, as soon as that is
-        known.
+        Raise `InvalidRequest` for a prompt that does not fit the context, as soon as that is known.
         """
         if len(text) < THREAD_FROM:
             return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -196,7 +201,7 @@ class Serving(AnyServing):
         )
 
     async def _check_fits(self, text: str, param: str) -> None:
-        """Counts the tokens of one slice after another, and stops where they are too many."""
+        """Count tokens slice by slice. Raise `InvalidRequest` once there are too many."""
         tokens = 0
         for begin in range(0, len(text), _SLICE):
             ids = await self.threads.run(
@@ -208,8 +213,9 @@ class Serving(AnyServing):
     async def prompt_ids(
         self, prompts: Sequence[str | list[int]], param: str, *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Token ids of prompts that are texts or ids, and came in `param`. Raises
-        `InvalidRequest`.
+        """Return the token ids of prompts, which are texts or ids from the parameter `param`.
+
+        Raise `InvalidRequest` for a prompt that does not fit the context.
         """
         return [
             await self.encode(prompt, add_special_tokens=add_special_tokens, param=param)
@@ -225,14 +231,14 @@ def _fingerprint(*what: str) -> str:
 
 
 async def serving_of(request: Request) -> Any:
-    """What the application of a request was built with."""
+    """Return the serving object that the request's application was built with."""
     return request.app.state.serving
 
 
+# Parameter of endpoints of every server.
 AnyServingDep = Annotated[AnyServing, Depends(serving_of)]
-"""Parameter of an endpoint that every server has."""
+# Parameter of endpoints of servers of a language model.
 ServingDep = Annotated[Serving, Depends(serving_of)]
-"""Parameter of an endpoint of servers of a language model."""
 
 
 def json_response(content: Any, status: int = 200) -> Response:

@@ -1,6 +1,4 @@
-"""What requests ask of the form of their texts, under OpenAI's, vLLM's and SGLang's names, as one
-grammar.
-"""
+"""Structured outputs: the formats under OpenAI's, vLLM's and SGLang's names become one grammar."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from ..core.errors import InvalidRequest, Unavailable, from_validation
 from ..core.schemas import WireModel
 from .state import Serving
 
-_KEPT_CHARS = 4 * 2**20
+_KEPT_CHARS = 4 * 2**20  # Upper limit for `_kept`.
+# Grammars that have been checked, by a hash of the requested format.
 _kept: OrderedDict[bytes, str] = OrderedDict()
-"""Grammars of former requests, which need no check, by a hash of what was asked."""
 ANY_OBJECT = {"type": "object"}
 
 SchemaText = Annotated[
@@ -29,8 +27,9 @@ SchemaText = Annotated[
 
 
 class JsonSchemaFormat(WireModel):
-    """`json_schema` of a `response_format`. A schema that is not `strict` is followed as far as
-    grammars know its keywords.
+    """`json_schema` of a `response_format`.
+
+    If it is not `strict`, keywords that grammars do not support are ignored.
     """
 
     name: str | None = None
@@ -42,7 +41,7 @@ class JsonSchemaFormat(WireModel):
 
 
 class Structure(WireModel):
-    """Of a structural tag: what a text goes on with where it says `begin`."""
+    """One structure of a structural tag: after `begin`, the text follows the schema, then `end`."""
 
     begin: Annotated[str, Field(min_length=1)]
     schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(
@@ -52,7 +51,7 @@ class Structure(WireModel):
 
 
 class StructuralTag(WireModel):
-    """SGLang's: free text, and structures that must follow where one of the triggers appears."""
+    """SGLang's structural tag: free text, in which a structure must follow after each trigger."""
 
     type: Literal["structural_tag"] = "structural_tag"
     structures: Annotated[list[Structure], Field(min_length=1, max_length=128)]
@@ -60,7 +59,7 @@ class StructuralTag(WireModel):
 
 
 class ResponseFormat(WireModel):
-    """OpenAI's `response_format`; of the type `structural_tag` it is SGLang's."""
+    """OpenAI's `response_format`. The type `structural_tag` is SGLang's."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
     json_schema: JsonSchemaFormat | None = None
@@ -80,7 +79,7 @@ class StructuredOutputs(WireModel):
 
 
 class StructuredFields(WireModel):
-    """SGLang's members, which both endpoint families have."""
+    """SGLang's members, which all endpoint families have."""
 
     json_schema: SchemaText | None = None
     regex: str | None = None
@@ -89,7 +88,7 @@ class StructuredFields(WireModel):
 
 
 class OpenAIStructuredFields(StructuredFields):
-    """OpenAI's and vLLM's beside them."""
+    """The members of OpenAI and vLLM, beside SGLang's."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -100,8 +99,9 @@ class OpenAIStructuredFields(StructuredFields):
 
 
 async def grammar_of(serving: Serving, fields: StructuredFields) -> str | None:
-    """The grammar that a request asks for, checked in a thread; None where it asks for none. Raises
-    `InvalidRequest` with the library's reason.
+    """Return the checked grammar that a request asks for, or None if it asks for none.
+
+    Raise `InvalidRequest` with the library's reason.
     """
     asked = list(_asked(fields))
     if not asked:
@@ -118,8 +118,9 @@ async def grammar_of(serving: Serving, fields: StructuredFields) -> str | None:
 
 
 async def made_grammar(serving: Serving, param: str, kind: str, value: Any) -> str:
-    """A grammar that `param` describes; `kind`: one of `_MAKERS`. Raises `InvalidRequest` and
-    `Unavailable`.
+    """Return the grammar that `param` describes. `kind` is a key of `_MAKERS`.
+
+    Raise `InvalidRequest` or `Unavailable`.
     """
     try:
         key: bytes | None = None
@@ -154,7 +155,7 @@ async def made_grammar(serving: Serving, param: str, kind: str, value: Any) -> s
 
 
 def json_schema_of(fields: StructuredFields) -> dict[str, Any] | None:
-    """The JSON schema that a request has for its text, if that is the form it asks for."""
+    """Return the JSON schema that a request demands for its text, or None."""
     kinds = [(kind, value) for _, kind, value in _asked(fields)]
     for kind, value in kinds:
         if kind in ("json", "strict_json"):
@@ -164,7 +165,7 @@ def json_schema_of(fields: StructuredFields) -> dict[str, Any] | None:
 
 
 def _asked(fields: StructuredFields) -> Iterator[tuple[str, str, Any]]:
-    """(parameter, kind of grammar, what it says) of each member that is there."""
+    """Yield (parameter, kind of grammar, value) of each member that is set."""
     for param, kind in (
         ("json_schema", "json"),
         ("regex", "regex"),
@@ -240,18 +241,18 @@ _MAKERS: Mapping[str, Callable[[Any], str]] = {
 
 
 def _made(kind: str, content: str) -> str:
-    """A grammar that is not checked. `content`: JSON."""
+    """Return a grammar that has not been checked. `content` is JSON."""
     with grammar.unchecked():
         return _MAKERS[kind](json.loads(content))
 
 
 def _last_id(kind: str, value: Any) -> int:
-    """The highest token that a grammar names."""
+    """Return the highest token id that a grammar names."""
     return max(value[1], default=0) if kind == "calls" else 0
 
 
 def _without_comments(text: str) -> str:
-    """A grammar without lines that are comments of Lark."""
+    """Return a grammar without the lines that are comments of Lark."""
     if "//" not in text:
         return text
     return "".join([each for each in text.splitlines(True) if not each.lstrip().startswith("//")])

@@ -16,13 +16,14 @@ from .state import Serving
 
 logger = logging.getLogger("piecework.throughput")
 
+# Tokens of prompts, cached tokens of prompts, and tokens of answers.
 _Totals = tuple[int, int, int]
-"""Tokens of prompts, those of them that were cached, and of answers."""
 
 
 class ThroughputLog:
-    """Logs what each server of `servings` did in the last `seconds`. A server that did nothing and
-    has no request has no line.
+    """Logs what each server of `servings` did in the last `seconds`.
+
+    A server that did nothing and has no request is left out.
     """
 
     def __init__(self, servings: Callable[[], Iterable[Serving]], seconds: float) -> None:
