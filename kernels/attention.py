@@ -17,17 +17,21 @@ from .cache_format import row_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """Who the tokens of one step belong to and where their keys and values lie. The next step may
-    be written into its tensors and lists: what is planned from it is of one step.
+    """The requests that the tokens of one step belong to, and where their keys and values lie.
 
-    Tokens are laid out request after request. Request b has `query_lens[b]` new tokens; with them
-    it is `seq_lens[b]` tokens long, so its first new token stands at position `seq_lens[b] -
-    query_lens[b]`. The lists live on the host. `block_table` [B, max pages]: page numbers in order,
-    the tail is padding. `slot_mapping` [T]: page * S + offset of each new token. `state_slots` [B]
-    int64: where layers with a recurrent state find that of each request (`kernels.state`); None:
-    the model has no such layers. `window`: the same step for layers with a sliding window, where
-    their pages are others than those of the rest. Pages that no window reaches any more are padding
-    of the table too.
+    Tokens are laid out request after request. Request b has `query_lens[b]` new tokens. With them
+    its length is `seq_lens[b]`, so its first new token has position `seq_lens[b] - query_lens[b]`.
+    The next step may be written into the same tensors and lists, so a plan is valid for one step
+    only.
+
+    Attributes:
+        query_lens, seq_lens: Lists on the host, by request.
+        block_table: [B, max pages] page numbers in order, padded at the end. Pages that no window
+            reaches any more are padding too.
+        slot_mapping: [T] page * S + offset of each new token.
+        state_slots: [B] int64 slots of the recurrent states (`kernels.state`). None if the model
+            has no such layers.
+        window: The same step for sliding-window layers, if these have pages of their own.
     """
 
     query_lens: list[int]
@@ -38,47 +42,47 @@ class AttentionMetadata:
     window: AttentionMetadata | None = None
 
 
+# Takes queries [n, H, B, D], keys [n, H, L, D] of whole sequences, and the position of the first
+# query. Returns what is added to the scores: [n or 1, H, B, L], in the dtype of the queries.
 Bias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""Returns what is added to the scores of queries [n, H, B, D], the first of which stands at a
-position, with keys [n, H, L, D] of whole sequences: [n or 1, H, B, L], in the dtype of the queries.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """What one layer keeps of each token, and how its queries read that. Layers of a model may
-    differ in all of it.
+    """What one layer keeps of each token, and how its queries read it. Layers of a model may
+    differ.
 
-    Kept are `num_kv_heads` keys of `key_size` numbers and as many values of `value_size`, in
-    `cache_dtype`, one of `cache_format`; None: in `dtype`, that of the queries. `k_scale`,
-    `v_scale`: what numbers in float8 are to be multiplied by. `scale`: of the products of queries
-    and keys. `window`: a query sees itself and the `window - 1` tokens before it; None: all before
-    it; `chunked`: no further back than to the last multiple of `window` (`chunked_attention`).
-    `causal` False, of an encoder: it sees as many behind it too, and only `VarlenAttention`
-    computes that. `softcap`: scores are held softly below it, cap * tanh(score / cap). `sinks` [H]
-    float32: a score of each head that takes its weight from those of the keys and adds nothing.
-    `slopes` [H] float32 (ALiBi, arXiv:2108.12409): each score is lowered by how many tokens the key
-    stands before the query, times the slope of its head, once it is scaled and held.
-    `bias` is added to scores that are scaled already; only `VarlenAttention` takes it, of layers
-    without a window.
+    The layer keeps `num_kv_heads` keys of `key_size` numbers and as many values of `value_size`.
+    Each key/value head is read by `group` consecutive query heads.
 
-    `latent` (MLA, arXiv:2405.04434): of one head, whose value is the first `value_size` numbers of
-    its key, and is kept there alone.
-
-    `selected` (DeepSeek V3.2): a query sees at most so many of the tokens before it, those that an
-    index scores highest; None: all of them. Of latent layers only. `index_size`: numbers of a
-    token's key in the index, which is kept in `dtype` beside the latent vector; 0: the layer takes
-    the choice of the layer before it. `kernels.sparse_attention` makes the choice, and backends
-    know nothing of it.
-
-    `shares` (Gemma 3n): the number of an earlier layer whose cache this layer reads. The layer has
-    no cache of its own. Each step gives it the new keys and values of that earlier layer, which it
-    stores again in the same slots.
-
-    A key/value head is read by `group` query heads, one after another. Of a rank's layer the first
-    one's first `skipped_heads` may be another rank's, the last one has all that are left, and
-    `group_size` says how many belong together (None: as many as there are of each); only backends
-    of platforms that have `cuts_head_groups` get such layers.
+    Attributes:
+        scale: Factor of the products of queries and keys.
+        dtype: dtype of the queries.
+        window: A query sees itself and the `window - 1` tokens before it. None: all tokens before.
+        chunked: A query sees no token before the last multiple of `window` (`chunked_attention`).
+        softcap: Scores become softcap * tanh(score / softcap).
+        sinks: [H] float32, one more score per head, which takes weight and adds no value.
+        slopes: [H] float32 (ALiBi, arXiv:2108.12409). A score is lowered by the distance of key and
+            query times the head's slope, after scaling and softcap.
+        bias: Added to scaled scores. Only `VarlenAttention` supports it, without a window.
+        cache_dtype: 8-bit dtype of the cache (`cache_format`). None: `dtype`.
+        k_scale, v_scale: Factors of numbers that are kept in float8.
+        causal: False for encoders, whose queries also see as many tokens after them. Only
+            `VarlenAttention` supports that.
+        latent: MLA (arXiv:2405.04434). There is one head, and its value is the first `value_size`
+            numbers of its key and is not stored separately.
+        selected: DeepSeek V3.2, latent layers only. A query sees at most this number of tokens,
+            those that an index scores highest. None: all. `kernels.sparse_attention` makes the
+            choice; backends ignore it.
+        index_size: Numbers of a token's key in the index, kept in `dtype` beside the latent vector.
+            0: the layer reuses the choice of the layer before it.
+        shares: Gemma 3n. Number of an earlier layer whose cache this layer reads; it has no cache
+            of its own. Each step passes the earlier layer's new keys and values, which are stored
+            again in the same slots.
+        group_size: Query heads per key/value head, if a rank's layer has incomplete groups. None:
+            `num_heads / num_kv_heads`. Only backends of platforms with `cuts_head_groups` support
+            incomplete groups; the last group has the heads that are left.
+        skipped_heads: Query heads of the first group that belong to another rank.
 
         KVLayout.of_heads(32, 8, 128, torch.bfloat16, window=4096)
     """
@@ -116,7 +120,7 @@ class KVLayout:
         *,
         window: int | None = None,
     ) -> KVLayout:
-        """With keys and values of one size and products that are scaled by its root, as usual."""
+        """Return a layout whose keys and values have one size and whose scale is 1 / sqrt(size)."""
         return cls(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -129,17 +133,17 @@ class KVLayout:
 
     @property
     def group(self) -> int:
-        """Query heads of a key/value head."""
+        """Query heads per key/value head."""
         return self.group_size or self.num_heads // self.num_kv_heads
 
     @property
     def is_plain(self) -> bool:
-        """Whether a softmax of scores is all that weighs values."""
+        """Whether values are weighted by a softmax of the scores and nothing else."""
         return self.softcap is None and self.sinks is None and self.slopes is None
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that the layer keeps of a token."""
+        """Bytes that the layer keeps per token."""
         if self.shares is not None:
             return 0
         dtype = self.cache_dtype or self.dtype
@@ -152,7 +156,7 @@ class AttentionBackend(Protocol):
     """One way to compute paged attention."""
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> Any:
-        """Whatever the layers of this step share."""
+        """Return the plan that all layers of this step share."""
         ...
 
     def run(
@@ -166,17 +170,18 @@ class AttentionBackend(Protocol):
         plan: Any,
         layout: KVLayout,
     ) -> None:
-        """Store k [T, K, D] and v [T, K, E] at their slots of the caches [P, S, K, D] and
-        [P, S, K, E], or what `cache_format` has in their place, then write causal attention of q
-        [T, H, D] over what is stored into out [T, H, E]. Of a latent layer v and v_cache are the
-        beginnings of k and k_cache, and nothing is stored twice.
+        """Store the new keys and values, then write causal attention into out [T, H, E].
+
+        k [T, K, D] and v [T, K, E] go to their slots of the caches [P, S, K, D] and [P, S, K, E],
+        or to caches in the form of `cache_format`. q [T, H, D] attends to what is stored. In a
+        latent layer v and v_cache are the beginnings of k and k_cache, and nothing is stored twice.
         """
         ...
 
 
 @runtime_checkable
 class QuantizedAttention(AttentionBackend, Protocol):
-    """A backend that writes its result in 8 bits itself."""
+    """A backend that writes its result in 8 bits."""
 
     def run_quantized(
         self,
@@ -190,54 +195,52 @@ class QuantizedAttention(AttentionBackend, Protocol):
         plan: Any,
         layout: KVLayout,
     ) -> None:
-        """What `run` does, with out [T, H, E] of a dtype of 8 bits: the result by `scale` [1]
-        float32, as `reference.quantize_static` makes it of the result in q's dtype.
+        """Do what `run` does, with out [T, H, E] in an 8-bit dtype. The result equals
+        `reference.quantize_static` of the result in q's dtype, with `scale` [1] float32.
         """
         ...
 
 
 @runtime_checkable
 class GraphAttention(AttentionBackend, Protocol):
-    """A backend whose decodes a graph can record: what changes from step to step lives in tensors
-    that stay where they are.
+    """A backend whose decodes can be captured in a graph.
 
-    If not all of it can, the plan is a `HostPlan`.
+    What changes from step to step lies in tensors with fixed addresses. If some of it does not, the
+    plan is a `HostPlan`.
 
     One plan serves the graphs of all batch sizes. `run` with such a plan takes q [N, H, D] for any
-    N up to its `max_batch_size`, row b being the one new token of request b. What it launches
-    depends on N and on the plan's sizes alone, never on lengths; it allocates nothing that outlives
-    the call and never waits for the device.
+    N up to its `max_batch_size`; row b is the one new token of request b. The launches depend only
+    on N and on the plan's sizes, never on lengths. `run` keeps no memory after the call and never
+    waits for the device.
     """
 
     def capture_plan(
         self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device
     ) -> Any:
-        """A plan with fixed addresses, for steps of up to `max_batch_size` decodes of up to
+        """Return a plan with fixed addresses for up to `max_batch_size` decodes with up to
         `max_pages` pages each.
 
-        Until it is updated it describes no request.
+        Until it is updated, the plan describes no request.
         """
         ...
 
     def update_plan(self, plan: Any, metadata: AttentionMetadata, batch_size: int) -> None:
-        """Write the requests of this step into `plan`, on the current stream, before the graph of
-        `batch_size` rows is replayed on it.
+        """Write the requests of this step into `plan` on the current stream, before the graph of
+        `batch_size` rows is replayed.
 
-        Every request has one new token. Rows behind the last request are padding: what `run` gives
-        for them is finite, and if it stores their keys and values at all, then in page 0, which
-        belongs to no request.
+        Every request has one new token. Rows after the last request are padding: `run` returns
+        finite numbers for them, and may store their keys and values only in page 0, which belongs
+        to no request.
         """
         ...
 
 
 @runtime_checkable
 class HostPlan(Protocol):
-    """A capture plan that is not all tensors: a graph must be told the rest before each replay
-    (`kernels.graph.HostArguments`).
+    """A capture plan with values outside of tensors. They must be passed to the graph before each
+    replay (`kernels.graph.HostArguments`).
     """
 
     def host_arguments(self, batch_size: int) -> Mapping[str, Any]:
-        """What the last update of the plan says of its first `batch_size` rows, by the names that
-        the kernels give it.
-        """
+        """Return these values for the first `batch_size` rows, by the kernels' names."""
         ...

@@ -1,4 +1,4 @@
-"""Where everything lies that is made once on a machine and kept: compiled pieces and native
+"""The folder of everything that is built once on a machine and kept: compiled pieces and native
 kernels.
 """
 
@@ -13,20 +13,20 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # Windows has none.
+except ImportError:  # Windows has no fcntl.
     fcntl = None  # type: ignore[assignment]
 
 
 def cache_folder() -> Path:
-    """Where the cache lies: $PIECEWORK_CACHE_DIR, or `piecework` in the user's cache folder."""
+    """Return $PIECEWORK_CACHE_DIR, or `piecework` in the user's cache folder."""
     if chosen := os.environ.get("PIECEWORK_CACHE_DIR"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "piecework"
 
 
 def kernels_folder() -> Path:
-    """Where the native kernels lie, which belong to the machine and not to a model:
-    $PIECEWORK_KERNELS_DIR, or in the cache.
+    """Return the folder of the native kernels: $PIECEWORK_KERNELS_DIR, or `native` in the cache.
+    These kernels belong to the machine, not to a model.
     """
     if chosen := os.environ.get("PIECEWORK_KERNELS_DIR"):
         return Path(chosen).expanduser()
@@ -34,26 +34,24 @@ def kernels_folder() -> Path:
 
 
 def verdicts_folder() -> Path:
-    """Where it is kept what trials of libraries' kernels have shown on this machine."""
+    """Return the folder that keeps the results of trials of libraries' kernels on this machine."""
     return cache_folder() / "libraries"
 
 
 class UnusableFolder(OSError):
-    """Nothing can be kept in a folder, or not as much as is needed: it cannot be made or written,
-    or its disk or quota is full.
-    """
+    """A folder cannot be created or written, or its disk or quota is full."""
 
 
 def ensure_room(folder: Path, num_bytes: int) -> None:
-    """Make `folder` if it is not there, and see that so many bytes can be written in it. Raises
-    `UnusableFolder`.
+    """Create `folder` if needed, and check that `num_bytes` bytes can be written in it. Raise
+    `UnusableFolder` if not.
     """
     try:
-        # What is loaded from here is run: nobody else may write it.
+        # Code in this folder is executed, so other users must not be able to write it.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder) as probe:
-            # Written out, and not only asked for: quotas show in no figure of a disk's free space,
-            # and over a network late.
+            # Write the bytes instead of reading the free space: quotas do not show in the free
+            # space, and network file systems report it late.
             probe.write(bytes(num_bytes))
             probe.flush()
             os.fsync(probe.fileno())
@@ -63,11 +61,11 @@ def ensure_room(folder: Path, num_bytes: int) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time, as long as the block runs: whoever waited finds made what the
-    other made. A dead process lets go.
+    """Hold a lock that one process at a time can hold, while the block runs. It is released when
+    its process dies.
 
-    Where the system or the file system has no locks two processes may make the same, and the later
-    one's takes the place of the other's. Raises `OSError` where the file cannot be made.
+    If the system or file system has no locks, two processes may build the same file, and the later
+    one replaces the earlier one. Raise `OSError` if the lock file cannot be created.
     """
     with open(path, "w") as file:
         if fcntl is not None:
@@ -77,7 +75,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds this lock; also where that cannot be found out."""
+    """Whether a process holds this lock. Also true if that cannot be determined."""
     if fcntl is None:
         return True
     try:
@@ -89,8 +87,8 @@ def is_held(path: Path) -> bool:
 
 
 def hold_lock(path: Path) -> IO[str]:
-    """Held by this process until the file that is returned is closed. Raises `BlockingIOError`
-    where another one holds it, and `OSError` where the file cannot be made.
+    """Hold a lock until the returned file is closed. Raise `BlockingIOError` if another process
+    holds it, and `OSError` if the file cannot be created.
     """
     file = open(path, "w")  # noqa: SIM115
     if fcntl is not None:
@@ -100,5 +98,5 @@ def hold_lock(path: Path) -> IO[str]:
             file.close()
             raise
         except OSError:
-            pass  # a file system without locks
+            pass  # The file system has no locks.
     return file

@@ -1,8 +1,8 @@
-"""Attention in chunks (Llama 4): a query sees its own chunk up to itself, and chunks begin at the
-multiples of their size.
+"""Attention in chunks (Llama 4): a query sees the tokens of its own chunk up to itself. Chunks
+begin at multiples of their size.
 
-A request that reaches into several chunks is planned as so many requests of one chunk each. So any
-backend computes it, and knows of no chunks.
+A request that has new tokens in several chunks is planned as several requests of one chunk each.
+Any backend can compute these.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .paged_attention import TorchAttention
 
 
 def with_chunks(backend: AttentionBackend, layouts: Sequence[KVLayout]) -> AttentionBackend:
-    """`backend`, or what computes chunks by it where layers have some. Raises `ValueError` for
-    chunks of several sizes.
+    """Return `backend`, or a wrapper that computes chunks with it if layers have chunks. Raise
+    `ValueError` if chunks have several sizes.
     """
     sizes = {layout.window for layout in layouts if layout.chunked}
     if len(sizes) > 1:
@@ -33,7 +33,9 @@ def with_chunks(backend: AttentionBackend, layouts: Sequence[KVLayout]) -> Atten
 
 @dataclass(slots=True)
 class ChunkedPlan:
-    """A step as it is, and as its chunks are; `local_backend` has planned those."""
+    """The plans of a step: `whole` for layers without chunks, `local` for chunks, made by
+    `local_backend`.
+    """
 
     whole: Any
     local: Any
@@ -41,15 +43,15 @@ class ChunkedPlan:
 
 
 class _HostChunkedPlan(ChunkedPlan):
-    """One of which a graph must be told something (`HostPlan`)."""
+    """A chunked plan with values outside of tensors (`HostPlan`)."""
 
     def host_arguments(self, batch_size: int) -> Mapping[str, Any]:
-        told: Mapping[str, Any] = self.whole.host_arguments(batch_size)
-        return told
+        arguments: Mapping[str, Any] = self.whole.host_arguments(batch_size)
+        return arguments
 
 
 class ChunkedAttention:
-    """`size`: of chunks, in tokens, a multiple of the page size."""
+    """Computes chunks of `size` tokens, a multiple of the page size, with another backend."""
 
     def __init__(self, backend: Any, size: int) -> None:
         self.backend, self.size = backend, size
@@ -79,21 +81,21 @@ class ChunkedAttention:
 
 
 class ChunkedGraphAttention(ChunkedAttention):
-    """The same of a backend whose decodes a graph can record."""
+    """The same with a backend whose decodes can be captured in a graph."""
 
     def capture_plan(
         self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device
     ) -> ChunkedPlan:
         backend = self.backend
         whole = backend.capture_plan(max_batch_size, max_pages, page_size, device)
-        tells = isinstance(whole, HostPlan)
-        if tells:
-            # A graph is told one thing by one name, which would be two here.
+        has_host_values = isinstance(whole, HostPlan)
+        if has_host_values:
+            # A graph has one host value per name, but two plans would need two.
             backend = TorchAttention()
         pages = min(max_pages, self.size // page_size)
         local = backend.capture_plan(max_batch_size, pages, page_size, device)
         self._page_size = page_size
-        return (_HostChunkedPlan if tells else ChunkedPlan)(whole, local, backend)
+        return (_HostChunkedPlan if has_host_values else ChunkedPlan)(whole, local, backend)
 
     def update_plan(self, plan: Any, metadata: AttentionMetadata, batch_size: int) -> None:
         self.backend.update_plan(plan.whole, metadata, batch_size)
@@ -102,8 +104,9 @@ class ChunkedGraphAttention(ChunkedAttention):
 
 
 def chunks_of(metadata: AttentionMetadata, page_size: int, size: int) -> AttentionMetadata:
-    """`metadata` with each request as one for each chunk that it has new tokens in; the same where
-    no request is longer than a chunk.
+    """Return `metadata` with one request for each chunk that a request has new tokens in.
+
+    If no request is longer than a chunk, `metadata` is returned as it is.
     """
     if max(metadata.seq_lens, default=0) <= size:
         return metadata

@@ -1,7 +1,7 @@
 """Collectives: what the ranks of an engine compute together, as ops of torch.
 
-A group is set once in each process, by its name; the ops name it, so a traced forward is the same
-on every rank:
+Each process sets a group once, under a name. The ops refer to the name, so a traced forward is the
+same on every rank:
 
     collectives.set_group(TENSOR_PARALLEL, platform.make_group(store, rank, size, seconds=120))
     y = collectives.all_reduce(x, TENSOR_PARALLEL)
@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-TENSOR_PARALLEL = "tp"
-"""The group that a layer's weights are split over."""
+TENSOR_PARALLEL = "tp"  # Group that a layer's weights are split over.
 
 
 class CollectiveError(RuntimeError):
-    """Ranks did not meet: one is late, gone, or in another collective. The engine must end.
-    `missing`: those that did not come.
+    """A collective failed: a rank is late, gone, or in another collective. The engine must end.
+
+    `missing` holds the ranks that did not join the call.
     """
 
     def __init__(self, text: str, missing: Sequence[int] = ()) -> None:
@@ -37,7 +37,9 @@ class CollectiveError(RuntimeError):
 
 
 class Group(Protocol):
-    """The ranks that take part, seen from one of them. Tensors are contiguous, results new."""
+    """The ranks that take part, seen from one of them. Tensors are contiguous, and results are new
+    tensors.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -46,27 +48,29 @@ class Group(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's x: the same bits on every rank, and again in the next run."""
+        """Return the sum of every rank's x. The bits are equal on all ranks and in all runs."""
         ...
 
     def all_reduce_(self, x: torch.Tensor) -> None:
-        """The same, written into x."""
+        """Write the sum of every rank's x into x."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """x [R, ...] of every rank, in the order of ranks: [size * R, ...]."""
+        """Concatenate every rank's x [R, ...] in the order of ranks: [size * R, ...]."""
         ...
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's x [size * R, ...], of which each gets its own R rows."""
+        """Sum every rank's x [size * R, ...], and return this rank's R rows of the sum."""
         ...
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Of x [size * R, ...] each rank gets its own R rows, from every rank: [size * R, ...]."""
+        """Send each rank its R rows of x [size * R, ...], and return the rows received: [size * R,
+        ...].
+        """
         ...
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
-        """`all_gather` on rank 0; None elsewhere."""
+        """Return `all_gather` on rank 0, None elsewhere."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> None:
@@ -74,7 +78,7 @@ class Group(Protocol):
         ...
 
     def give_up(self) -> None:
-        """A rank is gone: what waits for it in this process is to wait no more. From any thread."""
+        """Stop waiting in this process, because a rank is gone. May be called from any thread."""
         ...
 
 
@@ -82,7 +86,7 @@ _groups: dict[str, Group] = {}
 
 
 def set_group(name: str, group: Group | None) -> None:
-    """From now on the ops mean this group by `name`; None: there is none any more."""
+    """Set the group that the ops use under `name`. None removes it."""
     if group is None:
         _groups.pop(name, None)
     else:
@@ -90,7 +94,7 @@ def set_group(name: str, group: Group | None) -> None:
 
 
 def get_group(name: str) -> Group:
-    """Raises `KeyError` where there is none: a model was split that nobody runs in ranks."""
+    """Return the group. Raise `KeyError` if it was not set."""
     return _groups[name]
 
 
@@ -98,6 +102,8 @@ def has_group(name: str) -> bool:
     return name in _groups
 
 
+# Nodes of a traced forward: their signatures, and functions that return empty results. A process
+# that only traces has no group, so `size` is an argument.
 OPS = {
     "all_reduce": ("(Tensor x, str group) -> Tensor", lambda x, group: x.new_empty(x.shape)),
     "all_reduce_": ("(Tensor(a!) x, str group) -> Tensor(a!)", lambda x, group: x),
@@ -110,9 +116,6 @@ OPS = {
         lambda x, group, size: x.new_empty(x.shape[0] // size, *x.shape[1:]),
     ),
 }
-"""Nodes of a traced forward: their signatures, and the results' kinds. `size`: of the group, which
-a process that only traces does not have.
-"""
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
@@ -147,22 +150,20 @@ for _name, _run in (
     _LIBRARY.impl(_name, _meta, "Meta")  # type: ignore[no-untyped-call]
 
 
-IN_PLACE = torch.ops.piecework.all_reduce_.default
-"""The form of `all_reduce` that writes over x."""
+IN_PLACE = torch.ops.piecework.all_reduce_.default  # The `all_reduce` that writes over x.
 
 
 def all_reduce(x: torch.Tensor, group: str) -> torch.Tensor:
-    """The sum of every rank's x."""
+    """Return the sum of every rank's x."""
     result: torch.Tensor = torch.ops.piecework.all_reduce.default(x, group)
     return result
 
 
 class TorchGroup:
-    """A group of `torch.distributed`: gloo, nccl or hccl, as the process group was made.
+    """A group of `torch.distributed`: gloo, nccl or hccl.
 
-    Raises `CollectiveError` where a rank does not come within `seconds`, the process group's limit,
-    or is gone. `store`: where ranks that find this out say what they wait for, so that each knows
-    who does not.
+    If a collective fails, the rank waits a second and then reads from the store which ranks wait
+    too.
     """
 
     def __init__(self, group: dist.ProcessGroup, store: Store, seconds: float) -> None:
@@ -207,7 +208,7 @@ class TorchGroup:
             dist.broadcast(x, group_src=0, group=self._group)
 
     def give_up(self) -> None:
-        """Nothing to do: the library finds out that a connection has ended."""
+        """Do nothing: the library notices that a connection has ended."""
 
     @contextmanager
     def _in(self, op: str) -> Iterator[None]:
@@ -230,7 +231,7 @@ class TorchGroup:
                 found.extend(rank for rank, is_there in enumerate(there) if not is_there)
                 asked.set()
 
-        # Rank 0 has the store, and may be who hangs: it would be waited for without end.
+        # Rank 0 runs the store and may be the rank that hangs, so the store may never answer.
         asked = threading.Event()
         threading.Thread(target=ask, name="who is late", daemon=True).start()
         missing = found if asked.wait(_WORD_SECONDS + _STORE_SECONDS) else [0]
@@ -241,7 +242,6 @@ class TorchGroup:
         return CollectiveError(f"rank {self.rank} is in {call}, where {them} {what}", missing)
 
 
-_LATE = 0.9
-"""Of the time limit: what fails earlier fails because a rank is gone."""
+_LATE = 0.9  # Share of the timeout. A collective that fails earlier fails because a rank is gone.
+# Seconds for other ranks to notice the failure, and for the store to answer.
 _WORD_SECONDS, _STORE_SECONDS = 1.0, 3.0
-"""How long others have to find out, too, that something is wrong, and the store to answer."""

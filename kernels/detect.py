@@ -1,4 +1,4 @@
-"""Chooses the platform, once. A device is a folder with a `platform.py`."""
+"""Choose the platform of this process. Each device has a folder with a `platform.py`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DEVICES = ("cuda", "npu", "cpu")
 
 
 def detect(device: str = "auto") -> Platform:
-    """Return the platform for `--device`; auto takes the first available of cuda, npu, cpu.
+    """Return the platform for `--device`. "auto" takes the first available of cuda, npu, cpu.
 
-    Raises `ValueError` with a remedy if the device is not available.
+    Raise `ValueError` with a remedy if the device is not available.
     """
     if device == "auto":
         device = "cuda" if _has_cuda() else "npu" if _has_npu() else "cpu"

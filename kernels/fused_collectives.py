@@ -1,7 +1,7 @@
-"""Collectives and what stands beside them in a forward, as one op: passes put them there.
+"""Collectives fused with the ops beside them in a forward. Compiler passes insert these ops.
 
-Each means the group's collective and an op of torch's or `kernels.ops`, one after the other. A
-group that does better in one go has `FusesNorms`, or `Pipelines`.
+By default, an op here runs the group's collective and the other op in turn. A group that can do
+both at once implements `FusesNorms` or `Pipelines`.
 """
 
 from __future__ import annotations
@@ -15,41 +15,45 @@ import torch.nn.functional as F
 from .collectives import get_group
 from .ops import TRACED
 
+# Ops of `kernels.ops` that can follow an all_reduce in one op, `all_reduce_NAME`.
 NORMS = ("add_rms_norm", "add_rms_norm_quantize_static", "add_rms_norm_quantize_dynamic")
-"""Of `kernels.ops`, what may follow an all_reduce in one op: `all_reduce_NAME`."""
 piecework = torch.ops.piecework
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 @runtime_checkable
 class FusesNorms(Protocol):
-    """A group that reduces, adds and normalises at once."""
+    """A group that can reduce, add and normalise at once."""
 
     def all_reduce_norm(
         self, norm: str, x: torch.Tensor, residual: torch.Tensor, *rest: Any
     ) -> tuple[torch.Tensor, ...] | None:
-        """What `norm`, one of `NORMS`, gives for the sum of every rank's x [T, H]; residual [T, H]
-        and `rest` are its other arguments. None, on every rank: not for tensors of this kind.
+        """Return what `norm`, one of `NORMS`, gives for the sum of every rank's x [T, H].
+
+        residual [T, H] and `rest` are the other arguments of `norm`. Every rank returns None if the
+        group cannot do this for tensors of this kind.
         """
         ...
 
 
 @runtime_checkable
 class Pipelines(Protocol):
-    """A group that multiplies parts while others are on their way."""
+    """A group that multiplies some parts while others are being sent."""
 
     def multiply(
         self, op: str, x: torch.Tensor, *rest: torch.Tensor | torch.dtype | None
     ) -> torch.Tensor | None:
-        """What the op of this name gives for its arguments but the group: all_gather_linear,
-        linear_reduce_scatter, or either with scaled_linear; linear_all_reduce. None, on every rank:
-        not for tensors of this kind.
+        """Return the result of the op with this name.
+
+        `op` is all_gather_linear, linear_reduce_scatter, either of them with scaled_linear, or
+        linear_all_reduce. `rest` holds its other arguments without the group. Every rank returns
+        None if the group cannot do this for tensors of this kind.
         """
         ...
 
 
 def _define(name: str, signature: str, more: str, run: Any, meta: Any) -> None:
-    """An op of `signature`, with `more` arguments at its end."""
+    """Define an op with `signature`, and with the arguments `more` after the others."""
     signature = signature.replace(") ->", f", {more}) ->", 1)
     _LIBRARY.define(name + signature)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -89,8 +93,10 @@ def _linear_all_reduce(
 
 
 def _define_products(linear: str, signature: str) -> None:
-    """all_gather_LINEAR: of x [T / size, in], and its scales where each row has its own, to
-    [T, out]. LINEAR_reduce_scatter: x [T, in] to [T / size, out].
+    """Define all_gather_LINEAR and LINEAR_reduce_scatter.
+
+    all_gather_LINEAR maps x [T / size, in] to [T, out]; if each row has its own scale, the scales
+    are gathered too. LINEAR_reduce_scatter maps x [T, in] to [T / size, out].
     """
     scaled = linear == "scaled_linear"
     product: Any = piecework.scaled_linear if scaled else F.linear

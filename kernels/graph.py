@@ -1,4 +1,4 @@
-"""Graphs: work recorded once and run again without Python, and the tensors that look into their
+"""Graphs: work that is captured once and replayed without Python, and tensors that refer to their
 memory.
 """
 
@@ -10,59 +10,54 @@ from typing import Any, Protocol
 
 import torch
 
+# The work to capture. It must read and write the same addresses each time. Its outputs are new
+# tensors.
 Work = Callable[[], Sequence[torch.Tensor]]
-"""What is recorded. It must read and write the same addresses each time; its outputs are new
-tensors.
-"""
 
+# Returns the values that kernels of a graph read on the host at the next replay, by the kernels'
+# names.
 HostArguments = Callable[[], Mapping[str, Any]]
-"""What kernels of a graph read on the host rather than in tensors, as it must be at the next
-replay: values by the kernels' names.
-"""
 
 
 class Graph(Protocol):
-    """One recorded stretch of work. `pool` and `stream` come from the platform that the graph comes
-    from.
-    """
+    """One captured piece of work. `pool` and `stream` come from the same platform as the graph."""
 
     def capture(self, work: Work, pool: Any, stream: Any) -> list[torch.Tensor]:
-        """Record `work`; returns its outputs, in the pool's memory. Their contents are undefined
+        """Capture `work` and return its outputs, in the pool's memory. Their contents are undefined
         until `replay`.
 
-        Memory of outputs that nobody holds any more is given to later captures of the same pool:
-        replays must follow the order of the captures, and who needs an output without holding it
-        uses a weak reference.
+        When no reference to an output is left, its memory goes to later captures of the same pool.
+        Replays must therefore follow the order of the captures. To use an output without holding
+        its memory, keep a weak reference (`weak_ref_tensor`).
         """
         ...
 
     def begin(self, pool: Any, stream: Any) -> None:
-        """Record all that is launched from now on. Raises `RuntimeError` where a platform cannot
+        """Capture all that is launched from now on. Raise `RuntimeError` if the platform cannot
         (`Platform.graphs_are_real`).
         """
         ...
 
     def end(self) -> None:
-        """Stop recording."""
+        """End the capture."""
         ...
 
     def replay(self) -> None:
-        """Run what was recorded, on the current stream."""
+        """Replay the captured work on the current stream."""
         ...
 
 
+# Graphs whose capture failed to begin or end. They must stay alive, because the allocator keeps
+# asking them which memory belongs to their pools.
 _lost: list[Any] = []
-"""Graphs whose captures could not begin or end. The allocator goes on asking them what belongs to
-their pools, so they must not die.
-"""
 
 
 class DeviceGraph:
-    """A graph of a device whose API is that of `torch.cuda`: `graph` records what is launched on a
-    side stream.
+    """A graph of a device with the API of `torch.cuda`: `graph` captures what is launched on a side
+    stream.
 
-    `stream_context`: `torch.cuda.stream` or its like. `error_mode`: which calls are forbidden
-    during a capture, as `torch.cuda.CUDAGraph.capture_begin` defines it.
+    `stream_context` is `torch.cuda.stream` or its equivalent. `error_mode` names the calls that are
+    forbidden during a capture, as in `torch.cuda.CUDAGraph.capture_begin`.
     """
 
     def __init__(self, graph: Any, stream_context: Callable[[Any], Any], error_mode: str) -> None:
@@ -74,8 +69,8 @@ class DeviceGraph:
         try:
             outputs = list(work())
         except BaseException:
-            # The capture must end, or the stream stays lost; what it reports after a failure is
-            # less than the failure.
+            # End the capture, or the stream stays unusable. The first error matters more than a
+            # second one.
             with contextlib.suppress(RuntimeError):
                 self.end()
             raise
@@ -106,9 +101,10 @@ class DeviceGraph:
 
 
 def weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory that does not keep it: for memory that a graph's pool owns.
+    """Return a tensor with the same memory, size, strides and dtype that does not keep the memory
+    alive.
 
-    Same size, strides and dtype. Reading it after the pool has gone is undefined.
+    It is for memory that a graph's pool owns. Reading it after the pool is freed is undefined.
     """
     if tensor.numel() == 0:
         return torch.empty_strided(
@@ -127,8 +123,8 @@ def weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def side_stream(stream: Any, current: Any, stream_context: Callable[[Any], Any]) -> Iterator[None]:
-    """Launch on `stream` inside the block: after what was launched on `current` before, before what
-    is launched there next.
+    """Launch on `stream` inside the block: after earlier work on `current`, and before later work
+    there.
     """
     stream.wait_stream(current)
     with stream_context(stream):

@@ -1,12 +1,15 @@
-"""Attention over latent vectors (MLA, arXiv:2405.04434) in the form that costs less.
+"""Attention over latent vectors (MLA, arXiv:2405.04434), in the cheaper of two forms.
 
-Absorbed: a head's query is multiplied by what would make its keys, and what attention gives by what
-would make its values, so that all heads read the vectors as they are kept. Few products to begin
-with, many for each pair of a query and a vector. Expanded: every vector is multiplied into each
-head's key and value first, which then are short. Requests with many new tokens are expanded.
+Absorbed: a head's query is multiplied by the weight that makes keys, and the result of attention by
+the weight that makes values. All heads then read the latent vectors as stored. This form needs few
+products at the start and many per pair of query and vector.
 
-T tokens, H heads, R numbers of a latent vector and P of the key that is turned and shared behind
-them, N of a head's query that are not turned, V of its value, S tokens of a request.
+Expanded: every latent vector is first multiplied into each head's key and value, which are shorter.
+Requests with many new tokens are computed in this form.
+
+T tokens, H heads, R numbers of a latent vector, followed by P numbers of a rotated key that all
+heads share, N numbers of a head's query that are not rotated, V of its value, S tokens of a
+request.
 """
 
 from __future__ import annotations
@@ -22,13 +25,19 @@ import torch.nn.functional as F
 from . import cache_format
 from .attention import AttentionBackend, AttentionMetadata, KVLayout
 
+# Numbers of expanded keys and values in memory at once. Further heads are computed after that.
 _EXPANDED_NUMBERS = 2**26
-"""Of keys and values that are expanded at once; more heads wait for their turn."""
 
 
 class LatentLayer(NamedTuple):
-    """The arguments of one layer: q [T, H, N + P], k [T, 1, R + P], `weight` [H * (N + V), R], of
-    each head what makes keys above what makes values, and out [T, H, V].
+    """The arguments of one layer.
+
+    Attributes:
+        q: [T, H, N + P].
+        k: [T, 1, R + P].
+        weight: [H * (N + V), R]: for each head the rows that make keys, then those that make
+            values.
+        out: [T, H, V].
     """
 
     q: torch.Tensor
@@ -40,14 +49,15 @@ class LatentLayer(NamedTuple):
 
     @property
     def unturned(self) -> int:
-        """N."""
+        """N: the numbers of a head's query that are not rotated."""
         return self.q.shape[2] + self.layout.value_size - self.layout.key_size
 
 
 @runtime_checkable
 class KeepsApart(Protocol):
-    """A backend that keeps latent vectors in another order than [pages, S, 1, R + P], in caches of
-    that shape, of the layers that `keeps_apart` names.
+    """A backend that stores latent vectors in an order other than [pages, S, 1, R + P].
+
+    The caches have that shape. `keeps_apart` tells for which layers the order differs.
     """
 
     def keeps_apart(self, layout: KVLayout, page_size: int) -> bool: ...
@@ -59,13 +69,14 @@ class KeepsApart(Protocol):
     def read_latent(
         self, cache: torch.Tensor, pages: torch.Tensor, layout: KVLayout
     ) -> torch.Tensor:
-        """Pages [pages] as [pages, S, 1, R + P]."""
+        """Return the pages as [pages, S, 1, R + P]."""
         ...
 
 
 class _Expanded(NamedTuple):
-    """A request whose rows of the step are [start, stop). `plan`: of the step that it is alone, in
-    pages of its own.
+    """An expanded request. Its new tokens are the rows [start, stop) of the step.
+
+    `plan` is the backend's plan for this request alone, in pages of its own.
     """
 
     start: int
@@ -77,7 +88,7 @@ class _Expanded(NamedTuple):
 
 
 class LatentPlan(NamedTuple):
-    """Which requests of a step are expanded, and the plan of the others with their `rows`."""
+    """The expanded requests of a step, and the rows and the plan of the other requests."""
 
     expanded: list[_Expanded]
     rows: torch.Tensor | None
@@ -85,9 +96,10 @@ class LatentPlan(NamedTuple):
 
 
 def expands(new: int, length: int, heads_numbers: int, layout: KVLayout) -> bool:
-    """Whether `new` of `length` tokens cost less expanded: by products, as both forms were measured
-    to do about as many a second (`python -m piecework.lab.latent_attention`). `heads_numbers`:
-    N + V.
+    """Return whether `new` of `length` tokens need fewer products in the expanded form.
+
+    Both forms compute about the same number of products per second (`python -m
+    piecework.lab.latent_attention`). `heads_numbers` is N + V.
     """
     pairs = new * (length - new / 2)
     latent, turned = layout.value_size, layout.key_size - layout.value_size
@@ -100,8 +112,8 @@ def expands(new: int, length: int, heads_numbers: int, layout: KVLayout) -> bool
 def are_long(
     metadata: AttentionMetadata, layer: LatentLayer, backend: AttentionBackend
 ) -> list[bool]:
-    """Of each request, whether it is to be expanded, which none is to heads that are longer than
-    `backend` takes.
+    """Return for each request whether to expand it. If the heads are longer than `backend`
+    supports, no request is expanded.
     """
     if _expanded_width(layer, backend) is None:
         return [False] * len(metadata.query_lens)
@@ -113,8 +125,10 @@ def are_long(
 
 
 def _expanded_width(layer: LatentLayer, backend: AttentionBackend) -> int | None:
-    """Numbers of a head of expanded keys and values, the same for both: more kernels take such. A
-    backend may have kernels for some sizes alone, its `head_sizes`.
+    """Return the size of expanded keys and values, or None if the backend supports none that fits.
+
+    Keys and values are padded to one size, because more kernels support that. A backend with
+    kernels for some sizes only lists these in `head_sizes`.
     """
     width = max(layer.q.shape[2], layer.out.shape[2])
     sizes: Sequence[int] | None = getattr(backend, "head_sizes", None)
@@ -129,7 +143,9 @@ def plan_latent(
     page_size: int,
     is_long: Sequence[bool],
 ) -> LatentPlan | None:
-    """`is_long`: which requests are to be expanded. None: none is."""
+    """Return the plan of a step in which the requests marked by `is_long` are expanded, or None if
+    no request is.
+    """
     if not any(is_long):
         return None
     device, starts = metadata.slot_mapping.device, [0, *accumulate(metadata.query_lens)]
@@ -167,7 +183,9 @@ def plan_latent(
 def part_of_step(
     metadata: AttentionMetadata, requests: Sequence[int]
 ) -> tuple[torch.Tensor, AttentionMetadata]:
-    """The rows of some requests of a step, and the step with these requests alone."""
+    """Return the rows of some requests of a step, and the metadata of a step with these requests
+    alone.
+    """
     device, starts = metadata.slot_mapping.device, [0, *accumulate(metadata.query_lens)]
     rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in requests]).to(device)
     return rows, replace(
@@ -182,7 +200,7 @@ def part_of_step(
 def run_latent(
     backend: AttentionBackend, layer: LatentLayer, plan: Any, latent_plan: LatentPlan | None
 ) -> None:
-    """Store k, and write causal attention into out. `plan`: of the whole step, by the backend."""
+    """Store k, and write causal attention into out. `plan` is the backend's plan of the step."""
     if latent_plan is None:
         layer.out.copy_(_absorbed(backend, layer, plan))
         return
@@ -195,7 +213,7 @@ def run_latent(
 
 
 def _absorbed(backend: AttentionBackend, layer: LatentLayer, plan: Any) -> torch.Tensor:
-    """[T, H, V]."""
+    """Return attention in the absorbed form, [T, H, V]."""
     layout, k = layer.layout, layer.k
     q = absorbed_queries(layer)
     attended = q.new_empty(*q.shape[:2], layout.value_size)
@@ -207,7 +225,7 @@ def _absorbed(backend: AttentionBackend, layer: LatentLayer, plan: Any) -> torch
 
 
 def absorbed_queries(layer: LatentLayer) -> torch.Tensor:
-    """Queries [T, H, R + P] of the vectors as they are kept."""
+    """Return queries [T, H, R + P] for the latent vectors as stored."""
     q, turned = layer.q.tensor_split([layer.unturned], dim=-1)
     of_keys = layer.weight.view(layer.q.shape[1], -1, layer.layout.value_size)[:, : layer.unturned]
     absorbed = torch.bmm(q.transpose(0, 1), of_keys).transpose(0, 1)
@@ -215,7 +233,7 @@ def absorbed_queries(layer: LatentLayer) -> torch.Tensor:
 
 
 def heads_values(layer: LatentLayer, attended: torch.Tensor) -> torch.Tensor:
-    """What heads attended to as latent vectors [T, H, R] to [T, H, V]."""
+    """Turn weighted sums of latent vectors [T, H, R] into values [T, H, V]."""
     of_values = layer.weight.view(layer.q.shape[1], -1, layer.layout.value_size)[
         :, layer.unturned :
     ]
@@ -223,14 +241,14 @@ def heads_values(layer: LatentLayer, attended: torch.Tensor) -> torch.Tensor:
 
 
 def keeper(backend: AttentionBackend, layer: LatentLayer) -> KeepsApart | None:
-    """The backend, where it keeps the layer's vectors in an order of its own."""
+    """Return the backend if it stores this layer's vectors in its own order, otherwise None."""
     if isinstance(backend, KeepsApart) and backend.keeps_apart(layer.layout, layer.cache.shape[1]):
         return backend
     return None
 
 
 def store(backend: AttentionBackend, layer: LatentLayer, rows: slice, slots: torch.Tensor) -> None:
-    """Store the vectors of some rows of the step."""
+    """Store the latent vectors of some rows of the step."""
     layout, k = layer.layout, layer.k[rows]
     if (apart := keeper(backend, layer)) is not None:
         apart.store_latent(k, layer.cache, slots, layout)
@@ -241,14 +259,14 @@ def store(backend: AttentionBackend, layer: LatentLayer, rows: slice, slots: tor
 
 
 def load(backend: AttentionBackend, layer: LatentLayer, pages: torch.Tensor) -> torch.Tensor:
-    """The vectors [pages, S, 1, R + P] of pages."""
+    """Return the latent vectors [pages, S, 1, R + P] of some pages."""
     if (apart := keeper(backend, layer)) is not None:
         return apart.read_latent(layer.cache, pages, layer.layout)
     return load_plain(layer.cache, pages, layer.layout)
 
 
 def load_plain(cache: torch.Tensor, pages: torch.Tensor, layout: KVLayout) -> torch.Tensor:
-    """The same of a cache that no backend keeps in an order of its own."""
+    """Return them from a cache in the usual order."""
     if layout.cache_dtype is None:
         return cache.index_select(0, pages)
     return cache_format.load(cache, pages, 1, layout.key_size, layout.k_scale, layout.dtype)
@@ -269,7 +287,7 @@ def _expand(backend: AttentionBackend, layer: LatentLayer, request: _Expanded) -
         keys, values = made.tensor_split([layer.unturned], dim=-1)
         keys = _padded(torch.cat((keys, turned[:, None].expand(-1, count, -1)), dim=-1), width)
         values = _padded(values, width)
-        # Pages of its own: any backend reads them.
+        # Any backend can read temporary pages in the plain format.
         k_cache = keys.new_zeros(len(request.pages), page_size, count, width)
         v_cache = torch.zeros_like(k_cache)
         k_cache.flatten(0, 1)[:past] = keys[:past]
@@ -291,5 +309,5 @@ def _head_groups(layer: LatentLayer, length: int, width: int) -> Iterator[slice]
 
 
 def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
-    """With zeros behind them."""
+    """Return x, padded with zeros to `width`."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))

@@ -1,4 +1,4 @@
-"""The contract of linear layers whose weights a device keeps in a layout of its own."""
+"""The contract of linear layers whose weights a device stores in a packed layout."""
 
 from __future__ import annotations
 
@@ -9,28 +9,36 @@ import torch
 
 
 class LinearKernels(Protocol):
-    """Products with packed weights. A `kind` names what a weight was: "bfloat16", a quantised
-    format of GGUF such as "Q4_1", or numbers of 8 bits with float32 scales: "int8" and "fp8_e4m3"
-    with one a row, "fp8_e4m3_blocks" with one for each 128 columns of a row; or numbers of 4 or 8
-    bits that are widened to x's dtype, "weight_only 4 128 zeros", whose groups of as many columns
-    have a scale and a zero point, "symmetric" where all of those are 2^(bits - 1). "mixed Q4_K 64
-    Q6_K 32" names formats of GGUF and how many rows of each follow one another.
+    """Products with packed weights.
 
-    `op(x, weight, bias, out_features, layout)`: x [T, in] in the dtype that the kernels were made
-    for (bfloat16 on a CPU), `weight` as `pack` gives it, bias [out] or None, to [T, out], all of
-    that dtype.
+    A `kind` names what a weight was before packing:
+
+    - "bfloat16", or a GGUF format such as "Q4_1";
+    - "int8" and "fp8_e4m3": 8-bit numbers with a float32 scale per row;
+    - "fp8_e4m3_blocks": with a float32 scale for each 128 columns of a row;
+    - "weight_only 4 128 zeros": numbers of 4 or 8 bits that are widened to x's dtype, with a scale
+      and a zero point for each group of 128 columns; "symmetric" if all zero points are 2^(bits -
+      1);
+    - "mixed Q4_K 64 Q6_K 32": consecutive rows in several GGUF formats, each with its number of
+      rows.
+
+    All activations and biases have the dtype that the kernels were made for (bfloat16 on a CPU).
+    `weight` is a result of `pack`.
+
+    `op(x, weight, bias, out_features, layout)`: x [T, in] and bias [out] or None to [T, out].
 
     `scaled_op(x, x_scale, weight, bias, out_features, layout)`: x and x_scale [1], [T, 1] or [T, in
-    / 128] as `ops.quantize_static` and `ops.quantize_dynamic` give them, in the weight's dtype;
-    None where such weights are not packed.
+    / 128] are results of `ops.quantize_static` or `ops.quantize_dynamic` in the weight's dtype.
+    None if such weights are not packed.
 
-    `embedding_op(ids, weight, hidden, rows, layout)`: ids [T] int64 to those rows of a packed
-    weight [rows, hidden] of one of GGUF's formats; None where such weights are not looked up.
+    `embedding_op(ids, weight, hidden, rows, layout)`: ids [T] int64 to the rows of a packed GGUF
+    weight [rows, hidden]. None if such weights are not looked up.
 
     `experts_op(x, topk_ids, topk_weights, gate_up, gate_up_bias, gate_up_scale, down, down_bias,
-    down_scale, sizes, layouts, groups, limit, weighs_input)`: as `ops.fused_moe`, with packed
-    weights of all experts, E, I and an expert's rows of gate_up, and the layout of both; and how x
-    is quantised before each, by a scale [1] or one for each group of columns, 0 where it is not.
+    down_scale, sizes, layouts, groups, limit, weighs_input)`: `ops.fused_moe` with packed weights
+    of all experts. `sizes` holds E, I and an expert's rows of gate_up. `layouts` holds the layouts
+    of gate_up and down. x is quantised before either product by a scale [1], or by a scale for each
+    of `groups` columns; 0 means that x is not quantised.
     """
 
     @property
@@ -46,25 +54,29 @@ class LinearKernels(Protocol):
     def experts_op(self) -> torch._ops.OpOverload | None: ...
 
     def takes_experts(self, sizes: Sequence[int]) -> bool:
-        """Whether `experts_op` multiplies by experts with so many columns and rows a part."""
+        """Return whether `experts_op` supports experts with these numbers of columns and rows per
+        rank.
+        """
         ...
 
     def layout(self, kind: str, in_features: int) -> int | None:
-        """How weights of this kind are packed; None for what the kernels do not know."""
+        """Return the layout of weights of this kind, or None if the kernels do not support it."""
         ...
 
     def packed_shape(self, kind: str, in_features: int, out_features: int) -> tuple[int, int]:
-        """Shape of the packed weight, of uint8."""
+        """Return the shape of the packed uint8 weight."""
         ...
 
     def pack(
         self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
     ) -> torch.Tensor:
-        """The weight whose rows are those of `parts`, one after another: [rows, in] bfloat16, int8
-        or float8_e4m3fn, or GGUF's blocks, [rows, bytes] uint8, or of weights alone as
-        `ops.weight_only_linear` takes them.
+        """Pack the weight whose rows are those of `parts`, one after another.
 
-        `scales`: of each part of 8 bits [rows, 1], or [rows, ceil(in / 128)] of blocks, float32; of
-        weights alone [rows, groups, 2], the scale and the zero point of each group.
+        Parts are [rows, in] in bfloat16, int8 or float8_e4m3fn, or GGUF blocks [rows, bytes] uint8,
+        or numbers as `ops.weight_only_linear` takes them.
+
+        `scales` has one tensor per part: [rows, 1] float32 for 8 bits, [rows, ceil(in / 128)] for
+        blocks, or [rows, groups, 2] for weight-only numbers, the scale and the zero point of each
+        group.
         """
         ...

@@ -1,4 +1,4 @@
-"""What a device, a machine or a control group says of its memory. Imports no torch."""
+"""The type in which devices, machines and control groups report their memory. Imports no torch."""
 
 from __future__ import annotations
 

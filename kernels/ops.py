@@ -1,8 +1,8 @@
-"""The ops that layers call: plain torch, or what a platform has registered for its device.
+"""The ops that layers call. They run in plain torch, or by a kernel that the platform registered.
 
-The ops of models are traced as ops of torch, `piecework::rms_norm` and its like, on every device:
-passes see one functional node, and no kernel's launch. `kernels.reference` is what they compute
-where no platform has put a kernel of its own in its place.
+Ops of models are traced as ops of torch, such as `piecework::rms_norm`, on every device. Compiler
+passes therefore see one functional node and no kernel launch. `kernels.reference` defines what each
+op computes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _like_first(x: torch.Tensor, *others: Any) -> torch.Tensor:
 
 
 def _quantized(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Numbers and scales of rows like `x`."""
+    """Return empty numbers and scales for rows like `x`."""
     scale = x.new_empty(*x.shape[:-1], x.shape[-1] // group, dtype=torch.float32)
     return x.new_empty(x.shape, dtype=dtype), scale
 
@@ -36,6 +36,7 @@ def _gated(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
+# Ops that are nodes of a traced forward: their signatures, and functions that return empty results.
 TRACED = {
     "rms_norm": ("(Tensor x, Tensor weight, float eps) -> Tensor", _like_first),
     "add_rms_norm": (
@@ -106,21 +107,20 @@ TRACED = {
         _like_first,
     ),
 }
-"""Ops that a traced forward holds as nodes: their signatures, and the results' kinds."""
 
+# Of these ops, those that no compiler traces into, because only kernels make them fast.
 PRODUCTS = ("scaled_linear", "weight_only_linear", "fused_moe")
-"""Of those the ones that no compiler is to look into: kernels are all that makes them fast."""
 
 
 def _version(op: str, x: torch.Tensor) -> Any:
-    """What computes an op on tensors like `x`."""
+    """Return the function that computes an op on tensors like `x`."""
     if torch.compiler.is_dynamo_compiling():
         return getattr(torch.ops.piecework, op).default
     return getattr(_versions.get(x.device.type, reference), op, getattr(reference, op))
 
 
 def _as_untraced(name: str) -> Any:
-    """The op in a traced forward, which computes what the layer computes without tracing."""
+    """Return the op for traced forwards. It computes the same as without tracing."""
 
     def op(x: torch.Tensor, *others: Any) -> Any:
         return _version(name, x)(x, *others)
@@ -135,15 +135,13 @@ for _name, (_signature, _meta) in TRACED.items():
 
 
 def register(device_type: str, version: Any) -> None:
-    """From now on, tensors of this device go through those ops of `reference` that `version` has
-    too.
-    """
+    """Use the functions of `version` in place of `reference` for tensors of this device."""
     _versions[device_type] = version
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Inside the block every op is `reference`'s, whatever is registered."""
+    """Use only the functions of `reference` inside the block, whatever is registered."""
     global _versions
     registered, _versions = _versions, {}
     try:
@@ -153,8 +151,8 @@ def plain_torch() -> Iterator[None]:
 
 
 def has_kernel(device_type: str, op: str, dtype: torch.dtype | None = None) -> bool:
-    """Whether a version other than plain torch is registered for the op, which takes activations of
-    `dtype`, where that is said: a version with kernels for some only has them as `DTYPES`.
+    """Return whether a kernel is registered for the op, and, if `dtype` is given, takes activations
+    of that dtype. A version that supports only some dtypes lists them as `DTYPES`.
     """
     plain, version = getattr(reference, op), _versions.get(device_type, reference)
     taken = dtype is None or dtype in getattr(version, "DTYPES", (dtype,))
@@ -241,7 +239,7 @@ def fused_moe(
 
 
 def _version_of(plain: Any, x: torch.Tensor) -> Any:
-    """What computes a function that no traced forward holds on tensors like `x`."""
+    """Return the version of a function that is not part of traced forwards."""
     return getattr(_versions.get(x.device.type), plain.__name__, plain)
 
 
@@ -381,8 +379,8 @@ def sample_filtered(
 
 
 def uniform_dtype(device_type: str) -> type[np.floating[Any]]:
-    """In which the device takes the numbers of `sample_filtered`; in float32 they must be multiples
-    of 2^-24, and so below 1.
+    """Return the dtype in which the device takes the random numbers of `sample_filtered`. In
+    float32 these must be multiples of 2^-24 below 1.
     """
     dtype: type[np.floating[Any]] = getattr(
         _versions.get(device_type, reference), "UNIFORM_DTYPE", reference.UNIFORM_DTYPE

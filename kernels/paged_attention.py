@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: the meaning of the attention contract, and the backend where no
+"""Paged attention in plain torch: the reference of the attention contract, and the backend if no
 kernel is faster.
 
 Shapes as in `attention`: T tokens, B requests, H query heads, K key/value heads, D numbers of a
@@ -19,18 +19,15 @@ from . import cache_format
 from .attention import AttentionMetadata, KVLayout
 from .weighed_scores import weigh
 
+# Decodes share one padded call if the longest is at most this many times as long as the shortest.
 _DECODE_PADDING = 2
-"""Decodes share one padded call while the longest is at most this many times as long as the
-shortest.
-"""
-_SCORES = 2**26
-"""Of a prompt, that lie in memory at once where they must."""
+_SCORES = 2**26  # Scores of a prompt that are in memory at once, if scores must be in memory.
 
 
 @dataclass(slots=True)
 class _Prefill:
-    """One request with several new tokens: rows [start, stop) of the step. `pages` is None where
-    all it sees is new.
+    """One request with several new tokens: rows [start, stop) of the step. `pages` is None if all
+    that it sees is new.
     """
 
     start: int
@@ -41,23 +38,24 @@ class _Prefill:
 
 @dataclass(slots=True)
 class _Decodes:
-    """Requests with one new token each and similar lengths. `rows` [b]: their tokens in the step,
-    None for the whole step.
+    """Requests with one new token each and similar lengths.
 
-    `tail`: what is read behind the ends of the requests, as rows of the gathered pages; None where
-    that changes in place.
+    Attributes:
+        rows: [b], their tokens in the step. None for the whole step.
+        pages: [b * pages of the longest request], flat.
+        tail: Rows of the gathered pages that lie after the ends of the requests. None if the
+            lengths change in place.
     """
 
     rows: torch.Tensor | None
     pages: torch.Tensor
-    """[b * pages of the longest], flat."""
     seq_lens: torch.Tensor
     tail: torch.Tensor | None
 
 
 @dataclass(slots=True)
 class TorchPlan:
-    """What the layers of a step share; masks are made at the first layer that needs them."""
+    """The plan that the layers of a step share. A mask is made by the first layer that needs it."""
 
     slot_mapping: torch.Tensor
     prefills: list[_Prefill]
@@ -66,8 +64,8 @@ class TorchPlan:
 
 
 class TorchDecodePlan(NamedTuple):
-    """Decodes whose figures change in place: `slot_mapping`, `seq_lens` [B], `pages` [B, most]; a
-    row without a request reads page 0.
+    """Decodes whose tensors change in place: `slot_mapping` [B], `seq_lens` [B], `pages` [B, most].
+    A row without a request reads page 0.
     """
 
     slot_mapping: torch.Tensor
@@ -75,15 +73,15 @@ class TorchDecodePlan(NamedTuple):
     pages: torch.Tensor
 
     def first(self, count: int) -> TorchPlan:
-        """The plan of the first `count` rows, as views. Masks are made anew at each call: they
-        depend on what the rows hold then.
+        """Return the plan of the first `count` rows, as views. Masks are made at each call, because
+        the rows change.
         """
         decodes = _Decodes(None, self.pages[:count].flatten(), self.seq_lens[:count], None)
         return TorchPlan(self.slot_mapping[:count], [], [decodes])
 
 
 class TorchAttention:
-    """Gathers each request's pages and calls `scaled_dot_product_attention`."""
+    """Gather each request's pages and call `scaled_dot_product_attention`."""
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> TorchPlan:
         starts = [0, *accumulate(metadata.query_lens)]
@@ -110,8 +108,8 @@ class TorchAttention:
     def capture_plan(
         self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device
     ) -> TorchDecodePlan:
-        """For short contexts: `run` gathers `max_pages` pages of each request, whatever its
-        length.
+        """Return a plan for short contexts: `run` gathers `max_pages` pages of each request,
+        whatever its length.
         """
         return TorchDecodePlan(
             torch.zeros(max_batch_size, dtype=torch.int64, device=device),
@@ -155,7 +153,8 @@ class TorchAttention:
             if not layout.latent:
                 v_cache.flatten(0, 1).index_copy_(0, slots, v[:new])
         else:
-            # A prompt computed in one step reads what one in chunks would: the numbers as kept.
+            # Use the numbers as stored, so that a prompt computed in one step gives the same as one
+            # computed in chunks.
             k = cache_format.store(k[:new], k_cache, slots, layout.k_scale)
             if layout.latent:
                 v = k[..., : layout.value_size]
@@ -178,8 +177,8 @@ class TorchAttention:
         plan: TorchPlan,
         layout: KVLayout,
     ) -> None:
-        """With heads of zeros where the layer lacks some of a group, and without those that it has
-        behind the last group.
+        """Run the layer with whole head groups: add heads of zeros where the layer lacks some, and
+        leave out heads after the last group.
         """
         heads, skipped = layout.group * layout.num_kv_heads, layout.skipped_heads
         count = min(layout.num_heads, heads - skipped)
@@ -205,7 +204,7 @@ class _Layer(NamedTuple):
     layout: KVLayout
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [pages, S, K, D] and values [pages, S, K, E] of these pages."""
+        """Return keys [pages, S, K, D] and values [pages, S, K, E] of some pages."""
         layout = self.layout
 
         def read(cache: torch.Tensor, size: int, scale: float) -> torch.Tensor:
@@ -229,7 +228,7 @@ def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
         keys, values = (part.flatten(0, 1)[:length] for part in layer.gather(prefill.pages))
     most = prefill.stop - prefill.start
     if not layout.is_plain or layout.key_size != layout.value_size:
-        # Nothing computes these without all scores in memory.
+        # Torch computes such layers only with all scores in memory.
         most = max(1, _SCORES // (layout.num_heads * length))
     if prefill.stop - prefill.start > most:
         for begin in range(prefill.start, prefill.stop, most):
@@ -250,7 +249,9 @@ def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
 def _attend_rows(
     layer: _Layer, rows: slice, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> None:
-    """Of one request over its keys [s, K, D] and values [s, K, E]; no mask: causal."""
+    """Attend from the rows of one request to its keys [s, K, D] and values [s, K, E]. Without a
+    mask, attention is causal.
+    """
     q = layer.q[rows]
     if mask is not None and not layer.layout.is_plain:
         positions = torch.arange(len(keys) - len(q), len(keys), device=q.device)[None]
@@ -282,8 +283,8 @@ def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
         )
     queries = layer.q if decodes.rows is None else layer.q.index_select(0, decodes.rows)
     if layout.is_plain:
-        # The query heads of one key/value head take the place of query positions: no copy of keys
-        # and values a head.
+        # Query heads of one key/value head take the place of query positions, so keys and values
+        # are not copied per head.
         grouped = queries[:size].view(size, layout.num_kv_heads, -1, layout.key_size)
         attended = F.scaled_dot_product_attention(
             grouped, keys, values, attn_mask=mask, scale=layout.scale
@@ -299,8 +300,8 @@ def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
 
 
 def _clear_tails(decodes: _Decodes, gathered: Sequence[torch.Tensor]) -> None:
-    """Zeros where nothing of the request was stored: NaN, or infinity, is still NaN after a mask
-    and with no weight at all.
+    """Write zeros where nothing of the request was stored. A NaN or infinity there would give NaN
+    in spite of the mask.
     """
     for part in gathered:
         if decodes.tail is not None:
@@ -314,8 +315,8 @@ def _clear_tails(decodes: _Decodes, gathered: Sequence[torch.Tensor]) -> None:
 
 
 def _groups_of_similar_length(indices: list[int], seq_lens: list[int]) -> list[list[int]]:
-    """Split so that padding to a group's longest stays under `_DECODE_PADDING`; one group keeps the
-    given order.
+    """Split requests so that padding to a group's longest stays within `_DECODE_PADDING`. If one
+    group is enough, it keeps the given order.
     """
     if not indices:
         return []
@@ -359,7 +360,7 @@ def _additive(visible: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _causal_mask(
     query_len: int, seq_len: int, window: int | None, like: torch.Tensor
 ) -> torch.Tensor:
-    """[query_len, seq_len]; the last query sees every key."""
+    """Return a mask [query_len, seq_len] in which the last query sees every key."""
     position = torch.arange(seq_len - query_len, seq_len, device=like.device)[:, None]
     key = torch.arange(seq_len, device=like.device)[None]
     visible = key <= position
@@ -371,7 +372,7 @@ def _causal_mask(
 def _length_mask(
     seq_lens: torch.Tensor, padded_len: int, window: int | None, like: torch.Tensor
 ) -> torch.Tensor:
-    """[b, 1, 1, padded_len]; hides the tail that pads a request to the longest."""
+    """Return a mask [b, 1, 1, padded_len] that hides the padding after each request."""
     key = torch.arange(padded_len, device=like.device)[None]
     visible = key < seq_lens[:, None]
     if window is not None:

@@ -1,6 +1,4 @@
-"""`Platform`: everything that differs between devices, one class to override, chosen once by
-`detect`.
-"""
+"""`Platform`: everything that differs between devices. `detect` chooses one per process."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ from .step_parts import StepKernels
 
 
 class MemoryUse(NamedTuple):
-    """Bytes that this process holds: in tensors, and with what the allocator keeps for later; each
-    now and at its peak.
+    """Bytes that this process holds, now and at the peak: in tensors (allocated), and including
+    what the allocator keeps for later (reserved).
     """
 
     allocated: int
@@ -39,8 +37,8 @@ class MemoryUse(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A process among the `size` ranks of an engine that this machine has. `cpus`: which cores they
-    are bound to, as `--cpu-bind` says it.
+    """A process among the `size` ranks of an engine on this machine. `cpus` is the value of
+    `--cpu-bind`.
     """
 
     rank: int = 0
@@ -54,8 +52,8 @@ ALONE = Place()
 class CompileOptions(NamedTuple):
     """How `torch.compile` compiles for a device.
 
-    `backend`: inductor, or what takes a graph and its example inputs. `mode` and `settings` are
-    inductor's; a setting that a version does not have is left out.
+    `backend` is "inductor", or a function that takes a graph and its example inputs. `mode` and
+    `settings` are inductor's. A setting that the installed version does not have is left out.
     """
 
     backend: str | Callable[..., Any] = "inductor"
@@ -66,101 +64,85 @@ class CompileOptions(NamedTuple):
 
 
 class Platform:
-    """One kind of device. Subclasses override what differs; nobody else asks what machine this
+    """One kind of device. Subclasses override what differs. No other code asks which machine this
     is.
     """
 
     device_type: str
-    dispatch_key: str
-    """Where `torch.library` registers our custom ops."""
-    slot_dtype: torch.dtype = torch.int64
-    """dtype of slot mappings and page numbers."""
+    dispatch_key: str  # Where `torch.library` registers our ops.
+    slot_dtype: torch.dtype = torch.int64  # Of slot mappings and page numbers.
     default_dtype: torch.dtype = torch.bfloat16
     default_page_size: int = 16
     default_chunked_prefill_size: int = 2048
     default_max_running_requests: int = 256
+    # Share of the memory left after loading weights that the KV cache takes. None: measure what
+    # steps need, and take the rest.
     default_mem_fraction: float | None = None
-    """Share of the memory that is free once the weights are loaded that the KV cache takes; None:
-    what steps leave, which is tried out.
-    """
+    # Whether tensors of the device lie in another memory than those of the CPU.
     has_own_memory: bool = True
-    """Whether tensors of the device lie elsewhere than those of the CPU."""
-    ranks_share_memory: bool = False
-    """Whether the ranks of one machine take their weights and caches from one memory."""
+    ranks_share_memory: bool = False  # Whether all ranks of a machine allocate from one memory.
+    # Whether attention supports key/value heads that are read by unequal numbers of query heads.
     cuts_head_groups: bool = False
-    """Whether attention takes layers whose key/value heads are read by unequal numbers of heads."""
+    # Whether `make_group` must make torch.distributed's default group, because a library uses that.
     groups_of_torch: bool = False
-    """Set where `make_group` must make torch.distributed's default group, which a library uses."""
     group_type: type[TorchGroup] = TorchGroup
+    # Whether its group may fuse a product and an all_reduce (`fused_collectives.Pipelines`).
     reduces_products: bool = False
-    """Whether the group of its ranks may multiply and all_reduce in one go
-    (`fused_collectives.Pipelines`).
-    """
-    collectives: str = "gloo"
-    """torch.distributed's backend for what the ranks of an engine compute together."""
+    collectives: str = "gloo"  # Backend of torch.distributed for the collectives of ranks.
+    # Most device memory that a process takes to trace and compile pieces.
     compiler_bytes: int = 2**30
-    """Most that a process that traces and compiles pieces takes of the device's memory."""
-    piece_compilers: tuple[str, ...] = ("inductor", "eager")
-    """How pieces of a model may be compiled; the first is the default."""
-    attention_backends: tuple[str, ...] = ("torch",)
-    """How attention may be computed; the first is the default."""
+    piece_compilers: tuple[str, ...] = ("inductor", "eager")  # Compilers of pieces, default first.
+    attention_backends: tuple[str, ...] = ("torch",)  # Attention backends, default first.
+    # Whether attention can address pages anywhere in a cache of more than 2**31 numbers that holds
+    # pages of several kinds of layers.
     shares_pages: bool = True
-    """Whether attention finds pages anywhere in a cache of more than 2**31 numbers, in which pages
-    of several kinds of layers lie.
-    """
-    kv_cache_dtypes: tuple[str, ...] = tuple(CACHE_DTYPES)
-    """In which 8-bit formats attention can keep keys and values."""
+    kv_cache_dtypes: tuple[str, ...] = tuple(CACHE_DTYPES)  # 8-bit cache formats of attention.
+    # dtypes that the device does not have. Weights in these are widened to 16 bits when loaded.
     lacking_dtypes: frozenset[torch.dtype] = frozenset()
-    """Of which there are no numbers on this device: weights that are stored in such are widened to
-    16 bits when they are loaded.
-    """
+    # dtypes that multiply more slowly than float32.
     slow_dtypes: frozenset[torch.dtype] = frozenset()
-    """In which numbers are multiplied so slowly that float32 is better."""
+    # Whether the host can plan the next step while launched work runs.
     runs_beside_host: bool = True
-    """Whether what is launched runs while the host goes on, so that the host can plan the next step
-    meanwhile.
-    """
+    # Whether kernels are compiled at their first launch, which should happen before a request
+    # waits.
     compiles_kernels: bool = False
-    """Whether kernels are compiled when they are first launched, which no request should wait for.
-    """
+    # Inductor's mode for whole models. $PIECEWORK_TORCH_COMPILE_MODE overrides it.
     compile_mode: str = "default"
-    """Inductor's mode for whole models, unless $PIECEWORK_TORCH_COMPILE_MODE names another."""
+    # Whether a graph captures launches. If not, a graph can only call its work again, and the work
+    # must be a callable.
     graphs_are_real: bool = True
-    """Whether a graph records what is launched. If not, it can only call work again, and must know
-    it as a callable.
-    """
+    # Most graphs that may exist at once. None: as many as fit the memory.
     graph_budget: int | None = None
-    """Most graphs that may exist at once; None: as many as fit the memory."""
-    sequence_parallel_tokens: int = 1024
-    """From how many tokens on a step's rows are split over ranks, where they are."""
-    # Whether a compiled piece gives the bits of the same ops one by one: it calls the device's
-    # kernels, and what it fuses rounds as it does alone. Else a piece that comes in while the
-    # engine serves changes the last bits of what follows.
+    sequence_parallel_tokens: int = 1024  # Least tokens of a step for sequence parallelism.
+    # Whether a compiled piece gives the same bits as its ops one by one. If not, a piece that is
+    # loaded while the engine serves changes the last bits of later results.
     pieces_keep_bits: bool = False
+    # A step is padded to a captured size up to this multiple of its tokens.
     padding_limit: float = 2.0
-    """Padding a step to a captured size pays up to this many times its tokens."""
 
     def device(self) -> torch.device:
         return torch.device(self.device_type)
 
     def identity(self) -> str:
-        """What code that was compiled for this device depends on: its kind and what it can do."""
+        """Return what compiled code depends on: the kind of device and its capabilities."""
         return self.device_type
 
     def set_up(self, num_threads: int | None, place: Place = ALONE) -> None:
-        """Called once in each process of an engine before anything is allocated. `num_threads`: of
-        all ranks of this machine together. Raises `ValueError` with a remedy.
+        """Prepare this process of an engine, before anything is allocated. `num_threads` is the
+        total of all ranks on this machine. Raise `ValueError` with a remedy.
         """
 
     def check_ranks(self, number: int) -> None:
-        """Raises `ValueError` with a remedy where so many ranks do not find a device each."""
+        """Raise `ValueError` with a remedy if there are not enough devices for `number` ranks."""
 
     def use_device(self, index: int) -> None:
-        """This process computes on this device of the machine from now on."""
+        """Compute on the device with this index from now on."""
 
     def make_group(self, store: Any, rank: int, size: int, *, seconds: float) -> Group:
-        """The group of the ranks that meet at `store`, one of torch.distributed; waits for all.
-        Once a process. `seconds`: how long a rank is waited for.
+        """Return the `torch.distributed` group of the ranks that meet at `store`. Wait for all of
+        them.
+
+        Call it once per process. `seconds` is the timeout for a rank.
         """
         dist.init_process_group(
             self.collectives,
@@ -173,20 +155,18 @@ class Platform:
         return self.group_type(dist.group.WORLD, store, seconds)
 
     def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
-        """What the start-up summary says about this machine, each line by its name: what is other
-        than one would expect.
-
-        `layouts`: of the model's layers, where it has attention of ours.
+        """Return lines for the start-up summary, by name: what is unexpected about this machine.
+        `layouts` are those of the model's layers with our attention.
         """
         return {}
 
     def begin_trials(self) -> None:
-        """Start what tries out libraries' kernels, if that is to be done, so that it is ready when
+        """Start the trials of libraries' kernels, if they are needed, so that they are ready when
         the weights are loaded.
         """
 
     def end_trials(self) -> None:
-        """All that will be tried has been: give its memory back."""
+        """End the trials and free their memory."""
 
     def memory(self) -> MemoryInfo:
         raise NotImplementedError
@@ -195,49 +175,49 @@ class Platform:
         raise NotImplementedError
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an allocation failed, so that less work at a time may succeed."""
+        """Return whether an allocation failed, so that less work at a time may succeed."""
         return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A large tensor of zeros, of which much may never be touched."""
+        """Return a large tensor of zeros, much of which may never be touched."""
         return torch.zeros(*shape, dtype=dtype, device=self.device())
 
     def linear_kernels(
         self, dtype: torch.dtype, backend: AttentionBackend, cpu_activations: str = "auto"
     ) -> LinearKernels | None:
-        """What multiplies by weights in a layout of its own, into which they are brought when they
-        are loaded; None: torch, as they are.
+        """Return kernels that multiply by packed weights, which are packed when loaded. None: torch
+        multiplies by the weights as they are.
 
-        `backend`: the attention that was chosen. `cpu_activations`: "bf16", "int8" in groups where
-        a CPU multiplies them by weights in blocks, or "auto".
+        `backend` is the chosen attention backend. `cpu_activations` is "bf16", "int8" (in groups,
+        if a CPU multiplies by weights in blocks), or "auto".
         """
         return None
 
     def packs_linear(self, weight_bytes: int) -> bool:
-        """Whether pieces are to take `packed_linear` in the place of `linear`. To be asked once a
-        model, and told to who makes its pieces.
+        """Return whether pieces use `packed_linear` in place of `linear`. Ask once per model, and
+        pass the answer to the code that makes its pieces.
 
-        `weight_bytes`: of all weights that would be packed. They stay as they were too, so not
-        every machine has the memory.
+        `weight_bytes` is the size of all weights that would be packed. The unpacked weights stay in
+        memory too, so a machine may have too little.
         """
         return False
 
     def packed_linear(self) -> torch._ops.OpOverload | None:
-        """An op (x, weight, bias) that is faster than `linear` on a weight that
-        `pack_linear_weight` has laid out anew; None: no such.
+        """Return an op (x, weight, bias) that is faster than `linear` on a weight from
+        `pack_linear_weight`, or None.
         """
         return None
 
     def pack_linear_weight(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight [out, in] bfloat16 as `packed_linear` takes it."""
+        """Return weight [out, in] bfloat16 in the layout of `packed_linear`."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait until everything that was launched has run."""
+        """Wait until all launched work has run."""
 
     def compile_options(self) -> CompileOptions:
-        """For models that `torch.compile` compiles. Raises `ValueError` where this device's
-        compiler is not installed.
+        """Return the options for models that `torch.compile` compiles. Raise `ValueError` if this
+        device's compiler is not installed.
         """
         return CompileOptions(
             mode=os.environ.get("PIECEWORK_TORCH_COMPILE_MODE") or self.compile_mode,
@@ -245,27 +225,28 @@ class Platform:
         )
 
     def op_versions(self) -> Mapping[str, Any]:
-        """Everything that could compute the ops that layers call, by name, to be compared.
+        """Return all versions of the ops that layers call, by name, for comparison.
 
-        A version has some of the ops of `reference`; None as a result: not this call.
+        A version has some of the ops of `reference`. If an op returns None, it does not support
+        that call.
         """
         return {"torch": reference}
 
     def attention_backend(
         self, name: str = "auto", layouts: Sequence[KVLayout] = ()
     ) -> AttentionBackend:
-        """The backend that `choose_attention` chooses."""
+        """Return the backend that `choose_attention` chooses."""
         return self.make_attention_backend(self.choose_attention(name, layouts))
 
     def choose_attention(self, name: str = "auto", layouts: Sequence[KVLayout] = ()) -> str:
-        """The name of the backend to take: `name`, or for auto the first that can compute all
-        layers of a model, where their layouts are known.
+        """Return the name of the backend to use: `name`, or for "auto" the first that supports all
+        `layouts`.
 
-        Raises `ValueError` with a remedy where this machine has none such, or it cannot.
+        Raise `ValueError` with a remedy if there is no such backend.
         """
         if name not in ("auto", *self.attention_backends):
             raise ValueError(
-                f"--attention-backend {name} is not to be had on {self.device_type}; choose "
+                f"--attention-backend {name} is not available on {self.device_type}; choose "
                 f"{', '.join(self.attention_backends)}"
             )
         reason = None
@@ -274,46 +255,48 @@ class Platform:
             reason = next(filter(None, obstacles), None)
             if reason is None:
                 return backend
-        raise ValueError(f"--attention-backend {name}: {reason}; take auto")
+        raise ValueError(f"--attention-backend {name}: {reason}; choose auto")
 
     def check_kv_cache_dtype(self, name: str) -> None:
-        """Raises `ValueError` with a remedy where no attention here keeps keys and values so."""
+        """Raise `ValueError` with a remedy if no attention here stores keys and values in this
+        format.
+        """
         if name not in ("auto", *self.kv_cache_dtypes):
             raise ValueError(
-                f"--kv-cache-dtype {name} is not to be had on {self.device_type}, whose attention "
-                f"takes {', '.join(self.kv_cache_dtypes) or '16 bits alone'}; take auto"
+                f"--kv-cache-dtype {name} is not available on {self.device_type}, which supports "
+                f"{', '.join(self.kv_cache_dtypes) or '16 bits only'}; choose auto"
             )
 
     def attention_obstacle(self, name: str, layout: KVLayout) -> str | None:
-        """Why the backend `name`, one of `attention_backends`, cannot compute such a layer here,
-        which may be tried out; None: it can.
+        """Return why the backend `name` cannot compute such a layer here, or None if it can. This
+        may run a trial.
         """
         return None
 
     def quantized_attention_obstacle(self) -> str | None:
-        """Why no attention of this device gains by writing FP8 itself; None: it does
-        (`QuantizedAttention`).
+        """Return why attention that writes FP8 (`QuantizedAttention`) is not faster here, or None
+        if it is.
         """
         return f"attention on {self.device_type} writes 16 bits"
 
     def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Of what sums over ranks this device gains by reducing and normalising at once
+        """Return the dtypes for which reducing over ranks and normalising at once is faster
         (`fused_collectives.FusesNorms`).
         """
         return ()
 
     def sequence_parallel_obstacle(self) -> str | None:
-        """Why this device gains nothing by norms of a rank's own rows; None: long steps do."""
+        """Return why sequence parallelism is not faster here, or None if it is for long steps."""
         return f"no gain was measured on {self.device_type}"
 
     def async_tp_obstacle(self) -> str | None:
-        """Why this device gains nothing by multiplying while parts are sent; None: it does
-        (`fused_collectives.Pipelines`).
+        """Return why multiplying while parts are sent (`fused_collectives.Pipelines`) is not faster
+        here, or None if it is.
         """
         return f"no gain was measured on {self.device_type}"
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
-        """The backend `name`, one of `attention_backends`."""
+        """Return a new backend `name`, one of `attention_backends`."""
         return TorchAttention()
 
     def step_kernels(
@@ -325,67 +308,67 @@ class Platform:
         v_cache: Sequence[torch.Tensor],
         second: Sequence[bool] = (),
     ) -> StepKernels | None:
-        """What runs the decodes of `model` whole, faster than op by op; None: no such. The tensors
-        must stay where they are.
+        """Return kernels that run whole decodes of `model` faster than op by op, or None. The
+        tensors must stay at their addresses.
 
-        `backend`: the attention that was chosen; `layouts`, `k_cache`, `v_cache`: of each layer;
-        `second`: whether its pages are those of `AttentionMetadata.window`.
+        `backend` is the chosen attention backend. `layouts`, `k_cache` and `v_cache` have one entry
+        per layer. `second` tells whether its pages are those of `AttentionMetadata.window`.
         """
         return None
 
     def make_batch_invariant(self) -> bool:
-        """From now on `step_kernels` and products of this process give a row the same beside any
-        others, where each token is a request of its own; False: this device has no such kernels."""
+        """Make `step_kernels` and products of this process give a row the same bits whatever rows
+        are beside it, if each token is a request of its own. Return False if this device has no
+        such kernels.
+        """
         return False
 
     def graph_obstacle(self) -> str | None:
-        """Why nothing can be recorded in this process, and what to do; None: it can."""
+        """Return why no graph can be captured in this process and the remedy, or None."""
         return None
 
     def graph(self, host_arguments: HostArguments | None = None) -> Graph:
-        """A new graph with nothing recorded. `host_arguments`: asked for at each replay; None: all
-        that changes lies in tensors.
+        """Return a new graph. `host_arguments` is called before each replay. None: all that changes
+        lies in tensors.
         """
         raise NotImplementedError
 
     def graph_pool(self) -> Any:
-        """A handle of memory that graphs share if they are replayed in the order of their
-        captures.
-        """
+        """Return a handle of memory for graphs that are replayed in the order of their captures."""
         raise NotImplementedError
 
     def abandon_graph_pool(self, pool: Any) -> None:
-        """Give back what a capture that failed has left in a pool. Its graphs stay; nothing may be
-        captured into it any more.
+        """Free what a failed capture left in a pool. Its graphs stay, but nothing may be captured
+        into it any more.
         """
 
     def graph_bytes(self, pool: Any) -> int:
-        """Bytes that the graphs of a pool take, their outputs included."""
+        """Return the bytes that the graphs of a pool take, including their outputs."""
         raise NotImplementedError
 
     def graph_stream(self) -> Any:
-        """A stream to warm up and capture on, beside the one that serves; None where there are no
-        streams.
+        """Return a stream for warm-up and captures, separate from the serving stream. None if the
+        device has no streams.
         """
         return None
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Launch on `stream` inside the block, after all that was launched before it, and before
-        all that follows it.
-        """
+        """Launch on `stream` inside the block: after earlier work, and before later work."""
         return nullcontext()
 
     def weak_ref_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor on the same memory that does not keep it."""
+        """Return a tensor on the same memory that does not keep the memory alive."""
         return weak_ref_tensor(tensor)
 
     def empty_cache(self) -> None:
-        """Give memory that nothing uses back to the device."""
+        """Return unused memory to the device."""
 
     def give_back_memory(self) -> None:
-        """Give the system what this process has freed of the host's memory, which loading and steps
-        use on every device; the device's stays for the next step. glibc's allocator keeps what lies
-        in its heap below something in use.
+        """Return freed host memory to the system. Loading and steps use host memory on every
+        device.
+
+        glibc's allocator keeps freed heap memory below a block that is in use. Device memory stays
+        allocated for the next step.
         """
         if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
             trim(ctypes.c_size_t(0))

@@ -1,8 +1,8 @@
-"""Layers with a recurrent state: decodes and prompts of a step, each by their own op of `ops`.
+"""Layers with a recurrent state. Decodes and prompts of a step are each computed by an op of `ops`.
 
-Shapes: T tokens of the step, H heads of P numbers, N numbers of a state for each, G groups of
-heads, K columns of a convolution over C channels.
-Rows of a step's tensors that its `StatePlan` leaves out pad it, and become zeros.
+Shapes: T tokens of the step, H heads of P numbers, N numbers of a state for each of these, G groups
+of heads, K columns of a convolution over C channels. Rows that are not part of the `StatePlan` are
+padding and become zeros.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ def causal_conv(
     states: torch.Tensor,
     plan: StatePlan,
 ) -> None:
-    """x [T, C] through a convolution of each channel over its last K tokens, weight [C, K] and bias
-    [C] float32, into out [T, C]. states [slots, K - 1, C]: the tokens before, in the dtype of x.
+    """Write the causal convolution of x [T, C] over the last K tokens of each channel into out [T,
+    C].
+
+    weight [C, K] and bias [C] are float32. states [slots, K - 1, C] holds the tokens before, in the
+    dtype of x.
     """
 
     _decodes(plan, (x,), out, lambda x: ops.conv_step(x, weight, bias, states, plan.slots))
@@ -41,9 +44,10 @@ def mamba2(
     states: States,
     plan: StatePlan,
 ) -> None:
-    """Mamba 2 (arXiv:2405.21060) between its projections: x [T, C], which is x, b and c of heads
-    and groups (C = H * P + 2 * G * N), and dt [T, H] into out [T, H * P]. Behind a convolution and
-    silu, of each head and token
+    """Compute Mamba 2 (arXiv:2405.21060) without its projections.
+
+    x [T, C] holds x, b and c of heads and groups (C = H * P + 2 * G * N). dt is [T, H]. The result
+    is written into out [T, H * P]. After a convolution and silu, for each head and token
 
         dt = softplus(dt + dt_bias)
         state = exp(dt * a) * state + dt * x b^T        y = state c + d * x
@@ -63,13 +67,15 @@ def lightning_attention(
     states: torch.Tensor,
     plan: StatePlan,
 ) -> None:
-    """Lightning attention (arXiv:2401.04658) between its projections: x [T, 3 * H * P], which is
-    values, keys and queries, into out [T, H * P]. Behind silu, of each head and token
+    """Compute Lightning attention (arXiv:2401.04658) without its projections.
+
+    x [T, 3 * H * P] holds values, keys and queries. The result is written into out [T, H * P].
+    After silu, for each head and token
 
         state = exp(log_decay) * state + v k^T        y = state q
 
     This is Mamba 2 with steps of length 1 and a convolution of one column, which keeps no tokens.
-    states [slots, H, P, P].
+    states is [slots, H, P, P].
     """
 
     channels, zeros = x.shape[1], torch.zeros_like(log_decay)
@@ -88,15 +94,17 @@ def gated_delta_net(
     states: States,
     plan: StatePlan,
 ) -> None:
-    """The gated delta rule (arXiv:2412.06464) between its projections: x [T, C], which is queries,
-    keys and values (C = 2 * G * N + H * P), b [T, H] and a [T, H * D] into out [T, H * P]. Behind a
-    convolution and silu, of each head and token, with k and q of length 1 and q / sqrt(N)
+    """Compute the gated delta rule (arXiv:2412.06464) without its projections.
+
+    x [T, C] holds queries, keys and values (C = 2 * G * N + H * P). b is [T, H], a [T, H * D]. The
+    result is written into out [T, H * P]. After a convolution and silu, for each head and token,
+    with k and q of length 1 and q / sqrt(N)
 
         state = exp(weights.a * softplus(a + dt_bias)) * state
         state += k (most_written * sigmoid(b) * (v - state^T k))^T     y = state^T q
 
-    D is 1, or N where each row of a state decays on its own (Kimi Delta Attention,
-    arXiv:2510.26692). states: [slots, K - 1, C] of the convolution and [slots, H, N, P].
+    D is 1, or N if each row of a state has its own decay (Kimi Delta Attention, arXiv:2510.26692).
+    states: [slots, K - 1, C] of the convolution and [slots, H, N, P].
     """
 
     _decodes(
@@ -119,8 +127,10 @@ def selective_scan(
     states: torch.Tensor,
     plan: StatePlan,
 ) -> None:
-    """The selective scan of Mamba (arXiv:2312.00752): x and dt [T, C], b and c [T, G * N], which
-    the channels of a group share, into out [T, C]. For each channel and token
+    """Compute the selective scan of Mamba (arXiv:2312.00752).
+
+    x and dt are [T, C]; b and c are [T, G * N] and shared by the channels of a group. The result is
+    written into out [T, C]. For each channel and token
 
         dt = softplus(dt + dt_bias)
         state = exp(dt * a) * state + dt * x * b        y = c state + d * x
@@ -144,7 +154,9 @@ def _decodes(
     out: torch.Tensor,
     step: Callable[..., torch.Tensor],
 ) -> None:
-    """The decodes' rows of the inputs by `step` into those of `out`, zeros into padding's."""
+    """Apply `step` to the rows of decodes and write the result into `out`. Rows of padding become
+    zeros.
+    """
     out[plan.num_tokens :] = 0.0
     if plan.rows is None:
         out[: plan.num_tokens] = step(*(each[: plan.num_tokens] for each in inputs))

@@ -1,9 +1,9 @@
-"""Prompts through layers with a recurrent state, in chunks by products of matrices, in plain torch:
-what `ops` computes where no platform has a kernel.
+"""Prompts through layers with a recurrent state, in chunks by products of matrices, in plain torch.
+`ops` uses these functions if the platform has no kernel.
 
-Shapes: T tokens of the step, of which those of `prompts` are read and written, H heads of P
-numbers, N numbers of a state for each, G groups of heads, K columns of a convolution over C
-channels; n chunks of Q tokens. The states of prompts lie at their slots and are changed in place.
+Shapes: T tokens of the step, H heads of P numbers, N numbers of a state for each of these, G groups
+of heads, K columns of a convolution over C channels; n chunks of Q tokens. Only the rows of
+`prompts` are read and written. The states of prompts lie at their slots and are changed in place.
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from .recurrent_steps import (
 )
 from .state_plan import CHUNK, Prompts
 
-_ON_CPU = 2
-"""Chunks that are computed together there."""
-_BLOCK = 16
-"""Tokens of a chunk whose states a selective scan finds at once."""
+_ON_CPU = 2  # Chunks that a CPU computes together.
+_BLOCK = 16  # Tokens of a chunk whose states a selective scan computes at once.
+# About how many numbers of states a selective scan holds at once.
 _NUMBERS_ON_CPU, _NUMBERS = 2**21, 2**26
-"""Numbers of states that a selective scan holds at once, about."""
+# Most chunks that are computed together if each row of a state has its own decay. Products of all
+# these rows are in memory meanwhile.
 _BY_ROWS = 16
-"""Chunks that are computed together at most where each row of a state decays on its own: between
-them lie products of all of those rows.
-"""
+# In that case, decays between tokens are computed pair by pair within blocks of this many tokens.
 _NEAR = 16
-"""Tokens of a chunk whose decays towards one another are computed one by one in that case."""
 
 
 def conv_prompts(
@@ -46,7 +43,7 @@ def conv_prompts(
     states: torch.Tensor,
     prompts: Prompts,
 ) -> None:
-    """`recurrent.causal_conv` of x [T, C] into out [T, C]."""
+    """Write `recurrent.causal_conv` of x [T, C] into out [T, C]."""
     result = _convolved(x.index_select(0, prompts.rows), weight, bias, states, prompts)
     out.index_copy_(0, prompts.rows, result.to(out.dtype))
 
@@ -59,7 +56,7 @@ def mamba2_prompts(
     states: States,
     prompts: Prompts,
 ) -> None:
-    """`recurrent.mamba2` of x [T, C] and dt [T, H] into out [T, H * P]."""
+    """Write `recurrent.mamba2` of x [T, C] and dt [T, H] into out [T, H * P]."""
     x, dt = (each.index_select(0, prompts.rows) for each in (x, dt))
     conv = _convolved(x, weights.conv, weights.conv_bias, states.conv, prompts)
     x, b, c, dt = mamba2_inputs(conv, dt, weights, states)
@@ -77,7 +74,7 @@ def gated_delta_prompts(
     states: States,
     prompts: Prompts,
 ) -> None:
-    """`recurrent.gated_delta_net` of x [T, C], b [T, H] and a [T, H * D] into out [T, H * P]."""
+    """Write `recurrent.gated_delta_net` of x [T, C], b [T, H], a [T, H * D] into out [T, H * P]."""
     x, b, a = (each.index_select(0, prompts.rows) for each in (x, b, a))
     conv = _convolved(x, weights.conv, None, states.conv, prompts)
     inputs = delta_inputs(conv, b, a, weights, states)
@@ -95,7 +92,7 @@ def selective_scan_prompts(
     states: torch.Tensor,
     prompts: Prompts,
 ) -> None:
-    """`recurrent.selective_scan` of x, dt [T, C] and b, c [T, G * N] into out [T, C]."""
+    """Write `recurrent.selective_scan` of x, dt [T, C] and b, c [T, G * N] into out [T, C]."""
     x, dt, b, c = (each.index_select(0, prompts.rows) for each in (x, dt, b, c))
     inputs = scan_inputs(x, dt, b, c, weights, states)
     y = torch.addcmul(_scan_blocks(*inputs, weights.a, states, prompts), inputs[0], weights.d)
@@ -109,7 +106,7 @@ def _convolved(
     states: torch.Tensor,
     prompts: Prompts,
 ) -> torch.Tensor:
-    """The prompts' tokens x [tokens, C] behind the convolution: [tokens, C] float32."""
+    """Return the convolution of the prompts' tokens x [tokens, C]: [tokens, C] float32."""
     taps = prompts.taps(weight.shape[1])
     old = states.index_select(0, prompts.slots)
     rows, columns = torch.cat((old.flatten(0, 1), x)), weight.t()
@@ -134,9 +131,11 @@ def _ssd_chunks(
     states: torch.Tensor,
     prompts: Prompts,
 ) -> torch.Tensor:
-    """The states and products of Mamba 2: x [tokens, H, P], dt [tokens, H], b and c [tokens, G, N]
-    to [tokens, H, P]. Within a chunk tokens see one another as in attention, with products of
-    decays in the place of a softmax (section 6 of the paper).
+    """Return the output of Mamba 2 [tokens, H, P] for x [tokens, H, P], dt [tokens, H] and b, c
+    [tokens, G, N], and update the states.
+
+    Within a chunk tokens see one another as in attention, with products of decays in place of a
+    softmax (section 6 of the paper).
     """
     groups, numbers = b.shape[1:]
     kept, found = states.index_select(0, prompts.slots), []
@@ -149,7 +148,7 @@ def _ssd_chunks(
         keys, queries = b[tokens].transpose(1, 2), c[tokens].transpose(1, 2)
         scores = (queries @ keys.mT).repeat_interleave(x.shape[1] // groups, 1)
         y = _see_earlier(scores.mul_(_pairwise(decay)), values).transpose(1, 2)
-        # Heads of a group are rows of one product, for they share b and c.
+        # Heads of a group share b and c, so they are rows of one product.
         left = values * (decay[..., -1:] - decay).exp()[..., None]
         added = (left.mT.reshape(n, groups, -1, CHUNK) @ keys).view(n, *states.shape[1:])
         lasting = decay[..., -1].exp()[..., None, None]
@@ -173,10 +172,12 @@ def _scan_blocks(
     states: torch.Tensor,
     prompts: Prompts,
 ) -> torch.Tensor:
-    """The states and products of Mamba: x and dt [tokens, C], b and c [tokens, G, N] to
-    [tokens, C]. Each number of a state has a decay of its own, so no product of matrices gives
-    them. Within a block each token adds the state of the token 1, 2, 4 and 8 places before, after
-    which it holds what all tokens of the block up to itself have written.
+    """Return the output of Mamba [tokens, C] for x, dt [tokens, C] and b, c [tokens, G, N], and
+    update the states.
+
+    Each number of a state has its own decay, so no product of matrices computes the states. Within
+    a block, each token adds the state of the token 1, 2, 4 and 8 places before it. Then it holds
+    what all tokens of the block up to itself have written.
     """
     kept, found = states.index_select(0, prompts.slots), []
     most = _NUMBERS_ON_CPU if x.device.type == "cpu" else _NUMBERS
@@ -218,9 +219,11 @@ def _delta_chunks(
     states: torch.Tensor,
     prompts: Prompts,
 ) -> torch.Tensor:
-    """The states and products of the gated delta rule: q and k [tokens, G, N], v [tokens, H, P],
-    decay [tokens, H, D] and beta [tokens, H] to [tokens, H, P]. What the tokens of a chunk write
-    depends on what those before them wrote: a triangular system a chunk (section 3 of the paper).
+    """Return the output of the gated delta rule [tokens, H, P], and update the states.
+
+    q and k are [tokens, G, N], v [tokens, H, P], decay [tokens, H, D] and beta [tokens, H]. What a
+    token writes depends on what the tokens before it wrote. For each chunk this is a triangular
+    system (section 3 of the paper).
     """
     times, size = v.shape[1] // q.shape[1], v.shape[2]
     by_rows = decay.shape[2] > 1
@@ -266,15 +269,17 @@ def _delta_chunks(
 def _decayed_products(
     queries: torch.Tensor, keys: torch.Tensor, decays: torch.Tensor, sums: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The products of queries [n, H, Q, N] with keys, and of keys with keys, [n, H, Q, Q], in which
-    each of the N numbers has decayed from token j to token i; where j comes later, anything.
-    `decays` [n, H, Q, N] and their running sums. Between blocks of tokens they are products of
-    matrices: the left one decays since the block began, the right one until then.
+    """Return products of queries [n, H, Q, N] with keys, and of keys with keys, [n, H, Q, Q].
+
+    In entry (i, j) each of the N numbers has decayed from token j to token i. Entries with j > i
+    are undefined. `decays` is [n, H, Q, N], and `sums` holds its running sums. Between blocks of
+    tokens, the entries are products of matrices: the left factor decays from the beginning of the
+    block, the right one up to there.
     """
     products = [rows.new_zeros(*rows.shape[:-1], CHUNK) for rows in (queries, keys)]
     for begin in range(0, CHUNK, _NEAR):
         block = slice(begin, begin + _NEAR)
-        # Sums of a block alone are smaller, and their differences exacter.
+        # Running sums of one block are smaller, so their differences are more accurate.
         own, before_it = decays[:, :, block].cumsum(-2), sums[:, :, begin - 1 : begin]
         # [n, H, tokens, tokens, N]
         decayed = keys[:, :, None, block] * _pairwise(own.mT).permute(0, 1, 3, 4, 2)
@@ -291,8 +296,8 @@ def _decayed_products(
 def _parts(
     prompts: Prompts, most: int | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
-    """Tokens, `valid` and owners of the chunks that are computed together: on a CPU few, whose
-    numbers its caches hold, elsewhere at most `most`.
+    """Yield tokens, `valid` and owners of the chunks that are computed together: few on a CPU, so
+    that they fit its caches, elsewhere at most `most`.
     """
     count = len(prompts.owners)
     together = _ON_CPU if prompts.tokens.device.type == "cpu" else most or count
@@ -302,20 +307,24 @@ def _parts(
 
 
 def _pairwise(decay: torch.Tensor) -> torch.Tensor:
-    """Of running sums of decays [n, H, Q], what is left of token j at token i, [n, H, Q, Q];
-    where j comes later, anything.
+    """Return what is left of token j at token i, [n, H, Q, Q], from running sums of decays [n, H,
+    Q]. Entries with j > i are undefined.
     """
     return (decay[..., :, None] - decay[..., None, :]).exp_()
 
 
 def _see_earlier(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """What tokens see of themselves and of those before them: by weights [.., Q, Q], which it
-    changes, of values [.., Q, P]. What is not finite is added behind the product, in which 0 times
-    it would spoil tokens before it, which other requests may share.
+    """Return the sum over each token and the tokens before it of weights [.., Q, Q] times values
+    [.., Q, P]. `weights` is overwritten.
+
+    NaN and infinity are added after the product. Within it, 0 times such a number would spoil
+    earlier tokens, which other requests may share.
     """
     return (weights.tril_() @ values.nan_to_num(0.0, 0.0, 0.0)).add_(_spoilt(values))
 
 
 def _spoilt(rows: torch.Tensor) -> torch.Tensor:
-    """Of rows [.., Q, P], [.., Q, 1]: 0, and NaN from the first one on that is not finite."""
+    """Return [.., Q, 1] for rows [.., Q, P]: 0, or NaN from the first row on that has a number that
+    is not finite.
+    """
     return (rows * 0.0).sum(-1, keepdim=True).cumsum(-2)

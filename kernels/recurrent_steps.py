@@ -1,9 +1,9 @@
-"""One token each of several requests through layers with a recurrent state, in plain torch: what
-`ops` computes where no platform has a kernel.
+"""One token per request through layers with a recurrent state, in plain torch. `ops` uses these
+functions if the platform has no kernel.
 
-Shapes: T tokens, each of another request, H heads of P numbers, N numbers of a state for each, G
-groups of heads, K columns of a convolution over C channels. The states of a request lie at its slot
-of `slots` [T] int64 and are changed in place; those of slot 0 are padding's, and stay zeros.
+Shapes: T tokens, each of another request, H heads of P numbers, N numbers of a state for each of
+these, G groups of heads, K columns of a convolution over C channels. The states of a request lie at
+its slot of `slots` [T] int64 and are changed in place. Slot 0 belongs to padding and stays zero.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import torch.nn.functional as F
 
 
 class States(NamedTuple):
-    """Where the states of requests lie. Of a convolution: `conv` [slots, K - 1, C], its last
-    tokens, in the dtype of what it takes; `recurrent` [slots, H, ...] float32.
+    """The states of requests.
+
+    Attributes:
+        conv: [slots, K - 1, C], the last tokens before a convolution, in the dtype of its input.
+        recurrent: [slots, H, ...] float32.
     """
 
     conv: torch.Tensor
@@ -24,8 +27,10 @@ class States(NamedTuple):
 
 
 class Mamba2Weights(NamedTuple):
-    """All float32: `conv` [C, K], `conv_bias` [C], `a` below 0, `d`, `dt_bias` [H]; `dt_limits`:
-    what dt is held between.
+    """Weights of Mamba 2, all float32.
+
+    `conv` is [C, K], `conv_bias` [C]; `a` (below 0), `d` and `dt_bias` are [H]. dt is clamped to
+    `dt_limits`.
     """
 
     conv: torch.Tensor
@@ -37,9 +42,11 @@ class Mamba2Weights(NamedTuple):
 
 
 class DeltaWeights(NamedTuple):
-    """All float32: `conv` [C, K], `a` below 0 [H] and `dt_bias` [H * D]: of a head, all N numbers
-    decay alike (D = 1), or each on its own (D = N). `most_written`: what the sigmoid that says how
-    much a token writes is multiplied by.
+    """Weights of the gated delta rule, all float32.
+
+    `conv` is [C, K], `a` (below 0) [H] and `dt_bias` [H * D]. The N numbers of a head share one
+    decay (D = 1) or have one each (D = N). `most_written` is a factor of the sigmoid that says how
+    much a token writes.
     """
 
     conv: torch.Tensor
@@ -49,12 +56,12 @@ class DeltaWeights(NamedTuple):
 
     @property
     def decays(self) -> int:
-        """D."""
+        """D: the decays per head."""
         return len(self.dt_bias) // len(self.a)
 
 
 class ScanWeights(NamedTuple):
-    """All float32: `a` [C, N] below 0, `d` and `dt_bias` [C]."""
+    """Weights of the selective scan, all float32: `a` (below 0) [C, N], `d` and `dt_bias` [C]."""
 
     a: torch.Tensor
     d: torch.Tensor
@@ -62,8 +69,8 @@ class ScanWeights(NamedTuple):
 
 
 def rows_of_numbers(x: torch.Tensor) -> torch.Tensor:
-    """x [T, H] with the numbers of a row side by side, as kernels read them: of projections that
-    hold what belongs to one head together, those of the heads lie apart.
+    """Return x [T, H] with contiguous rows, as kernels need it. Rows of a projection that
+    interleaves heads are not contiguous.
     """
     return x if x.stride(1) == 1 else x.contiguous()
 
@@ -75,8 +82,8 @@ def conv_step(
     states: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """x [T, C] through a convolution of each channel over its last K tokens, weight [C, K] and bias
-    [C] float32: [T, C] float32.
+    """Return the convolution [T, C] float32 of each channel of x [T, C] over its last K tokens.
+    weight [C, K] and bias [C] are float32.
     """
     rows = torch.cat((states.index_select(0, slots), x[:, None]), dim=1)
     put(states, slots, rows[:, 1:])
@@ -91,7 +98,7 @@ def mamba2_step(
     states: States,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """`recurrent.mamba2`: [T, H * P] float32."""
+    """Return `recurrent.mamba2`, [T, H * P] float32."""
     conv = conv_step(x, weights.conv, weights.conv_bias, states.conv, slots)
     x, b, c, dt = mamba2_inputs(conv, dt, weights, states)
     times = x.shape[1] // b.shape[1]
@@ -110,7 +117,7 @@ def gated_delta_step(
     states: States,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """`recurrent.gated_delta_net`: [T, H * P] float32."""
+    """Return `recurrent.gated_delta_net`, [T, H * P] float32."""
     conv = conv_step(x, weights.conv, None, states.conv, slots)
     q, k, v, decay, beta = delta_inputs(conv, b, a, weights, states)
     times = v.shape[1] // q.shape[1]
@@ -131,7 +138,7 @@ def selective_scan_step(
     states: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """`recurrent.selective_scan`: [T, C] float32."""
+    """Return `recurrent.selective_scan`, [T, C] float32."""
     x, dt, b, c = scan_inputs(x, dt, b, c, weights, states)
     state = states.index_select(0, slots) * (dt[..., None] * weights.a).exp()
     # [T, G, C / G, ..]
@@ -143,7 +150,7 @@ def selective_scan_step(
 
 
 def put(states: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
-    """Keep `new` [T, ...] in `states` [slots, ...], but nothing for padding."""
+    """Write `new` [T, ...] into `states` [slots, ...]. Slot 0, of padding, stays zero."""
     states.index_copy_(0, slots, new)
     states[0].zero_()
 
@@ -151,8 +158,8 @@ def put(states: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
 def mamba2_inputs(
     conv: torch.Tensor, dt: torch.Tensor, weights: Mamba2Weights, states: States
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a convolution gives, [T, H * P + 2 * G * N], and dt [T, H] as x [T, H, P], b, c [T, G,
-    N] and dt, all float32.
+    """Split the result of a convolution [T, H * P + 2 * G * N] and dt [T, H] into x [T, H, P], b, c
+    [T, G, N] and dt, all float32.
     """
     _, heads, size, numbers = states.recurrent.shape
     inner = heads * size
@@ -167,15 +174,14 @@ def mamba2_inputs(
     )
 
 
-_LEAST_SQUARES = 1e-6
-"""Added to the squares of a key or query before it is divided by their root."""
+_LEAST_SQUARES = 1e-6  # Added to the squared length of a key or query before dividing by its root.
 
 
 def delta_inputs(
     conv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, weights: DeltaWeights, states: States
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a convolution gives, [T, 2 * G * N + H * P], b [T, H] and a [T, H * D] as q, k [T, G,
-    N], v [T, H, P], decay (below 0) [T, H, D] and beta [T, H], all float32.
+    """Split the result of a convolution [T, 2 * G * N + H * P], b [T, H] and a [T, H * D] into q, k
+    [T, G, N], v [T, H, P], decay (below 0) [T, H, D] and beta [T, H], all float32.
     """
     _, heads, numbers, size = states.recurrent.shape
     keys = (conv.shape[1] - heads * size) // 2
@@ -198,7 +204,7 @@ def scan_inputs(
     weights: ScanWeights,
     states: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, dt [T, C] and b, c [T, G * N] as x, dt and b, c [T, G, N], all float32."""
+    """Return x, dt [T, C] and b, c [T, G * N] as x, dt and b, c [T, G, N], all float32."""
     numbers = states.shape[2]
     b, c = (each.float().view(len(x), -1, numbers) for each in (b, c))
     return x.float(), F.softplus(dt.float() + weights.dt_bias), b, c

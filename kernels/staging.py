@@ -1,5 +1,5 @@
-"""Between host and device without waiting: a step's numbers to the device in one copy, its results
-back behind an event.
+"""Copies between host and device without waiting: a step's numbers go to the device in one copy,
+and its results come back with an event.
 """
 
 from __future__ import annotations
@@ -9,24 +9,23 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+# Bytes. Each array begins at a multiple, which vector loads need, and which is the same in every
+# step, so that no kernel is compiled again.
 _ALIGNMENT = 16
-"""Bytes at which each array begins: what vector loads want, and the same for every step, so that no
-kernel is compiled anew.
-"""
 
 
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Each array as a tensor of its dtype and shape on `device`.
+    """Return each array as a tensor of its dtype and shape on `device`.
 
-    They travel in page-locked memory, in the order of the current stream, and the host goes on at
-    once; torch keeps that memory until the copy is done. On a GPU it is one copy for all of them.
-    On the host each is handed over as it is.
+    The arrays are copied through page-locked memory in the order of the current stream, and the
+    host does not wait. torch keeps that memory until the copy is done. On a GPU all arrays are one
+    copy. On the host the arrays are not copied.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     if device.type != "cuda":
-        # Other devices' tensors know the dtype of their memory, which a view as another one would
-        # belie.
+        # Tensors of other devices record the dtype of their memory, so a view with another dtype is
+        # wrong.
         return [
             torch.from_numpy(array).pin_memory().to(device, non_blocking=True) for array in arrays
         ]
@@ -37,13 +36,13 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.
 
 
 def is_at_hand(tensor: torch.Tensor) -> bool:
-    """Whether the host may look at it without waiting for a device that runs beside it."""
+    """Return whether the host can read the tensor without waiting for a device."""
     return tensor.device.type == "cpu"
 
 
 class HostCopy:
-    """Tensors of one device on their way to the host, in the order of the current stream; who made
-    it goes on at once.
+    """A copy of tensors of one device to the host, in the order of the current stream. The caller
+    does not wait.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -60,14 +59,14 @@ class HostCopy:
             self._event.record()
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors on the host, once all that was launched before the copy has run."""
+        """Return the tensors on the host, after all that was launched before the copy has run."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors
 
 
 def _layout(arrays: Sequence[np.ndarray]) -> tuple[list[int], int]:
-    """Where each array begins, in bytes, and how many all of them take."""
+    """Return the offset of each array in bytes, and the bytes of all."""
     offsets, size = [], 0
     for array in arrays:
         offsets.append(size)

@@ -1,6 +1,4 @@
-"""Who the tokens of one step belong to, as layers with a recurrent state take them: decodes in one
-call, prompts in chunks.
-"""
+"""The plan of a step for layers with a recurrent state: decodes in one call, prompts in chunks."""
 
 from __future__ import annotations
 
@@ -13,15 +11,18 @@ import torch
 
 from .staging import to_device
 
+# Tokens of a prompt that are computed by products of matrices. States go from chunk to chunk.
 CHUNK = 64
-"""Tokens of a prompt that are computed by products of matrices; states go from one chunk to the
-next.
-"""
 
 
 class Taps(NamedTuple):
-    """Of a convolution of K columns over rows of the prompts, (K - 1) kept ones of each, then all
-    new ones: what each token's columns read [K, tokens], and what is kept then [prompts * (K - 1)].
+    """The rows that a convolution of K columns reads and keeps.
+
+    Its input are (K - 1) kept rows of each prompt, then all new rows.
+
+    Attributes:
+        read: [K, tokens] rows that the columns read for each token.
+        kept: [prompts * (K - 1)] rows to keep for the next step.
     """
 
     read: torch.Tensor
@@ -30,13 +31,19 @@ class Taps(NamedTuple):
 
 @dataclass(slots=True)
 class Prompts:
-    """Requests with several new tokens: `rows` of the step are theirs, and their states lie at
-    `slots`. `spans` [2, requests] int64, on the host: their first rows and their lengths.
-    `owners`: of each chunk, whose it is of them.
+    """Requests with several new tokens.
 
-    Chunks [n, CHUNK] hold tokens, counted from the first prompt's first: `tokens`; `valid` is 0
-    where a prompt has ended, so that what stands there (a token of its own) changes no state;
-    `places`: which of them all are the tokens, in their order.
+    Tokens are counted from the first token of the first prompt. Chunks [n, CHUNK] hold tokens.
+
+    Attributes:
+        rows: Their rows of the step.
+        slots: The slots of their states.
+        spans: [2, requests] int64 on the host, their first rows and their lengths.
+        owners: The prompt of each chunk.
+        tokens: [n, CHUNK] tokens of the chunks.
+        valid: [n, CHUNK] 0 after the end of a prompt, 1 elsewhere. Where it is 0, a chunk repeats
+            the prompt's first token, which must not change a state.
+        places: Places of the tokens in the flattened chunks, in order.
     """
 
     lens: list[int]
@@ -50,15 +57,20 @@ class Prompts:
     _taps: dict[int, Taps] = field(default_factory=dict)
 
     def taps(self, width: int) -> Taps:
-        """Of a convolution of `width` columns; made at the first layer that needs them."""
+        """Return the taps of a convolution of `width` columns, made by the first layer that needs
+        them.
+        """
         if width not in self._taps:
             self._taps[width] = _make_taps(self.lens, width, self.rows.device)
         return self._taps[width]
 
 
 class StatePlan(NamedTuple):
-    """Of a step of `num_tokens`. Requests with one new token: their states lie at `slots` [b],
-    their tokens are `rows` [b] of the step; None: all of it, in order.
+    """The plan of a step of `num_tokens`.
+
+    Attributes:
+        slots: [b] slots of the requests with one new token.
+        rows: [b] rows of their tokens. None for all rows, in order.
     """
 
     num_tokens: int
@@ -68,7 +80,7 @@ class StatePlan(NamedTuple):
 
 
 def plan_states(query_lens: Sequence[int], slots: torch.Tensor) -> StatePlan:
-    """The plan of a step, for all of its layers; arguments as of `StateMetadata`."""
+    """Return the plan of a step for all of its layers. For the arguments see `StateMetadata`."""
     lens = np.array(query_lens)
     single = lens == 1
     if single.all():
@@ -107,8 +119,8 @@ def plan_states(query_lens: Sequence[int], slots: torch.Tensor) -> StatePlan:
 
 
 def _make_taps(lens: Sequence[int], width: int, device: torch.device) -> Taps:
-    """A prompt's rows are its kept ones and then its new ones: a token reads the `width` that end
-    with its own, and the last `width - 1` are kept.
+    """Return the taps. The rows of a prompt are its kept rows and then its new rows. A token reads
+    the `width` rows that end with its own, and the last `width - 1` rows are kept.
     """
     kept, lengths = width - 1, np.array(lens)
     starts = lengths.cumsum() - lengths
@@ -116,7 +128,7 @@ def _make_taps(lens: Sequence[int], width: int, device: torch.device) -> Taps:
     inside = np.arange(len(owner)) - starts[owner]
 
     def source(owner: np.ndarray[Any, Any], place: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Of the row `place` of a prompt's own."""
+        """Return the input row of row `place` of a prompt."""
         new = len(lengths) * kept + starts[owner] + place - kept
         rows: np.ndarray[Any, Any] = np.where(place < kept, owner * kept + place, new)
         return rows

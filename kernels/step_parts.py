@@ -1,7 +1,8 @@
-"""What a decoder is made of, as kernels that compute a whole step read it: they know no module.
+"""Descriptions of the parts of a decoder, for kernels that compute a whole step without the
+modules.
 
 A module that such kernels may compute has a method `step_parts` beside the `forward` that it
-describes. Linear layers are told as they are.
+describes. Linear layers are passed as they are.
 
     norm = part_of(layer.input_layernorm)
 """
@@ -20,11 +21,13 @@ from .attention import AttentionMetadata
 
 
 class NoParts(Exception):
-    """Nothing describes a module, or what describes it is not all that it computes."""
+    """A module has no description, or its description does not cover all that it computes."""
 
 
 class NormParts(NamedTuple):
-    """RMSNorm with a weight [N]. `spans_heads`: of all heads of queries, or of keys, together."""
+    """RMSNorm with a weight [N]. `spans_heads`: it normalises all heads of queries, or of keys,
+    together.
+    """
 
     weight: torch.Tensor
     eps: float
@@ -32,8 +35,8 @@ class NormParts(NamedTuple):
 
 
 class AttentionParts(NamedTuple):
-    """`rotary`: by which of the model's tables heads are turned; None: by none. `interleaved`: as
-    `SelfAttention` has it.
+    """Attention. `rotary` is the index of the model's table that rotates heads, or None.
+    `interleaved`: see `SelfAttention`.
     """
 
     qkv: Any
@@ -45,7 +48,7 @@ class AttentionParts(NamedTuple):
 
 
 class FeedForwardParts(NamedTuple):
-    """down(activation(gate(x)) * up(x)), gate and up as one linear layer; `activation`: by
+    """down(activation(gate(x)) * up(x)) with gate and up as one linear layer. `activation` is
     transformers' name.
     """
 
@@ -55,8 +58,8 @@ class FeedForwardParts(NamedTuple):
 
 
 class MixtureParts(NamedTuple):
-    """A `Router`, a `FusedMoE`, and a feed-forward layer of all tokens, whose result is multiplied
-    by the sigmoid of `shared_gate`, a linear layer with one row, where there are such.
+    """A `Router` and a `FusedMoE`, and optionally a feed-forward layer for all tokens. Its result
+    is multiplied by the sigmoid of `shared_gate`, a linear layer with one row, if there is one.
     """
 
     router: Any
@@ -66,7 +69,7 @@ class MixtureParts(NamedTuple):
 
 
 class LayerParts(NamedTuple):
-    """x + after(half(before(x))) * multiplier for both halves; norms that are None do nothing."""
+    """x + after(half(before(x))) * multiplier for both halves. Norms that are None do nothing."""
 
     attention: AttentionParts
     feed_forward: FeedForwardParts | MixtureParts
@@ -78,9 +81,13 @@ class LayerParts(NamedTuple):
 
 
 class DecoderParts(NamedTuple):
-    """`embedding` (`runtime/layers/linear.py`): of a rank the rows from `first_token` on. `tables`:
-    cos and signed_sin [positions, 1, R] of each. `head`: the linear layer that gives logits;
-    `finish`: what is done to them [N, V] float32 then.
+    """A whole decoder.
+
+    Attributes:
+        embedding: See `runtime/layers/linear.py`. A rank has the rows from `first_token` on.
+        tables: cos and signed_sin [positions, 1, R] of each rotary table.
+        head: The linear layer that computes logits.
+        finish: Applied to the logits [N, V] float32.
     """
 
     embedding: Any
@@ -94,8 +101,8 @@ class DecoderParts(NamedTuple):
 
 
 def part_of(module: Any) -> Any:
-    """What describes a module. Raises `NoParts`, also where its class computes otherwise than the
-    one that is described.
+    """Return the description of a module. Raise `NoParts` if it has none, or if a subclass
+    overrides the `forward` that is described.
     """
     for each in type(module).__mro__:
         if "step_parts" in vars(each):
@@ -106,13 +113,13 @@ def part_of(module: Any) -> Any:
 
 
 def part_or_none(module: Any) -> Any:
-    """The same of a module that may be None."""
+    """Return the description of a module, or None for None."""
     return None if module is None else part_of(module)
 
 
 class Choosing(IntEnum):
-    """What is done to a row of logits: `argmax`, `sample_plain`, or `softmax` and then
-    `sample_filtered`.
+    """How a token is chosen from a row of logits: by `argmax`, by `sample_plain`, or by `softmax`
+    and `sample_filtered`.
     """
 
     LIKELIEST = 0
@@ -120,6 +127,8 @@ class Choosing(IntEnum):
     FILTERED = 2
 
 
+# How a row's token is chosen: the parameters of its `Choosing` (`kernels/ops.py`). Random numbers
+# are made from `seed` and the position of the token.
 DRAW = np.dtype(
     [
         *(("seed", np.uint64), ("top_k", np.int64)),
@@ -128,36 +137,34 @@ DRAW = np.dtype(
     ],
     align=True,
 )
-"""How a row's token is chosen: the numbers that its `Choosing` takes (`kernels/ops.py`), the random
-ones made of `seed` and the position of the token.
-"""
 
 
 class StepCall(Protocol):
-    """A step of a model over given tensors, whose contents are read whenever it is computed: the
-    next step of the same requests may be written to where they are. Keys and values go to their
-    slots.
+    """A step of a model over given tensors.
+
+    Their contents are read at each computation, so the next step of the same requests may be
+    written into them. Keys and values go to their slots.
     """
 
     def hidden(self) -> torch.Tensor:
-        """Hidden states [T, hidden]."""
+        """Return hidden states [T, hidden]."""
         ...
 
     def logits(self) -> torch.Tensor | None:
-        """Logits [N, V] float32 of its rows, a tensor of its own. None, and nothing is done, of
-        models whose head is not known.
+        """Return logits [N, V] float32 of its rows, as a new tensor. If the model's head is not
+        known, do nothing and return None.
         """
         ...
 
     def tokens(self) -> list[int] | None:
-        """The tokens [N] behind its rows, -1 where logits are not finite; None likewise."""
+        """Return tokens [N] for its rows, -1 where logits are not finite. None: see `logits`."""
         ...
 
 
 class StepKernels(Protocol):
     """A model's forward without its ops, for steps of up to `max_tokens` tokens.
 
-    `keeps_bits`: whether a step has the bits that the model's ops give one by one.
+    `keeps_bits`: whether a step gives the same bits as the model's ops one by one.
     """
 
     max_tokens: int
@@ -171,9 +178,10 @@ class StepKernels(Protocol):
         rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
     ) -> StepCall:
-        """A step of input_ids, positions [T]. `rows` [N] of it are followed by tokens, which are
-        chosen as `draws` [N] tell, of `DRAW`; None: the likeliest are. All of these and the
-        metadata's tables and slots are int64 and contiguous, for their addresses are kept: who
-        has others makes such of them.
+        """Return a step of input_ids, positions [T].
+
+        A token is chosen for each of `rows` [N] by `draws` [N] of `DRAW`, or the likeliest token if
+        draws is None. All tensors, including the tables and slots of `metadata`, must be int64 and
+        contiguous, because the call keeps their addresses. Convert them before calling.
         """
         ...

@@ -1,5 +1,5 @@
-"""Attention without a cache: the sequences of a step lie one after another, and each sees itself
-alone. Encoders and other models that are asked for one result a text need no more.
+"""Attention without a cache: the sequences of a step lie one after another, and each attends to
+itself. Encoders and other models with one result per text use it.
 
 T tokens, H query heads, K key/value heads, D numbers of a key, E of a value, L tokens of a
 sequence, n sequences of one length.
@@ -17,18 +17,13 @@ import torch.nn.functional as F
 from .attention import AttentionMetadata, KVLayout
 from .weighed_scores import weigh
 
+# Pad sequences to a common length of at most `_SHORT`, or if padding adds at most 50 % more tokens.
 _SHORT, _PADDING = 32, 1.5
-"""Sequences are padded to one length that is at most this, or if that gives so many times as many
-tokens at most.
-"""
-_BLOCK = 256
-"""Queries of a sliding window, or of scores with a bias, that are computed at once."""
+_BLOCK = 256  # Queries of a sliding window, or of scores with a bias, that are computed at once.
 
 
 class Run(NamedTuple):
-    """`number` neighbouring sequences of `length` tokens each, the first of which is token
-    `start`.
-    """
+    """`number` consecutive sequences of `length` tokens each. The first begins at token `start`."""
 
     start: int
     number: int
@@ -39,12 +34,12 @@ class Run(NamedTuple):
         return self.start + self.number * self.length
 
     def sequences(self, x: torch.Tensor) -> torch.Tensor:
-        """Those of x [T, ...]: a view [n, L, ...]."""
+        """Return its sequences of x [T, ...] as a view [n, L, ...]."""
         return x[self.start : self.stop].view(self.number, self.length, *x.shape[1:])
 
 
 def equal_runs(lengths: Sequence[int]) -> list[Run]:
-    """The sequences of a step, those of one length that lie side by side together."""
+    """Return the sequences of a step, with consecutive ones of the same length joined."""
     runs, start = [], 0
     for length, group in groupby(lengths):
         runs.append(Run(start, len(list(group)), length))
@@ -53,11 +48,12 @@ def equal_runs(lengths: Sequence[int]) -> list[Run]:
 
 
 class Group(NamedTuple):
-    """Neighbouring sequences of about one length that are padded to the longest, in attention
-    alone.
+    """Consecutive sequences of similar length that are padded to the longest, in attention only.
 
-    `rows` [n, L]: where the tokens of each lie, 0 behind its end. `seen` [n, 1, 1, L]: what is no
-    padding. `back`: where the tokens of the step lie in [n * L].
+    Attributes:
+        rows: [n, L] rows of the tokens of each, 0 after its end.
+        seen: [n, 1, 1, L] False for padding.
+        back: Places of the tokens in [n * L].
     """
 
     start: int
@@ -68,7 +64,9 @@ class Group(NamedTuple):
 
 
 class VarlenPlan:
-    """What the layers of a step share: the sequences by their lengths, and what is padded."""
+    """The plan that the layers of a step share: the sequences by length, and which of them are
+    padded.
+    """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.runs = equal_runs(lengths)
@@ -76,7 +74,9 @@ class VarlenPlan:
         self._groups: list[Run | Group] | None = None
 
     def groups(self, device: torch.device) -> list[Run | Group]:
-        """Few calls for many lengths: each costs more than the padding of short sequences."""
+        """Return the groups to compute. Few calls for many lengths are faster: a call costs more
+        than padding short sequences.
+        """
         if self._groups is None:
             self._groups = [
                 part[0] if len(part) == 1 else _padded(part, device) for part in _alike(self.runs)
@@ -85,7 +85,7 @@ class VarlenPlan:
 
 
 def _alike(runs: Sequence[Run]) -> list[list[Run]]:
-    """Neighbouring runs to be padded to one length."""
+    """Return lists of consecutive runs, each of which is padded to one length."""
     parts: list[list[Run]] = []
     for run in runs:
         if parts:
@@ -115,8 +115,10 @@ def _padded(runs: Sequence[Run], device: torch.device) -> Group:
 
 
 class VarlenAttention:
-    """An `AttentionBackend` that keeps nothing: `scaled_dot_product_attention` of sequences of
-    about one length at once, so sort them. Every token of a sequence is new.
+    """An `AttentionBackend` without a cache. Every token of a sequence is new.
+
+    It calls `scaled_dot_product_attention` for consecutive sequences of similar length, so sort
+    sequences by length.
     """
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> VarlenPlan:
@@ -156,7 +158,7 @@ def _attend_padded(
 ) -> None:
     own = slice(group.start, group.stop)
     parts = tuple(each[own][group.rows].transpose(1, 2) for each in tensors)
-    # What is padded stands behind all that a causal query sees.
+    # A causal query never sees padding, because padding comes after all tokens.
     mask = None if layout.causal else group.seen
     attended = _attend(parts, layout, mask=mask, causal=layout.causal).transpose(1, 2)
     torch.index_select(attended.flatten(0, 1), 0, group.back, out=out[own])
@@ -165,8 +167,8 @@ def _attend_padded(
 def _slide(
     parts: tuple[torch.Tensor, ...], target: torch.Tensor, layout: KVLayout, window: int | None
 ) -> None:
-    """The same with a sliding window, or with scores that are no plain ones: q, k, v [n, heads, L,
-    ...] into target [n, L, H, E].
+    """Attend with a sliding window, or with scores that are not plain: q, k, v [n, heads, L, ...]
+    into target [n, L, H, E].
     """
     q, k, v = parts
     length = q.shape[2]
@@ -215,7 +217,9 @@ def _attend(
 def _attend_biased(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: KVLayout, seen: torch.Tensor | None
 ) -> torch.Tensor:
-    """A bias has a number for each pair of tokens, so a block of queries is computed at a time."""
+    """Attend with a bias. It has a number for each pair of tokens, so a block of queries is
+    computed at a time.
+    """
     assert layout.bias is not None
     blocks = []
     for begin in range(0, q.shape[2], _BLOCK):

@@ -1,6 +1,4 @@
-"""Attention that needs more of its scores than a softmax: soft caps, slopes and sinks, in plain
-torch.
-"""
+"""Attention with soft caps, slopes and sinks, in plain torch."""
 
 from __future__ import annotations
 
@@ -17,10 +15,11 @@ def weigh(
     positions: torch.Tensor,
     layout: KVLayout,
 ) -> torch.Tensor:
-    """q [b, n, H, D] over keys [b, s, K, D] and values [b, s, K, E] to [b, n, H, E], in float32.
+    """Attend from q [b, n, H, D] to keys [b, s, K, D] and values [b, s, K, E]: [b, n, H, E],
+    computed in float32.
 
-    `mask` is added to scores, as [n, s] or [b, 1, 1, s]. `positions` [b or 1, n]: which of the keys
-    stands where a query does.
+    `mask` is added to scores, as [n, s] or [b, 1, 1, s]. `positions` [b or 1, n] are the indices of
+    the keys that have the positions of the queries.
     """
     grouped = q.unflatten(2, (layout.num_kv_heads, -1)).float()  # type: ignore[no-untyped-call]
     scores = torch.einsum("bnkgd,bskd->bkgns", grouped, keys.float()) * layout.scale

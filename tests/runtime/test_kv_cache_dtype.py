@@ -113,7 +113,7 @@ def test_a_device_whose_attention_lacks_it_is_told_before_weights_are_read(
     monkeypatch.setattr(CpuPlatform, "kv_cache_dtypes", ("int8",))
     monkeypatch.setattr(model_runner, "load_model", pytest.fail)
     with pytest.raises(
-        ValueError, match="--kv-cache-dtype fp8_e4m3 is not to be had on cpu, whose"
+        ValueError, match="--kv-cache-dtype fp8_e4m3 is not available on cpu, which"
     ):
         make(model, kv_cache_dtype="fp8_e4m3")
 
