@@ -1,1 +1,1 @@
-"""The only door to the runtime: an engine process, kept alive, and what it has been asked."""
+"""The only door to the runtime: supervised engine processes and their unfinished requests."""

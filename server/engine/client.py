@@ -1,4 +1,4 @@
-"""The only door to the engine of a language model: sends it requests, hands out what it makes."""
+"""The client of a language model's engine: sends requests, and delivers their outputs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 
 class EngineClient(EngineSupervisor[RequestState]):
-    """A supervised process of a language model.
+    """A supervised engine process of a language model.
 
-    A request's `deliver` is called with each output, until one carries a finish reason.
+    `deliver` of a request is called with each output. The last output has a finish reason.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class EngineClient(EngineSupervisor[RequestState]):
         command: Sequence[str] = LANGUAGE_MODEL,
         **settings: Unpack[SupervisorSettings],
     ) -> None:
-        """`settings`: as `EngineSupervisor` takes them."""
+        """`settings` are the keyword arguments of `EngineSupervisor`."""
         super().__init__(command, config, **settings)
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
@@ -53,15 +53,15 @@ class EngineClient(EngineSupervisor[RequestState]):
         self._profiles: deque[asyncio.Future[ProfileAnswer]] = deque()
 
     async def flush_cache(self) -> int:
-        """Drop cached prefixes that no request uses; returns the number of tokens freed."""
+        """Drop cached prefixes that no request uses. Return the number of tokens freed."""
         return await self._ask(FlushCache(), self._flushes)
 
     async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]:
-        """Begin or end a profile; the answer of each engine."""
+        """Start or stop a profile. Return the answer of each engine."""
         return [await self._ask(message, self._profiles)]
 
     async def _ask(self, message: ToEngine, waiting: deque[asyncio.Future[T]]) -> T:
-        """The engine's answer, which come in the order of the questions."""
+        """Send a message and return its answer. The engine answers in the order of the messages."""
         if self.state is not EngineState.READY:
             raise EngineUnavailable(f"the engine is {self.state}")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -74,7 +74,7 @@ class EngineClient(EngineSupervisor[RequestState]):
             case StepOutput(outputs=outputs, stats=stats, started=started):
                 self.stats = stats or self.stats
                 for rid, moment in started.items():
-                    # Of a request that a new life of the engine goes on with, the first counts.
+                    # If a request was resumed after a crash, its first start counts.
                     if (request := self._requests.get(rid)) and request.started is None:
                         request.started = moment
                 self._after_step(outputs, *process_outputs(self._requests, outputs))
@@ -83,9 +83,9 @@ class EngineClient(EngineSupervisor[RequestState]):
             case EngineChanged(info=info):
                 self.info = info
             case CacheFlushed(freed_tokens=freed):
-                _tell(self._flushes, freed)
+                _resolve_first(self._flushes, freed)
             case ProfileAnswer():
-                _tell(self._profiles, message)
+                _resolve_first(self._profiles, message)
             case _:
                 super()._handle(message)
 
@@ -97,9 +97,10 @@ class EngineClient(EngineSupervisor[RequestState]):
                     answer.set_exception(EngineUnavailable(reason))
 
 
-def _tell(waiting: deque[asyncio.Future[T]], answer: T) -> None:
-    """Whoever asked first, unless they are gone, or the engine is being stopped: it answers what it
-    was asked before that.
+def _resolve_first(waiting: deque[asyncio.Future[T]], answer: T) -> None:
+    """Set the result of the oldest future, unless its caller is gone.
+
+    `waiting` may be empty: an engine that is being stopped still answers earlier messages.
     """
     if waiting and not (first := waiting.popleft()).done():
         first.set_result(answer)

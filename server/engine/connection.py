@@ -1,4 +1,4 @@
-"""One life of the engine process: its socket, its start and its end."""
+"""The socket of one engine process, and the process's start and end."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ from ...runtime.process.message_socket import MessageSocket
 logger = logging.getLogger(__name__)
 
 _DUMP_SECONDS = 1.0
-_AT_A_TIME = 8
-"""Messages that are handled before connections have their turn: an engine may make them faster than
-they are handled, for as long as its requests last.
-"""
-_LONGEST = 75
-"""Bytes of the folder for temporary files that leave room for ours: the path of a socket has 103 on
-macOS, 107 on Linux.
-"""
+# Messages handled before the event loop runs other callbacks. An engine may send messages faster
+# than they are handled.
+_MESSAGES_PER_TURN = 8
+# Longest path of the temporary folder, in bytes. A socket's path may have 103 bytes on macOS and
+# 107 on Linux.
+_MAX_FOLDER_BYTES = 75
 
 
 class EngineConnection:
-    """A process with a fresh socket, so that nothing of an earlier life can reach it.
+    """An engine process with its own socket, so no message of an earlier process can reach it.
 
-    `send` never blocks: what is sent before the process listens is queued.
+    `send` never blocks. Messages are queued until the process connects.
     """
 
     def __init__(self) -> None:
         folder = tempfile.gettempdir()
         self._folder = tempfile.mkdtemp(
-            prefix="piecework-", dir=folder if len(os.fsencode(folder)) <= _LONGEST else "/tmp"
+            prefix="piecework-",
+            dir=folder if len(os.fsencode(folder)) <= _MAX_FOLDER_BYTES else "/tmp",
         )
         self._path = f"{self._folder}/engine"
         self._listener = socket.socket(socket.AF_UNIX)
@@ -52,11 +51,9 @@ class EngineConnection:
         self._listener.bind(self._path)
         self._listener.listen(1)
         self._socket: MessageSocket | None = None
-        self._early: list[list[bytes]] = []
-        """What is sent before the process is there."""
-        self._handle: Callable[[list[bytes]], None] | None = None
-        """Who is given messages; None: nobody any more."""
-        self._more: asyncio.Handle | None = None
+        self._queued: list[list[bytes]] = []  # Messages sent before the process connected.
+        self._handle: Callable[[list[bytes]], None] | None = None  # None: receiving has stopped.
+        self._next_turn: asyncio.Handle | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -68,7 +65,7 @@ class EngineConnection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The process has ended, or ends now."""
+        """Kill the process if it is still alive, and remove the socket."""
         self.kill()
         self._listener.close()
         if self._socket is not None:
@@ -77,7 +74,7 @@ class EngineConnection:
 
     @property
     def pid(self) -> int | None:
-        """The process's id while it lives."""
+        """The process's id, or None if it has ended."""
         return (
             self._process.pid
             if self._process is not None and self._process.returncode is None
@@ -91,14 +88,14 @@ class EngineConnection:
         log_level: str,
         handle: Callable[[list[bytes]], None],
     ) -> int:
-        """Give a process that waits for it its job, and each of its messages to `handle`; returns
-        its exit code once all were handled.
+        """Send its job to a process that waits for it, and pass its messages to `handle`.
 
-        `config`: a dataclass, which the process reads as JSON.
+        Return the exit code once all messages are handled. `config` is a dataclass, which the
+        process reads as JSON.
         """
         self._process = process
         assert process.stdin is not None
-        # A process that has ended already says so by its exit code.
+        # If the process has already ended, its exit code is read below.
         with contextlib.suppress(BrokenPipeError):
             job = [dataclasses.asdict(config), self._path, log_level]
             process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -107,7 +104,7 @@ class EngineConnection:
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
         try:
             code = await _exit_code(process)
-            # All that it has said is here by now.
+            # All messages of the process have arrived by now.
             self._accept()
             while self._receive():
                 await asyncio.sleep(0)
@@ -119,12 +116,12 @@ class EngineConnection:
 
     def send(self, message: ToEngine) -> None:
         if self._socket is None:
-            self._early.append(encode(message))
+            self._queued.append(encode(message))
         elif not self._socket.send(encode(message)):
             self._send_later(self._socket)
 
     async def dump_and_kill(self) -> None:
-        """Have a process that hangs print where it does, as far as it still can, and end it."""
+        """Ask a process that hangs to print its stacks, then kill it."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(DUMP_SIGNAL)
             await asyncio.sleep(_DUMP_SECONDS)
@@ -143,19 +140,19 @@ class EngineConnection:
         except BlockingIOError:
             return
         except OSError:
-            logger.exception("the engine process cannot be heard")
+            logger.exception("the connection of the engine process cannot be accepted")
             self._end()
             return
         loop.remove_reader(self._listener)
         self._socket = MessageSocket(connected)
-        for frames in self._early:
+        for frames in self._queued:
             self._socket.send(frames)
-        self._early.clear()
+        self._queued.clear()
         self._send_later(self._socket)
         loop.add_reader(self._socket, self._receive)
 
     def _send_later(self, to: MessageSocket) -> None:
-        """What the process has not taken yet, when it does."""
+        """Flush queued bytes now, or when the socket becomes writable."""
         loop = asyncio.get_running_loop()
         if to.flush():
             loop.remove_writer(to)
@@ -163,15 +160,15 @@ class EngineConnection:
             loop.add_writer(to, self._send_later, to)
 
     def _receive(self) -> bool:
-        """Handle messages, some at a time; returns whether there was one."""
-        if self._more is not None:
-            self._more.cancel()
-            self._more = None
+        """Handle up to `_MESSAGES_PER_TURN` messages. Return whether there was one."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
         if self._socket is None or self._handle is None:
             return False
         loop = asyncio.get_running_loop()
         try:
-            for count in range(_AT_A_TIME):
+            for count in range(_MESSAGES_PER_TURN):
                 frames = self._socket.receive()
                 if frames is None:
                     if self._socket.is_closed:
@@ -181,12 +178,12 @@ class EngineConnection:
                 if not self._socket.has_more:
                     return True
         except Exception:
-            # It must not leave requests waiting for ever: the next life begins anew.
+            # End the process, so that its requests resume in the next one instead of hanging.
             logger.exception("a message of the engine could not be handled")
             self._end()
             return False
-        # What has been read already makes no socket readable.
-        self._more = loop.call_soon(self._receive)
+        # Messages that are already in the buffer do not make the socket readable.
+        self._next_turn = loop.call_soon(self._receive)
         return True
 
     def _end(self) -> None:
@@ -200,25 +197,26 @@ class EngineConnection:
         if self._socket is not None:
             loop.remove_reader(self._socket)
             loop.remove_writer(self._socket)
-        if self._more is not None:
-            self._more.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
 
 
 async def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Waits in a thread of its own: the event loop's are few, and may all be busy with prompts, and
-    this process would wait for them.
+    """Wait for the process in a new thread and return its exit code.
+
+    The event loop's own threads are few and may all be busy with prompts.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 
-    def tell(code: int) -> None:
+    def set_code(code: int) -> None:
         if not ended.done():
             ended.set_result(code)
 
     def wait() -> None:
         code = process.wait()
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, code)
+            loop.call_soon_threadsafe(set_code, code)
 
     threading.Thread(target=wait, name="engine process", daemon=True).start()
     return await ended

@@ -1,19 +1,18 @@
-"""When an engine process that crashes again and again is given up."""
+"""Decides when an engine process that crashes repeatedly is not restarted."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 
+# An engine that crashes CRASH_LIMIT times within CRASH_WINDOW seconds, or CRASH_LIMIT times before
+# it is ready, is not restarted.
 CRASH_LIMIT = 3
 CRASH_WINDOW = 60.0
-"""Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them, or that often before it
-is ready, is not started again.
-"""
 
 
 class CrashLimit:
-    """Counts the unexpected ends of an engine process."""
+    """Counts the crashes of an engine process."""
 
     def __init__(self) -> None:
         self._crashes: deque[float] = deque()
@@ -21,16 +20,18 @@ class CrashLimit:
         self._waited = 0.0
 
     def waited(self, seconds: float) -> None:
-        """The watchdog waited so long for a process that hung. Time stands still meanwhile: engines
-        that hang one after another crash within a short time.
+        """Leave out the seconds for which the watchdog waited for a process that hung.
+
+        Without this, engines that hang one after another would never crash often enough within
+        CRASH_WINDOW.
         """
         self._waited += seconds
 
     def count(self, code: int, *, served: bool, excused: bool) -> str | None:
-        """The process has ended with this exit code; why it is given up, None: it is not.
+        """Count a crash. Return why the engine is not restarted, or None if it is.
 
-        `served`: it had been ready. `excused`: a request is to blame, which says nothing of the
-        engine.
+        `served`: the process had been ready. `excused`: a request caused the crash, so the crash
+        does not count within the window.
         """
         self._never_ready = 0 if served else self._never_ready + 1
         if self._never_ready >= CRASH_LIMIT:

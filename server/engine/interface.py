@@ -1,4 +1,4 @@
-"""What endpoints and metrics use of an engine, whether one process or several stand behind it."""
+"""The interface of engines for endpoints and metrics, with one process or several."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from .state import EngineState
 
 
 class Engine(Protocol):
-    """An engine of any kind, as the server's start and end, health, metrics and batches see it."""
+    """An engine of any kind, for the server's start and end, health, metrics and batches."""
 
-    failed: asyncio.Event
-    """Set when it is given up; `failure` then says why."""
+    failed: asyncio.Event  # Set when the engine is not restarted. `failure` has the reason.
 
     @property
     def state(self) -> EngineState: ...
@@ -54,11 +53,11 @@ class Engine(Protocol):
 
     @property
     def replicas(self) -> Sequence[Engine]:
-        """The engines behind it where there are several."""
+        """The engines of a group, or empty for a single engine."""
         ...
 
     def unfinished(self) -> Iterator[Any]:
-        """The requests that it has and has not finished."""
+        """The unfinished requests of the engine."""
         ...
 
     def require_room(self, count: int) -> None: ...
@@ -73,7 +72,7 @@ class Engine(Protocol):
 
 
 class TextEngine(Engine, Protocol):
-    """The engine of a language model: `EngineClient`, or several as `Replicas`."""
+    """The engine of a language model: an `EngineClient`, or `Replicas`."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...

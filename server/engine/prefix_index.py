@@ -1,5 +1,6 @@
-"""Which beginnings of prompts an engine has computed lately, as far as who sends it requests can
-know: SGLang's router keeps such a tree of texts for each server.
+"""Remembers which prefixes of prompts were sent to an engine and are therefore likely cached there.
+
+SGLang's router keeps a similar tree of texts for each server.
 """
 
 from __future__ import annotations
@@ -7,14 +8,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-BLOCK = 32
-"""Tokens that are looked up at once."""
+BLOCK = 32  # Tokens of a block.
 
 
 def block_hashes(tokens: Iterable[int]) -> list[int]:
-    """A number for each whole block of a prompt that stands for it and all before it.
+    """Return a hash for each full block of a prompt, over the block and all blocks before it.
 
-    By Python's hash of bytes, whose key no client knows: nobody can make two prompts one.
+    Python's hash of bytes has a secret key, so clients cannot construct collisions.
     """
     data = array("q", tokens).tobytes()
     width = BLOCK * 8
@@ -26,11 +26,13 @@ def block_hashes(tokens: Iterable[int]) -> list[int]:
 
 
 class PrefixIndex:
-    """The blocks of one engine, of which those that were not used for longest are forgotten first.
+    """The blocks of one engine.
 
     >>> index = PrefixIndex(1000)
     >>> index.add(block_hashes(prompt))
     >>> index.matched(block_hashes(longer_prompt)) * BLOCK  # tokens that are likely cached
+
+    The least recently used blocks are evicted first.
     """
 
     def __init__(self, most: int) -> None:
@@ -41,11 +43,11 @@ class PrefixIndex:
         return len(self._blocks)
 
     def matched(self, blocks: Sequence[int]) -> int:
-        """How many leading blocks are known."""
+        """Return the number of leading blocks that are in the index."""
         return next((n for n, block in enumerate(blocks) if block not in self._blocks), len(blocks))
 
     def add(self, blocks: Sequence[int]) -> None:
-        """These are used now. The first of them last: an end is forgotten before its beginning."""
+        """Add or touch blocks in reverse order, so that the end of a prompt is evicted first."""
         kept = blocks[: self._most]
         for block in reversed(kept):
             self._blocks.pop(block, None)
@@ -54,7 +56,7 @@ class PrefixIndex:
             del self._blocks[next(iter(self._blocks))]
 
     def bound(self, most: int) -> None:
-        """Keep so many from the next time on that something is added."""
+        """Set the maximum number of blocks. It takes effect at the next `add`."""
         self._most = most
 
     def clear(self) -> None:

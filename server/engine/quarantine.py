@@ -1,5 +1,6 @@
-"""Finds the request that ends the engine process: after a crash, requests that may have caused it
-are given to the new process one at a time.
+"""Finds the request that crashes the engine process.
+
+After a crash, the requests that may have caused it are sent to the new process one at a time.
 """
 
 from __future__ import annotations
@@ -14,47 +15,43 @@ _KERNEL_COUNTERS = Path("/proc/vmstat")
 
 
 class Blame(NamedTuple):
-    """Why a request is to end; `sure`: the engine is not at fault, as far as can be known."""
+    """The reason why a request ends. If `sure`, the request caused the crash, not the engine."""
 
     reason: str
     sure: bool
 
 
 class Quarantine:
-    """The requests that wait in quarantine, and `running`, the only one of them that the engine
-    has.
+    """The requests in quarantine. The engine has only one of them: `running`.
 
-    Where the process is killed or stopped from outside, that may have nothing to do with the
-    request that runs alone, so it gets a second chance; where the kernel wants its memory back it
-    does not.
+    If the process is killed or stopped from outside, `running` may not be the cause, so that
+    request is run a second time. If the kernel killed the process for memory, it is not.
     """
 
     def __init__(self) -> None:
         self.running: str | None = None
         self._waiting: deque[str] = deque()
         self._had_second_chance: str | None = None
-        self._oom_kills = 0
-        """As many there had been when the request began to run."""
+        self._oom_kills = 0  # `count_oom_kills()` when `running` was sent.
 
     def begin(self, rids: Iterable[str]) -> None:
-        """A new life of the engine, in which these are in quarantine."""
+        """Start with these requests in quarantine, for a new engine process."""
         self.running = None
         self._waiting = deque(rids)
 
     def next(self) -> str | None:
-        """Which may leave quarantine; the engine does not have it yet."""
+        """Return the next request of the quarantine, which the engine does not have yet."""
         self.running = None
         return self._waiting.popleft() if self._waiting else None
 
     def run(self, rid: str) -> None:
-        """From now on the engine has this one."""
+        """Record that the engine has this request."""
         self.running, self._oom_kills = rid, count_oom_kills()
 
     def blame(self, code: int, *, hung: bool) -> Blame | None:
-        """What the end of the process, with this exit code, says of the request that ran alone;
-        None: it may run again.
+        """Decide whether `running` ends, after the process ended with this exit code.
 
-        `hung`: the watchdog has ended it.
+        Return None if the request may run again. `hung`: the watchdog killed the process.
         """
         killed = hung or code == -signal.SIGKILL
         for_memory = killed and not hung and count_oom_kills() > self._oom_kills
@@ -64,7 +61,7 @@ class Quarantine:
         how = "ended twice"
         if killed and not for_memory:
             how = "hung again" if hung else "was killed again"
-        why = ": the system killed it, for memory was short" if for_memory else ""
+        why = ": the system killed it because memory was short" if for_memory else ""
         return Blame(
             f"the engine process {how} when it computed this request{why}",
             sure=hung or for_memory or not killed,
@@ -72,8 +69,9 @@ class Quarantine:
 
 
 def count_oom_kills() -> int:
-    """Processes that Linux has killed for want of memory since it started, those of containers too;
-    0 where it does not tell.
+    """Return how many processes Linux has killed for lack of memory since boot, also in containers.
+
+    Return 0 if the counter cannot be read.
     """
     try:
         lines = _KERNEL_COUNTERS.read_text().splitlines()

@@ -1,6 +1,7 @@
-"""Several engines of the same model behind one interface (`--dp-size`): a request goes where its
-prefix is cached, unless that one has too much to do; those of an engine that dies go on with
-another one.
+"""Several engines of the same model behind one interface (`--dp-size`).
+
+A request goes to the replica that has its prefix cached, unless that replica is overloaded. If the
+process of a replica ends, its requests resume on another replica.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from .supervisor import SupervisorSettings
 
 logger = logging.getLogger(__name__)
 
-_LEAST_MATCH = 0.3
-"""Share of a prompt that must be cached somewhere to decide where it goes; SGLang's router's
-`cache_threshold`.
-"""
-_AHEAD, _TIMES = 8, 1.5
-"""An engine has too much to do with so many requests, and so many times as many, as another one."""
-_INDEX_TOKENS = 2**22
-"""Most tokens that the prefixes of an engine are remembered of."""
+# Share of a prompt that must be cached on a replica for the request to go there. SGLang's router
+# names it `cache_threshold`.
+_MIN_MATCH = 0.3
+# A replica is overloaded if it has more than _MAX_LEAD requests more than the least loaded replica,
+# and more than _MAX_RATIO times as many.
+_MAX_LEAD, _MAX_RATIO = 8, 1.5
+_INDEX_TOKENS = 2**22  # Maximum tokens of the prefix index of a replica.
 _SERVES = (EngineState.READY, EngineState.DRAINING)
 _GONE = (EngineState.FAILED, EngineState.STOPPED)
+# The state of the group is the first of these states that any replica is in.
 _ORDER = (
     EngineState.READY,
     EngineState.DRAINING,
@@ -44,11 +45,13 @@ _ORDER = (
     EngineState.STOPPED,
     EngineState.FAILED,
 )
-"""The first of these that any engine is in is the state of all."""
 
 
 class Replica(EngineClient):
-    """One of several. `ended`: told when its process has ended, and before its requests are."""
+    """One engine of a group.
+
+    `ended` is called when the process has ended, before the requests of this replica are ended.
+    """
 
     ended: Callable[[Replica], None]
 
@@ -60,22 +63,24 @@ class Replica(EngineClient):
         self.prefixes = PrefixIndex(_INDEX_TOKENS // BLOCK)
 
     def take(self, request: RequestState) -> None:
-        """Whatever room there is: who asks has looked for it."""
+        """Add a request. The caller has already checked that there is room."""
         self._send(request.to_message())
         self._requests[request.rid] = request
         self._idle.clear()
 
-    def go_on_with(self, request: RequestState) -> None:
-        """One that another engine had; one that cannot be sent is over."""
+    def resume(self, request: RequestState) -> None:
+        """Resume a request of another replica. If it cannot be sent, it ends with an error."""
         self._requests[request.rid] = request
         self._idle.clear()
         self._send_again(request.rid, request)
 
     def hand_over(self, *, suspects: bool) -> list[RequestState]:
-        """What is unfinished, for another engine to go on with. Without `suspects` those stay that
-        may have ended the process: the next one has them one at a time.
+        """Remove and return the unfinished requests, which another replica resumes.
+
+        Without `suspects`, requests that may have crashed the process stay. The next process of
+        this replica gets them one at a time.
         """
-        leaving = [each for each in self._requests.values() if suspects or each.delivered]
+        leaving = [request for request in self._requests.values() if suspects or request.delivered]
         for request in leaving:
             del self._requests[request.rid]
             request.delivered = False
@@ -88,9 +93,9 @@ class Replica(EngineClient):
         self.prefixes.bound(max(1, min(info.kv_tokens, _INDEX_TOKENS) // BLOCK))
 
     def _survive_crash(self, code: int) -> None:
-        logger.error("of replica %d:", self.number)
+        logger.error("replica %d:", self.number)
         super()._survive_crash(code)
-        self._nothing_is_held()
+        self._reset_stats()
         self.ended(self)
 
     def _give_up(self, reason: str) -> None:
@@ -99,11 +104,13 @@ class Replica(EngineClient):
         try:
             self.ended(self)
         except Exception:
-            logger.exception("requests of replica %d could not go elsewhere", self.number)
+            logger.exception(
+                "requests of replica %d could not be resumed on other replicas", self.number
+            )
         super()._give_up(reason)
-        self._nothing_is_held()
+        self._reset_stats()
 
-    def _nothing_is_held(self) -> None:
+    def _reset_stats(self) -> None:
         self.stats = replace(
             self.stats,
             running_requests=0,
@@ -118,11 +125,11 @@ class Replica(EngineClient):
 
 
 class Replicas:
-    """The interface of an `EngineClient`, with `number` of them behind it.
+    """A group of `number` engines with the interface of an `EngineClient`.
 
-    `max_queued_requests` and the KV cache's size are of all together. It is ready while one of them
-    is; `failed` once all are given up, or one could never start for a reason that the user can
-    mend.
+    `max_queued_requests` and `max_total_tokens` are those of the whole group. The group is ready
+    while one replica is. `failed` is set once all replicas have failed, or if one could never start
+    because of a user error.
     """
 
     def __init__(
@@ -132,7 +139,7 @@ class Replicas:
         tokenizer: Tokenizer,
         **settings: Unpack[SupervisorSettings],
     ) -> None:
-        """`settings`: as `EngineSupervisor` takes them; a `process` is the first replica's."""
+        """`settings` are those of `EngineSupervisor`. `process` is for the first replica."""
         self.tokenizer = tokenizer
         self.failed = asyncio.Event()
         self.replicas = [
@@ -143,7 +150,7 @@ class Replicas:
         for each in self.replicas:
             each.ended = self._ended
 
-    # What they are together
+    # The state of the group
 
     @property
     def state(self) -> EngineState:
@@ -151,7 +158,7 @@ class Replicas:
 
     @property
     def info(self) -> EngineInfo | None:
-        """Of the first that has been ready: what one request can have, and how many run at once."""
+        """The info of a replica, with the smallest `kv_tokens` and the sum of running requests."""
         known = [each.info for each in self.replicas if each.info is not None]
         if not known:
             return None
@@ -175,8 +182,8 @@ class Replicas:
 
     @property
     def silence(self) -> float:
-        """Of the one that was not heard of for longest."""
-        return max(each.silence for each in self._left) if self._left else 0.0
+        """Seconds of silence of the replica that was silent for longest."""
+        return max(each.silence for each in self._alive) if self._alive else 0.0
 
     @property
     def failure(self) -> str | None:
@@ -189,7 +196,7 @@ class Replicas:
 
     @property
     def engine_pid(self) -> int | None:
-        """Each of the replicas has one."""
+        """None: each replica has a process of its own."""
         return None
 
     @property
@@ -198,26 +205,26 @@ class Replicas:
 
     @property
     def capacity(self) -> int:
-        """Most requests that run and wait at once."""
-        infos = [each.info for each in self._left if each.info is not None]
+        """Maximum number of requests that run and wait at once."""
+        infos = [each.info for each in self._alive if each.info is not None]
         return self._max_queued + sum(info.max_running_requests for info in infos)
 
     @property
-    def _left(self) -> list[Replica]:
-        """Those that serve, or will again."""
+    def _alive(self) -> list[Replica]:
+        """The replicas that have not failed or stopped."""
         return [each for each in self.replicas if each.state not in _GONE]
 
-    # Their life
+    # Start and end
 
     async def start(self) -> None:
-        """Returns at once; `wait_ready` waits until they serve."""
+        """Start all replicas and return at once. `wait_ready` waits until they serve."""
         self.failed.clear()
         for each in self.replicas:
             each.prefixes.clear()
             await each.start()
 
     async def wait_ready(self) -> bool:
-        """True once all serve that can, False where none does."""
+        """Return True once every replica is ready or has failed, False if the group has failed."""
         failed = asyncio.create_task(self.failed.wait())
         ready = asyncio.gather(*[each.wait_ready() for each in self.replicas])
         either: list[asyncio.Future[Any]] = [ready, failed]
@@ -227,18 +234,18 @@ class Replicas:
         return not self.failed.is_set()
 
     async def drain(self, timeout: float) -> None:
-        """As an `EngineClient`, all at once."""
+        """Drain all replicas at the same time, as `EngineClient.drain`."""
         await asyncio.gather(*[each.drain(timeout) for each in self.replicas])
 
     async def stop(self, *, at_once: bool = False) -> None:
         await asyncio.gather(*[each.stop(at_once=at_once) for each in self.replicas])
 
     def _ended(self, replica: Replica) -> None:
-        """The process of one has ended: its requests go on elsewhere, where that may be."""
+        """Resume the requests of a replica that has ended on other replicas, if possible."""
         replica.prefixes.clear()
         is_lost = replica.state is EngineState.FAILED
         never_served = replica.user_error and replica.info is None
-        if is_lost and (never_served or not self._left):
+        if is_lost and (never_served or not self._alive):
             self.failed.set()
             return
         ready = [each for each in self.replicas if each.state in _SERVES]
@@ -246,52 +253,52 @@ class Replicas:
             return
         moved = replica.hand_over(suspects=is_lost)
         for request in moved:
-            self._choose(request.prompt_ids, ready or self._left).go_on_with(request)
+            self._choose(request.prompt_ids, ready or self._alive).resume(request)
         if moved:
-            logger.warning("%d requests of replica %d go on elsewhere", len(moved), replica.number)
+            logger.warning(
+                "%d requests of replica %d resume on other replicas", len(moved), replica.number
+            )
         if is_lost:
             logger.error(
-                "replica %d is given up, %d of %d are left",
+                "replica %d has failed, %d of %d are left",
                 replica.number,
-                len(self._left),
+                len(self._alive),
                 len(self.replicas),
             )
 
     # Requests
 
     def require_room(self, count: int) -> None:
-        """Raises `QueueFull` and `EngineUnavailable` where `count` more requests are not taken
-        now.
-        """
-        if self.failed.is_set() or not self._left:
+        """Raise `QueueFull` or `EngineUnavailable` if `count` more requests cannot be added."""
+        if self.failed.is_set() or not self._alive:
             raise EngineUnavailable(self.failure or "the server is stopping")
-        for each in self._left:
+        for each in self._alive:
             each.require_open()
         if self.num_unfinished + count > self.capacity:
             raise QueueFull(f"{self.num_unfinished} requests are running or waiting already")
 
     def unfinished(self) -> Iterator[RequestState]:
-        """Those of each replica, the oldest first."""
+        """The unfinished requests of each replica, oldest first."""
         return chain.from_iterable(each.unfinished() for each in self.replicas)
 
     def add_request(self, request: RequestState) -> None:
-        """Raises `QueueFull` and `EngineUnavailable`."""
+        """Add a request. Raises `QueueFull` and `EngineUnavailable`."""
         self.require_room(1)
         ready = [each for each in self.replicas if each.state in _SERVES]
-        self._choose(request.prompt_ids, ready or self._left).take(request)
+        self._choose(request.prompt_ids, ready or self._alive).take(request)
 
     def drop(self, requests: Iterable[RequestState]) -> None:
-        """Their consumer is gone: nobody waits for what is unfinished of them."""
+        """Abort the unfinished ones of these requests, because their client is gone."""
         dropped = list(requests)
         for each in self.replicas:
             each.drop(dropped)
 
     async def abort(self, rid: str | None) -> int:
-        """As an `EngineClient`, wherever they are."""
+        """Abort requests on every replica, as `EngineClient.abort`. Return the number."""
         return sum([await each.abort(rid) for each in self.replicas])
 
     async def flush_cache(self) -> int:
-        """Drop cached prefixes that no request uses, everywhere; returns the tokens freed."""
+        """Drop cached prefixes that no request uses, on every replica. Return the tokens freed."""
         for each in self.replicas:
             each.prefixes.clear()
         ready = [each for each in self.replicas if each.state is EngineState.READY]
@@ -300,11 +307,11 @@ class Replicas:
         answers = await asyncio.gather(
             *[each.flush_cache() for each in ready], return_exceptions=True
         )
-        # The cache of one that has ended meanwhile is empty.
+        # If a replica has ended meanwhile, its cache is empty.
         return sum(answer for answer in answers if isinstance(answer, int))
 
     async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]:
-        """As an `EngineClient`, each that is ready; `error` where one refuses."""
+        """Start or stop a profile on every ready replica. An answer has `error` if it refuses."""
         ready = [each for each in self.replicas if each.state is EngineState.READY]
         if not ready:
             raise EngineUnavailable(f"the engine is {self.state}")
@@ -312,25 +319,27 @@ class Replicas:
         return list(chain.from_iterable(answers))
 
     def _choose(self, prompt: list[int], among: Sequence[Replica]) -> Replica:
-        """The one that has most of the prompt cached, where that is much of it and it has not far
-        more to do than others; else that with the least to do, of equals that which knows the
-        fewest prefixes.
+        """Choose a replica for a prompt.
+
+        It is the replica with the longest cached prefix, if the prefix is at least `_MIN_MATCH` of
+        the prompt and the replica is not overloaded. Otherwise it is the least loaded replica; of
+        equally loaded ones, the one with the smallest prefix index.
         """
         blocks = block_hashes(prompt)
         matched = {each.number: each.prefixes.matched(blocks) for each in among}
-        idlest = min(among, key=lambda each: (each.num_unfinished, len(each.prefixes)))
+        least_loaded = min(among, key=lambda each: (each.num_unfinished, len(each.prefixes)))
         best = min(among, key=lambda each: (-matched[each.number], each.num_unfinished))
-        too_busy = best.num_unfinished > max(
-            idlest.num_unfinished + _AHEAD, idlest.num_unfinished * _TIMES
+        is_overloaded = best.num_unfinished > max(
+            least_loaded.num_unfinished + _MAX_LEAD, least_loaded.num_unfinished * _MAX_RATIO
         )
-        is_cached = matched[best.number] * BLOCK >= max(1, _LEAST_MATCH * len(prompt))
-        chosen = best if is_cached and not too_busy else idlest
+        is_cached = matched[best.number] * BLOCK >= max(1, _MIN_MATCH * len(prompt))
+        chosen = best if is_cached and not is_overloaded else least_loaded
         chosen.prefixes.add(blocks)
         return chosen
 
 
 def split_config(config: EngineConfig, number: int) -> list[EngineConfig]:
-    """What each replica is told: the size of the KV cache is of all together."""
+    """Return the config of each replica. The replicas share `max_total_tokens` equally."""
     tokens, seed = config.max_total_tokens, config.random_seed
     return [
         replace(
@@ -348,10 +357,10 @@ def _others(settings: SupervisorSettings) -> SupervisorSettings:
     return {**settings, "process": None}
 
 
-def _sum(each: Sequence[EngineStats]) -> EngineStats:
+def _sum(all_stats: Sequence[EngineStats]) -> EngineStats:
     totals: dict[str, Any] = {}
     for item in fields(EngineStats):
-        values = [getattr(stats, item.name) for stats in each]
+        values = [getattr(stats, item.name) for stats in all_stats]
         if isinstance(values[0], dict):
             totals[item.name] = dict(sum(map(Counter, values), Counter[str]()))
         else:

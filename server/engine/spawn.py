@@ -1,5 +1,7 @@
-"""Starts engine processes: they import what they need, which takes seconds, and then wait for a job
-on their standard input.
+"""Starts engine processes.
+
+An engine process first imports its modules, which takes seconds, and then reads its job from
+standard input.
 """
 
 from __future__ import annotations
@@ -23,16 +25,17 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that ends when its standard input does. Raises `ValueError` where the system cannot
-    hold signals back: Windows.
+    """Start a process that ends when its standard input is closed.
+
+    Raises `ValueError` on Windows, which cannot block signals.
     """
     if not hasattr(signal, "pthread_sigmask"):
         raise ValueError(
-            "a server needs Linux or macOS; here take WSL, or run the model in your own process "
-            "with piecework.LLM"
+            "a server needs Linux or macOS; on Windows use WSL, or run the model in your own "
+            "process with piecework.LLM"
         )
-    # It inherits that these are held back, and ignores them as soon as it can: whoever stops a
-    # group of processes stops this one, not it.
+    # The child inherits the blocked signals and later ignores them. A signal to the process group
+    # therefore stops only this process, which then stops the child in order.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, env={**ENVIRONMENT, **os.environ})
@@ -42,11 +45,11 @@ def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def spawned(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The same, ended with the block at the latest. For the main thread.
+    """Start a process as `spawn` and end it with the block. Call it in the main thread.
 
-    Until the block takes SIGINT and SIGTERM itself, they end this process at once, with 128 + their
-    number: a KeyboardInterrupt in the middle of an import may end in a callback, where exceptions
-    are ignored.
+    Until the block handles SIGINT and SIGTERM itself, they end this process at once with exit code
+    128 + their number. A KeyboardInterrupt would be lost if it is raised in a callback during an
+    import, because exceptions of such callbacks are ignored.
     """
     process = spawn(command)
 

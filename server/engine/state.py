@@ -1,4 +1,4 @@
-"""What the HTTP side knows of any engine: where it stands, and why it takes no request."""
+"""The states of an engine, and the errors that refuse a request."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from enum import StrEnum
 
 
 class EngineState(StrEnum):
-    """Where the engine process stands."""
+    """The state of an engine process."""
 
     STARTING = "starting"
     READY = "ready"
-    UNRESPONSIVE = "unresponsive"
-    """It was, and has not been heard of for half of the watchdog's time."""
+    UNRESPONSIVE = "unresponsive"  # Was READY, and silent for half of the watchdog's limit.
     RESTARTING = "restarting"
     DRAINING = "draining"
     FAILED = "failed"
@@ -19,10 +18,10 @@ class EngineState(StrEnum):
 
 
 class EngineUnavailable(Exception):
-    """The engine is gone for good, or stopping; requests cannot be served."""
+    """The engine has failed or is stopping, so requests cannot be served."""
 
 
 class QueueFull(Exception):
-    """`--max-queued-requests` requests wait already. `retry_after`: seconds."""
+    """`--max-queued-requests` requests are already waiting. `retry_after` is in seconds."""
 
     retry_after: int = 1

@@ -1,6 +1,4 @@
-"""Keeps an engine process alive: starts it, starts it again when it crashes, and gives it back what
-was unfinished.
-"""
+"""Keeps an engine process alive: restarts it after a crash and resumes its unfinished requests."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ class ServerSettings(Protocol):
 
 
 class SupervisorSettings(TypedDict, total=False):
-    """What every engine client hands on to its supervisor."""
+    """The keyword arguments that every engine client passes to its supervisor."""
 
     max_queued_requests: int
     log_level: str
@@ -52,7 +50,7 @@ class SupervisorSettings(TypedDict, total=False):
 def settings_of(
     config: ServerSettings, process: subprocess.Popen[bytes] | None
 ) -> SupervisorSettings:
-    """What a server's settings say of the supervision of its engine."""
+    """Return the supervisor's settings of a server's config."""
     return SupervisorSettings(
         max_queued_requests=config.max_queued_requests,
         log_level=config.log_level,
@@ -62,16 +60,20 @@ def settings_of(
 
 
 class EngineSupervisor(UnfinishedRequests[R]):
-    """An engine process behind a socket, and the requests that it has.
+    """An engine process behind a socket, and its requests.
 
-    When the process ends unexpectedly it is started again, and every unfinished request resumes.
-    Those of which it had delivered nothing, one of which may have ended it, are quarantined: they
-    resume one at a time, and should the process end again, the one that it had is answered with an
-    error. `failed` is set when the
-    engine is given up; `failure` then says why, `user_error` whether the user can mend it.
-    `restarts` says how often the process was started again, `hangs` how often the watchdog ended
-    it; `stats` has at least running and queued requests and steps; `replicas` are of `Replicas`.
-    Subclasses handle the messages of their kind of engine.
+    If the process crashes, it is restarted and every unfinished request resumes. Requests without
+    any output in the crashed process may have caused the crash, so they are quarantined: they
+    resume one at a time. If the process crashes again, the request that ran alone ends with an
+    error. Subclasses handle the messages of their kind of engine.
+
+    Attributes:
+        failed: Set when the engine is not restarted any more.
+        failure, user_error: The reason for that, and whether the user can correct it.
+        restarts: How often the process was restarted.
+        hangs: How often the watchdog killed the process.
+        stats: Statistics with at least running requests, queued requests and steps.
+        replicas: Empty, except in `Replicas`.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class EngineSupervisor(UnfinishedRequests[R]):
         watchdog_timeout: float = 300.0,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """`config`: the dataclass that the process of `command` is told; `process`: one that waits
-        for its job already.
+        """Create a supervisor. `start` starts the process.
 
-        `watchdog_timeout`: seconds of silence after which the process is taken to hang, and killed;
-        0: never.
+        Args:
+            command: The command that starts the engine process.
+            config: The dataclass that is sent to the process.
+            process: A process that already waits for its job.
+            watchdog_timeout: Seconds of silence after which the process is killed. 0: never.
         """
         super().__init__()
         self.state = EngineState.STARTING
@@ -100,7 +104,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self.failure: str | None = None
         self.user_error = False
         self._command = command
-        self._waiting = process
+        self._prestarted = process
         self._config = config
         self._max_queued = max_queued_requests
         self._log_level = log_level
@@ -114,7 +118,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
 
     @property
     def engine_pid(self) -> int | None:
-        """The engine process's id while it lives."""
+        """The engine process's id, or None if it has ended."""
         return self._life.pid if self._life is not None else None
 
     @property
@@ -123,8 +127,9 @@ class EngineSupervisor(UnfinishedRequests[R]):
         return self._watchdog.silence
 
     async def start(self) -> None:
-        """Start the engine process; returns at once, `wait_ready` waits until it serves. It may be
-        started again once it was stopped.
+        """Start the engine process and return at once. `wait_ready` waits until it serves.
+
+        A stopped engine may be started again.
         """
         self.state = EngineState.STARTING
         self.failure, self.user_error = None, False
@@ -135,7 +140,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._supervisor = asyncio.create_task(self._supervise())
 
     async def wait_ready(self) -> bool:
-        """True once the engine serves, False where it was given up."""
+        """Return True once the engine serves, False if it has failed."""
         waits = [asyncio.create_task(event.wait()) for event in (self._ready, self.failed)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -145,9 +150,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         return self._ready.is_set()
 
     async def drain(self, timeout: float) -> None:
-        """Take no new request; wait for those under way, and after `timeout` seconds abort what is
-        left.
-        """
+        """Refuse new requests, wait for the others, and abort them after `timeout` seconds."""
         self._draining = True
         if self.state in (EngineState.READY, EngineState.UNRESPONSIVE):
             self.state = EngineState.DRAINING
@@ -156,12 +159,14 @@ class EngineSupervisor(UnfinishedRequests[R]):
         await self.abort(None)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End the engine process; `at_once` does not wait until it hears, for it may be loading or
-        in a long step.
+        """End the engine process.
+
+        With `at_once`, the process is killed without waiting until it reads the message. It may be
+        loading a model or computing a long step.
         """
         self._stopped = True
         self.state = EngineState.STOPPED
-        self._tell_who_waits("the engine is stopped", FinishReason.ABORT, None)
+        self._end_waiting("the engine is stopped", FinishReason.ABORT, None)
         self._send(Shutdown())
         if self._supervisor is not None:
             done, _ = await asyncio.wait(
@@ -175,29 +180,27 @@ class EngineSupervisor(UnfinishedRequests[R]):
 
     @property
     def capacity(self) -> int:
-        """Most requests that run and wait at once."""
+        """Maximum number of requests that run and wait at once."""
         return self._max_queued + (self.info.max_running_requests if self.info is not None else 0)
 
     def require_open(self) -> None:
-        """Raises `EngineUnavailable` where no request is taken any more."""
+        """Raise `EngineUnavailable` if the engine takes no more requests."""
         if self._draining or self.state in (EngineState.FAILED, EngineState.STOPPED):
             raise EngineUnavailable(self.failure or "the server is stopping")
 
     def require_room(self, count: int) -> None:
-        """Raises `QueueFull` and `EngineUnavailable` where `count` more requests are not taken
-        now.
-        """
+        """Raise `QueueFull` or `EngineUnavailable` if `count` more requests cannot be added."""
         self.require_open()
         if len(self._requests) + count > self.capacity:
             raise QueueFull(f"{len(self._requests)} requests are running or waiting already")
 
-    # For subclasses: requests come, are served, and go
+    # For subclasses: requests and messages
 
     def _receive(self, frames: list[bytes]) -> None:
-        """Handle a message of the engine. What cannot be read ends the requests that it speaks of,
-        as far as that can be told.
+        """Handle a message of the engine. An unreadable message ends the requests that it names.
 
-        Raises what makes this life of the engine useless: its requests then resume in the next one.
+        If these requests are unknown, the error is raised. The process is then killed, and its
+        requests resume in the next one.
         """
         try:
             message = decode(frames)
@@ -215,17 +218,15 @@ class EngineSupervisor(UnfinishedRequests[R]):
             self._handle(message)
 
     def _handle(self, message: Any) -> None:
-        """A message of the engine; subclasses match their own and leave the rest to this."""
+        """Handle a message. Subclasses handle their own messages and pass on the rest."""
         match message:
             case EngineAlive():
-                self._watchdog.told(message)
+                self._watchdog.heard(message)
             case EngineFailed():
                 self.failure, self.user_error = message.message, True
 
     def _interrupted(self, reason: str) -> None:
-        """The engine process has ended, and what was asked of it beside requests stays
-        unanswered.
-        """
+        """Called when the process has ended. Subclasses fail what waits for other answers."""
 
     def _became_ready(self, info: Any) -> None:
         self.info = info
@@ -234,17 +235,18 @@ class EngineSupervisor(UnfinishedRequests[R]):
             self._ready.set()
 
     def add_request(self, request: R) -> None:
-        """Raises `QueueFull` and `EngineUnavailable`."""
+        """Add a request. Raises `QueueFull` and `EngineUnavailable`."""
         self.require_room(1)
         self._send(request.to_message())
         self._requests[request.rid] = request
         self._idle.clear()
 
-    # The process's lives
+    # Starts and restarts of the process
 
     async def _supervise(self) -> None:
-        """Until the engine is stopped or given up; what goes wrong with that gives it up, for a
-        server without an engine must end.
+        """Supervise the engine until it is stopped or has failed.
+
+        If the supervision itself raises, the engine has failed, so that the server ends.
         """
         try:
             await self._keep_alive()
@@ -255,7 +257,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
             )
 
     async def _keep_alive(self) -> None:
-        """Start the engine and start it again when it crashes, until it is stopped or given up."""
+        """Start the engine and restart it after crashes, until it is stopped or has failed."""
         while not self._stopped:
             code = await self._live_once()
             if self._stopped:
@@ -268,19 +270,17 @@ class EngineSupervisor(UnfinishedRequests[R]):
                 EngineState.UNRESPONSIVE,
                 EngineState.DRAINING,
             )
-            excused = served and self._end_who_is_to_blame(code, hung=self._hung)
+            excused = served and self._end_culprit(code, hung=self._hung)
             if reason := self._crashes.count(code, served=served, excused=excused):
                 self._give_up(reason)
                 return
             self._survive_crash(code)
 
     async def _live_once(self) -> int:
-        """One life of the engine process, which begins with every unfinished request; returns its
-        exit code.
-        """
+        """Run one engine process with all unfinished requests. Return its exit code."""
         with EngineConnection() as self._life:
             self._resume(crashed=self.restarts > 0)
-            process, self._waiting = self._waiting or spawn(self._command), None
+            process, self._prestarted = self._prestarted or spawn(self._command), None
             self._hung = False
             self._watchdog.begin()
             watch = asyncio.create_task(self._watch(self._life))
@@ -292,37 +292,36 @@ class EngineSupervisor(UnfinishedRequests[R]):
         return code
 
     async def _watch(self, life: EngineConnection) -> None:
-        """Kill a process that hangs, which may be a stopped one: nothing but SIGKILL ends those."""
+        """Kill a process that hangs. A suspended process reacts only to SIGKILL."""
         watchdog = self._watchdog
-        await watchdog.watch(lambda: life.pid, self._look)
+        await watchdog.watch(lambda: life.pid, self._update_state)
         self._hung = True
         self.hangs += 1
         self._crashes.waited(watchdog.silence)
         logger.error(
             "the engine process hangs: no sign of life for %.0f s (--watchdog-timeout), last %s; "
-            "it prints what it does, if it still can, "
-            "and is killed",
+            "it prints its stacks, if it still can, and is killed",
             watchdog.silence,
             watchdog.doing,
         )
         await life.dump_and_kill()
 
-    def _look(self) -> None:
-        """Not ready while it is silent for long, and ready again when it is heard."""
-        worried = self._watchdog.worried
-        if worried and self.state is EngineState.READY:
+    def _update_state(self) -> None:
+        """Set UNRESPONSIVE while the process is silent for long, and READY afterwards."""
+        silent = self._watchdog.is_silent
+        if silent and self.state is EngineState.READY:
             self.state = EngineState.UNRESPONSIVE
             logger.warning(
                 "no sign of life of the engine process for %.0f s, last %s",
                 self._watchdog.silence,
                 self._watchdog.doing,
             )
-        elif not worried and self.state is EngineState.UNRESPONSIVE:
+        elif not silent and self.state is EngineState.UNRESPONSIVE:
             self.state = EngineState.READY
 
     def _survive_crash(self, code: int) -> None:
         logger.error(
-            "the engine process ended unexpectedly (exit code %s); starting it again, %d requests "
+            "the engine process ended unexpectedly (exit code %s); restarting it, %d requests "
             "resume",
             code,
             len(self._requests),
@@ -333,15 +332,15 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._interrupted("the engine process ended")
 
     def _give_up(self, reason: str) -> None:
-        """The server ends."""
+        """Mark the engine as failed, which ends the server."""
         self.state, self.failure = EngineState.FAILED, reason
-        self._tell_who_waits(reason, FinishReason.ERROR, f"the engine is gone: {reason}")
+        self._end_waiting(reason, FinishReason.ERROR, f"the engine is gone: {reason}")
         self.failed.set()
 
-    def _tell_who_waits(self, reason: str, finish: FinishReason, error: str | None) -> None:
-        """Whatever goes wrong with it, the server goes on."""
+    def _end_waiting(self, reason: str, finish: FinishReason, error: str | None) -> None:
+        """End all requests. An error is logged and does not end the server."""
         try:
             self._interrupted(reason)
             self._end_all(finish, error)
         except Exception:
-            logger.exception("requests could not be told that the engine is gone")
+            logger.exception("requests could not be ended after the engine ended")

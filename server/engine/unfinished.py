@@ -1,6 +1,4 @@
-"""The requests that an engine process has and has not finished: they come, end, and resume in its
-next life.
-"""
+"""The unfinished requests of an engine. They resume in the next process after a crash."""
 
 from __future__ import annotations
 
@@ -21,24 +19,25 @@ _UNREADABLE = "its output could not be processed; the server's log has the detai
 
 
 class Unfinished(Protocol):
-    """A request that the engine has and has not finished.
+    """A request that the engine has not finished.
 
-    `delivered`: the present life of the engine has shown that it outlives this request.
+    `delivered`: the current process has sent output of this request, so the request does not crash
+    it.
     """
 
     rid: str
     delivered: bool
 
     def goes_by(self, rid: str) -> bool:
-        """Whether `rid` is its id, or that of the client's request which it is a part of."""
+        """Whether `rid` is the id of this request or of the client's request it belongs to."""
         ...
 
     def to_message(self) -> ToEngine:
-        """What a new life of the engine needs to go on with it."""
+        """Return the message that starts or resumes this request in an engine process."""
         ...
 
     def end(self, reason: FinishReason, error: str | None) -> None:
-        """Tell its consumer that it is over."""
+        """Finish the request for its consumer."""
         ...
 
 
@@ -46,9 +45,7 @@ R = TypeVar("R", bound=Unfinished)
 
 
 class UnfinishedRequests(Generic[R]):
-    """The requests of one engine, by id; what concerns the process that serves them is
-    `EngineSupervisor`'s.
-    """
+    """The unfinished requests of one engine, by id. `EngineSupervisor` adds the process."""
 
     def __init__(self) -> None:
         self._requests: dict[str, R] = {}
@@ -62,12 +59,13 @@ class UnfinishedRequests(Generic[R]):
         return len(self._requests)
 
     def unfinished(self) -> Iterator[R]:
-        """Them, the oldest first."""
+        """The unfinished requests, oldest first."""
         return iter(self._requests.values())
 
     async def abort(self, rid: str | None) -> int:
-        """Abort every request that goes by `rid` (None: all): its last output says
-        `FinishReason.ABORT`. Returns how many.
+        """Abort every request that `goes_by` `rid`, or all requests if `rid` is None.
+
+        Their last output has `FinishReason.ABORT`. Return the number of aborted requests.
         """
         chosen = [
             known
@@ -81,8 +79,8 @@ class UnfinishedRequests(Generic[R]):
         return len(chosen)
 
     def drop(self, requests: Iterable[R]) -> None:
-        """Their consumer is gone: nobody waits for what is unfinished of them."""
-        left = [one.rid for one in requests if self._requests.get(one.rid) is one]
+        """Abort the unfinished ones of these requests, because their consumer is gone."""
+        left = [request.rid for request in requests if self._requests.get(request.rid) is request]
         for rid in left:
             self._forget(rid)
         if left:
@@ -94,19 +92,20 @@ class UnfinishedRequests(Generic[R]):
         ended: Iterable[str],
         to_abort: list[str],
     ) -> None:
-        """The outputs of a step have been delivered: these requests are over, and those of them the
-        engine is to abort.
+        """Called when the outputs of a step are delivered.
+
+        The requests `ended` are finished. Those in `to_abort` are also aborted in the engine.
         """
         for rid in ended:
             self._forget(rid)
         if to_abort:
             self._send(AbortRequests(rids=to_abort))
-        alone = self._quarantine.running
-        if alone is not None and any(output.rid == alone for output in outputs):
+        running_alone = self._quarantine.running
+        if running_alone is not None and any(output.rid == running_alone for output in outputs):
             self._leave_quarantine()
 
     def _fail(self, rids: list[str]) -> None:
-        """Requests that this side cannot go on with."""
+        """End these requests with an error, here and in the engine."""
         failed = [rid for rid in rids if rid in self._requests]
         for rid in failed:
             self._end(rid, FinishReason.ERROR, _UNREADABLE)
@@ -114,33 +113,34 @@ class UnfinishedRequests(Generic[R]):
             self._send(AbortRequests(rids=failed))
 
     def _end(self, rid: str, reason: FinishReason, error: str | None) -> None:
-        """Finish a request here; its consumer gets what there is of it, and `reason`."""
+        """Finish a request on this side with `reason`."""
         try:
             self._requests[rid].end(reason, error)
         except Exception:
-            logger.exception("request %s could not be told that it is over", rid)
+            logger.exception("the consumer of request %s could not be told its end", rid)
         self._forget(rid)
 
     def _forget(self, rid: str) -> None:
-        self._requests.pop(rid, None)  # an engine may tell an end twice
+        self._requests.pop(rid, None)  # the engine may report an end twice
         if rid == self._quarantine.running:
             self._leave_quarantine()
         if not self._requests:
             self._idle.set()
 
     def _send(self, message: ToEngine) -> None:
-        """Between two lives nothing is sent: the next one begins with everything that is
-        unfinished.
-        """
+        """Send a message. Without a process it is dropped: `_resume` sends all requests."""
         if self._life is not None:
             self._life.send(message)
 
     def _resume(self, crashed: bool) -> None:
-        """Send what is unfinished to a new life of the engine: what is quarantined after a crash
-        one at a time, the rest at once.
+        """Send the unfinished requests to a new engine process.
+
+        After a crash, requests without output are quarantined and sent one at a time.
         """
         quarantined = {
-            rid: None for rid, one in self._requests.items() if crashed and not one.delivered
+            rid: None
+            for rid, request in self._requests.items()
+            if crashed and not request.delivered
         }
         self._quarantine.begin(quarantined)
         for rid, request in list(self._requests.items()):
@@ -150,35 +150,32 @@ class UnfinishedRequests(Generic[R]):
         self._leave_quarantine()
 
     def _send_again(self, rid: str, request: R) -> bool:
-        """Whether it could be sent; else it is over."""
+        """Send a request to a new process. If that fails, end the request and return False."""
         try:
             self._send(request.to_message())
         except Exception:
-            logger.exception(
-                "request %s ends: it could not be given to the new engine process", rid
-            )
+            logger.exception("request %s ends: it could not be sent to the new engine process", rid)
             self._end(
                 rid,
                 FinishReason.ERROR,
-                "it could not be given to a new engine process; the server's log has the details",
+                "it could not be sent to a new engine process; the server's log has the details",
             )
             return False
         return True
 
     def _leave_quarantine(self) -> None:
-        """The engine has outlived the request that ran alone: the next one may."""
+        """Send the next quarantined request, because the last one did not crash the engine."""
         while (rid := self._quarantine.next()) is not None:
             request = self._requests.get(rid)
             if request is not None and self._send_again(rid, request):
                 self._quarantine.run(rid)
                 return
 
-    def _end_who_is_to_blame(self, code: int, *, hung: bool) -> bool:
-        """Answer the request that ran alone with an error if it may be to blame for the end of a
-        process that served.
+    def _end_culprit(self, code: int, *, hung: bool) -> bool:
+        """End the request that ran alone with an error, if it may have ended the process.
 
-        Returns whether it surely is, as far as can be known: who kills a process from outside does
-        not say why.
+        Return whether the request is surely the cause. If the process was killed from outside, the
+        cause is not known.
         """
         rid = self._quarantine.running
         if rid is None or rid not in self._requests:

@@ -1,4 +1,4 @@
-"""Notices that an engine process goes on no more, though it has not ended."""
+"""Detects an engine process that hangs."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ import psutil
 
 from ...runtime.core.messages import EngineAlive
 
-_TICKS = 16
-"""Looks within the timeout, at least one a second."""
+_TICKS = 16  # Checks per timeout; at least one per second.
+# Factor of the timeout while a process starts or compiles. The process may wait for another process
+# that compiles the same.
 _BUILD_PATIENCE = 4
-"""A process that starts, or compiles, may wait for another one that compiles the same; times the
-timeout.
-"""
-_STANDS_STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+_SUSPENDED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 class Watchdog:
-    """Counts the seconds in which an engine process was silent. `timeout` 0 watches nothing.
+    """Counts the seconds in which an engine process was silent. `timeout` 0 disables it.
 
-    Every message is a sign of life; the engine's loop sends one a second, also from within a long
-    step. While the process starts, or says that it may compile, it is enough that it or one of its
-    children uses the processor.
+    Every message is a sign of life. The engine's loop sends one per second, also during a long
+    step. While the process starts or may compile, CPU time of the process or of one of its children
+    is also a sign of life.
+
+    Attributes:
+        silence: Seconds since the last sign of life, without the time in which this process itself
+            was suspended.
+        doing: What the engine does, according to its last message.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.silence = 0.0
-        """Seconds since the last sign of life, as far as this process could have heard one; any
-        message sets it to 0.
-        """
         self.doing = ""
-        """What the engine said last that it did."""
         self._may_build = True
-        self._used = 0.0
+        self._used = 0.0  # CPU seconds at the last check.
 
     def begin(self) -> None:
-        """A new life of the engine."""
+        """Start to watch a new engine process."""
         self.silence, self.doing, self._may_build = 0.0, "starting", True
 
-    def told(self, message: EngineAlive) -> None:
-        """What the engine's loop says that it does."""
+    def heard(self, message: EngineAlive) -> None:
+        """Handle a sign of life of the engine's loop."""
         self.silence, self.doing, self._may_build = 0.0, message.doing, message.may_build
 
     @property
     def limit(self) -> float:
-        """Seconds of silence after which the process is taken to hang."""
+        """Seconds of silence after which the process counts as hanging."""
         return self._timeout * (_BUILD_PATIENCE if self._may_build else 1)
 
     @property
-    def worried(self) -> bool:
-        """Half of the limit is over."""
+    def is_silent(self) -> bool:
+        """Whether the process was silent for half of the limit."""
         return self._timeout > 0 and self.silence >= self.limit / 2
 
-    async def watch(self, pid: Callable[[], int | None], looked: Callable[[], None]) -> None:
-        """Returns once the process hangs; never without a timeout. Calls `looked` after each
-        look.
+    async def watch(self, pid: Callable[[], int | None], checked: Callable[[], None]) -> None:
+        """Return once the process hangs, or never if the timeout is 0.
+
+        `checked` is called after each check.
         """
         if not self._timeout:
             await asyncio.Event().wait()
@@ -66,21 +66,19 @@ class Watchdog:
         while self.silence < self.limit:
             before, silent = time.monotonic(), self.silence > 0
             await asyncio.sleep(tick)
-            # Who is heard need not be looked for among all processes of the machine.
+            # If a message arrived, reading the processes of the machine is not necessary.
             silent &= self.silence > 0
-            # While this process stood still, or the whole machine, it heard nothing that was said.
+            # If this process or the machine was suspended, the elapsed time does not count.
             self.silence += min(time.monotonic() - before, 2 * tick)
             if silent and self._may_build and self._works(pid()):
                 self.silence = 0.0
-            looked()
+            checked()
 
     def _works(self, pid: int | None) -> bool:
-        """Whether the process, or one that it has started, used the processor since the last
-        call.
-        """
+        """Return whether the process or a descendant used CPU time since the last call."""
         try:
             process = psutil.Process(pid)
-            if process.status() in _STANDS_STILL:
+            if process.status() in _SUSPENDED:
                 return False
             used = sum(
                 sum(member.cpu_times()) for member in (process, *process.children(recursive=True))

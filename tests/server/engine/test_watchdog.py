@@ -137,7 +137,7 @@ async def test_an_idle_engine_is_heard_for_longer_than_the_timeout(model: str) -
 
 
 SLOW_LAYERS = """
-from piecework.runtime.executor import forward_context
+from piecework.runtime.core import forward_context
 from piecework.runtime.layers import attention
 
 plain = attention.layer_begins
@@ -271,7 +271,7 @@ async def test_a_stopped_engine_of_images_is_replaced_and_the_image_is_made(
 async def test_time_in_which_the_server_itself_stands_still_is_no_silence_of_the_engine() -> None:
     """As when the whole machine is suspended."""
     watchdog = Watchdog(3.0)
-    watchdog.told(EngineAlive(doing="computing a step"))
+    watchdog.heard(EngineAlive(doing="computing a step"))
     watch = asyncio.create_task(watchdog.watch(os.getpid, lambda: None))
     await asyncio.sleep(0)
     time.sleep(3.5)
@@ -294,7 +294,7 @@ async def test_a_process_that_builds_shows_life_by_using_the_processor() -> None
     try:
         await asyncio.wait_for(watches[1], 60)
         assert not watches[0].done()
-        working.told(EngineAlive(doing="computing a step"))
+        working.heard(EngineAlive(doing="computing a step"))
         assert working.limit == 1.0 and sleeping.limit == 4.0
     finally:
         watches[0].cancel()
@@ -311,7 +311,7 @@ async def test_of_a_process_that_is_heard_nobody_asks_what_it_uses(
     watchdog = Watchdog(1.0)
     watch = asyncio.create_task(watchdog.watch(os.getpid, lambda: None))
     for _ in range(50):
-        watchdog.told(EngineAlive(doing="bringing graphs in", may_build=True))
+        watchdog.heard(EngineAlive(doing="bringing graphs in", may_build=True))
         await asyncio.sleep(0.01)
     assert not asked
     await asyncio.sleep(0.5)
