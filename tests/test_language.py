@@ -32,6 +32,7 @@ PLAIN = (
     "runtime/models/longcat_flash.py",
     "runtime/process/",
     "server/core/__init__.py",
+    "server/engine/",
     "server/parsing/catalog.py",
     "server/parsing/choice.py",
     "server/serving/",
