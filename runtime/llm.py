@@ -1,4 +1,4 @@
-"""`piecework.LLM`: the scheduler without HTTP, in the process that calls; for scripts, tests and
+"""`piecework.LLM`: the engine in the calling process, without HTTP, for scripts, tests and
 measurements.
 """
 
@@ -70,9 +70,10 @@ class LLM:
     >>> params = SamplingParams(temperature=0, max_tokens=8)
     >>> llm.generate("The capital of France is", params)[0].text
 
-    Keyword arguments are the fields of `EngineConfig`, also under vLLM's names (`foreign_names`).
-    With `piecewise_cuda_graph=True` pieces are compiled, or loaded, before the constructor returns;
-    by default there are none, unlike in a server. Raises `ValueError` that names what to mend.
+    Keyword arguments are the fields of `EngineConfig`, or their names in vLLM (`foreign_names`).
+    With `piecewise_cuda_graph=True`, pieces are compiled or loaded before the constructor returns.
+    By default there are no pieces, unlike in a server. Raise `ValueError` with a remedy if a
+    setting is wrong.
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class LLM:
         named = {} if model_path is None else {"model_path": model_path}
         if isinstance(passes := settings.get("passes"), PassConfig):
             settings["passes"] = str(passes)
-        # Pieces that are there at one start and not at another would change last digits: here they
-        # are for who asks for them. Nor is a process that is not ours bound to cores unasked.
-        unasked: dict[str, Any] = {"piecewise_cuda_graph": False, "cpu_bind": "none"}
-        self.config = EngineConfig(**unasked | own_names({**named, **settings}))
+        # Pieces may exist at one start and not at another, which would change the last digits of
+        # results. The process belongs to the caller, so it is not bound to cores by default.
+        defaults: dict[str, Any] = {"piecewise_cuda_graph": False, "cpu_bind": "none"}
+        self.config = EngineConfig(**defaults | own_names({**named, **settings}))
         if self.config.kv_events_config is not None:
-            raise ValueError("kv_events_config is for servers, which have an engine process")
+            raise ValueError(
+                "kv_events_config needs an engine process: use it with `piecework serve`"
+            )
         path = resolve_model_path(self.config.model_path)
         check_engine(path, self.config)
         self.tokenizer = load_tokenizer(
@@ -95,10 +98,10 @@ class LLM:
             gguf_pre_tokenizer=self.config.gguf_pre_tokenizer,
         )
         ranks = start_ranks(self.config, logger.error)
-        # Whatever becomes of this object, and where the constructor raises.
+        # Also if the constructor raises.
         weakref.finalize(self, ranks.close)
         self.core, runner, startup = build_engine(self.config, progress=progress, ranks=ranks)
-        # There is no loop here that could bring pieces in between batches.
+        # There is no loop that could load pieces between batches.
         startup.complete(progress=progress)
         self.info = runner.info()
         self._numbers = count()
@@ -110,23 +113,24 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         text: TextOptions | None = None,
     ) -> list[Completion]:
-        """Complete every prompt (text or token ids), all at once; `params` for all of them or one
-        each. One prompt gives a list of one.
+        """Complete all prompts (texts or token ids) in one batch.
+
+        `params` are for all prompts, or one per prompt. A single prompt gives a list of one.
         """
         listed = _listed(prompts)
-        each = (
+        own_params = (
             [params or SamplingParams()] * len(listed)
             if params is None or isinstance(params, SamplingParams)
             else list(params)
         )
-        if len(each) != len(listed):
+        if len(own_params) != len(listed):
             raise ValueError(
-                f"{len(listed)} prompts came with {len(each)} sampling parameters; give one for "
-                "all, or one each"
+                f"{len(listed)} prompts came with {len(own_params)} sampling parameters; give one "
+                "for all, or one each"
             )
         completions: list[Completion] = []
         live: dict[str, RequestState] = {}
-        for prompt, own in zip(listed, each, strict=True):
+        for prompt, own in zip(listed, own_params, strict=True):
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
             request = RequestState(
                 f"llm-{next(self._numbers):08d}",
@@ -151,14 +155,17 @@ class LLM:
         return completions
 
     def start_profile(self, folder: str, **options: Any) -> str:
-        """Profile the next steps by torch.profiler; returns where `stop_profile` will write the
-        trace. `options`: the other members of `StartProfile`. Raises `ValueError`.
+        """Profile the next steps by torch.profiler. Return the path of the trace that
+        `stop_profile` will write.
+
+        `options` are the other members of `StartProfile`. Raise `ValueError` if it cannot start.
         """
         return _path_of(self._profiler.start(StartProfile(folder=folder, **options)))
 
     def stop_profile(self) -> str:
-        """End the profile; returns where its trace is. Raises `ValueError` where none runs, or it
-        ended by itself.
+        """Stop the profile and return the path of its trace.
+
+        Raise `ValueError` if no profile is running.
         """
         answer = self._profiler.stop()
         self._profiler.wait()
@@ -167,8 +174,9 @@ class LLM:
     def chat(
         self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None
     ) -> Completion:
-        """Answer a conversation in OpenAI's form through the model's chat template, as a server
-        does. Raises `ValueError` for messages that the template cannot be told.
+        """Answer a conversation in OpenAI's format by the model's chat template, as a server does.
+
+        Raise `ValueError` if the template does not support the messages.
         """
         text = conversation_text(self.tokenizer.templates, messages)
         prompt = self.tokenizer.encode(text, add_special_tokens=False)
@@ -182,7 +190,7 @@ def _path_of(answer: ProfileAnswer) -> str:
 
 
 def _listed(prompts: str | Sequence[int] | Sequence[str | list[int]]) -> list[str | list[int]]:
-    """The prompts as a list, also where there is one: a text, or a list of token ids."""
+    """Return the prompts as a list. A text or a list of token ids is one prompt."""
     one = isinstance(prompts, str) or (
         len(prompts) > 0 and all(isinstance(prompt, int) for prompt in prompts)
     )

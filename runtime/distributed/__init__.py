@@ -1,1 +1,1 @@
-"""One engine in several processes."""
+"""Runs one engine in several processes."""

@@ -1,11 +1,11 @@
-"""The control channel: what rank 0 tells the others, in order, and what they answer when they are
-asked.
+"""The control channel: the calls and values that rank 0 sends to the other ranks, and their
+answers.
 
-A connection for each other rank. All that goes one way is one stream, so that a rank which does
-something else than rank 0 finds out at the next item. Items are pickled, for messages are
-dataclasses that `piecework.LLM` has no msgspec for: whoever can write to a connection can run code,
-so it is a pair of sockets that only the two processes hold, or, between machines, a connection that
-takes nothing but what the other end proves to have sent (`sealed`).
+Each other rank has a connection to rank 0. All items of one direction are one stream, so a rank
+that diverges from rank 0 finds out at the next item. Items are pickled, because `piecework.LLM`
+runs without msgspec. Pickle lets the sender run code. Therefore the connection is a pair of sockets
+that only the two processes hold, or, between machines, a connection that authenticates each message
+(`sealed`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ...kernels.platform import Platform
 from .ranks import Diverged, EngineEnded, RankEnded
 
 T = TypeVar("T")
+# Sets the group of this rank. Takes (platform, rank, size).
 MakeGroup = Callable[[Platform, int, int], None]
-"""(platform, rank, size): sets the group of this rank."""
 
 
 class Kind(Enum):
-    """What an item of the stream is."""
+    """The kinds of items in the stream."""
 
     CALL = "a call"
     VALUE = "a value"
@@ -38,8 +38,9 @@ class Kind(Enum):
 
 
 class Channel(Protocol):
-    """What carries items between two ranks, whole and in order, as
-    `multiprocessing.connection.Connection` does.
+    """A connection of two ranks that delivers items whole and in order.
+
+    `multiprocessing.connection.Connection` is one.
     """
 
     def send_bytes(self, message: bytes, /) -> None: ...
@@ -52,7 +53,7 @@ class Channel(Protocol):
 
 
 class Leader:
-    """The ranks as rank 0 sees them; `others` in order. A `Ranks`."""
+    """The `Ranks` of rank 0. `others` are the connections to the other ranks, in order."""
 
     rank = local_rank = node = 0
 
@@ -89,12 +90,12 @@ class Leader:
         self._make_group(platform, 0, self.size)
 
     def close(self, *, reason: str | None = None, lost: bool = False) -> None:
-        def say() -> None:
+        def announce() -> None:
             for other in self._others:
                 with contextlib.suppress(OSError):
                     other.send_bytes(pickle.dumps((Kind.END, reason)))
 
-        self._end(None if lost else say)
+        self._end(None if lost else announce)
 
     def _send(self, kind: Kind, value: Any) -> None:
         item = pickle.dumps((kind, value))
@@ -102,8 +103,9 @@ class Leader:
             try:
                 other.send_bytes(item)
             except BlockingIOError:
-                reason = "has not taken what it was told within --dist-timeout"
-                raise RankEnded(f"rank {rank} {reason}") from None
+                raise RankEnded(
+                    f"rank {rank} did not read a message within --dist-timeout"
+                ) from None
             except OSError:
                 raise RankEnded(f"rank {rank} has ended") from None
 
@@ -118,7 +120,7 @@ class Leader:
 
 
 class Follower:
-    """The ranks as one that is not rank 0 sees them. A `Ranks`."""
+    """The `Ranks` of a rank other than 0."""
 
     def __init__(
         self, rank: int, size: int, leader: Channel, make_group: MakeGroup, *, local_size: int
@@ -132,8 +134,9 @@ class Follower:
         pass
 
     def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]:
-        """What rank 0 does next, and with what. Raises `CollectiveError` where it does nothing
-        within so many seconds.
+        """Return the next call of rank 0 and its arguments.
+
+        Raise `CollectiveError` if there is none `within` this number of seconds.
         """
         if within is not None and not wait([self._leader.fileno()], within):
             raise CollectiveError(
@@ -145,8 +148,8 @@ class Follower:
         return call
 
     def told(self, value: T) -> T:
-        told: T = self._receive(Kind.VALUE)
-        return told
+        leading: T = self._receive(Kind.VALUE)
+        return leading
 
     def gathered(self, value: T) -> list[T] | None:
         self._leader.send_bytes(pickle.dumps((Kind.ANSWER, value)))
@@ -167,8 +170,9 @@ class Follower:
         pass
 
     def fail(self, reason: str) -> None:
-        """This rank cannot start, for a reason that the user can mend: rank 0 says so. Returns once
-        it has heard that.
+        """Report to rank 0 that this rank cannot start for a reason that the user can correct.
+
+        Return when rank 0 has received it.
         """
         with contextlib.suppress(EOFError, OSError):
             self._leader.send_bytes(pickle.dumps((Kind.FAILED, reason)))

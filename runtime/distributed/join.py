@@ -1,8 +1,9 @@
-"""How the ranks of other machines join: they connect to rank 0, which knows them by the key, and it
-makes sure that all have the same versions and the same model before any of them loads it.
+"""Joins the ranks of other machines to rank 0.
 
-What is said is JSON: `Hello` from the rank, and back either what it is to do or why it cannot be.
-Both ends say the same line where it cannot be.
+They connect to rank 0 and prove that they have the key. Rank 0 checks that all machines have the
+same versions and the same model before any rank loads it. A rank sends `Hello` as JSON. Rank 0
+answers with the rank's job, or with the reason why the rank cannot join, which both ends then
+report.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from .sealed import OtherKey, Sealed, hung_up, knock, welcome
 logger = logging.getLogger(__name__)
 
 _HANDSHAKE_SECONDS = 5.0
-_MOST_AT_ONCE = 32
-"""Connections whose handshake is under way; who opens more waits."""
+_MAX_HANDSHAKES = 32  # At the same time. Further connections wait.
 _RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who joins, and what must be the same on all nodes, each under the name that an error calls it
-    by.
+    """The first message of a rank that joins.
+
+    `same` holds what must be equal on all nodes, by the names that errors use.
     """
 
     node: int
@@ -51,9 +52,9 @@ class Hello:
 
 
 def hello(config: EngineConfig, rank: int) -> Hello:
-    """This rank's. Raises `ValueError` where its model cannot be read."""
+    """Return the `Hello` of this rank. Raise `ValueError` if its model cannot be read."""
     path = resolve_model_path(config.model_path)
-    # Two commits may have one version.
+    # Two commits may have the same version.
     sources = source_hash("kernels", "compilation", "runtime")[:12]
     same = {
         "version of piecework": f"{__version__} (sources {sources})",
@@ -67,8 +68,9 @@ def hello(config: EngineConfig, rank: int) -> Hello:
 
 
 def listen(address: str) -> socket.socket:
-    """Where ranks join. Raises `ValueError` where the port is taken or the address is not this
-    machine's.
+    """Open the port where ranks join.
+
+    Raise `ValueError` if the port is in use or the address is not one of this machine.
     """
     host, port = split_address(address)
     try:
@@ -86,27 +88,29 @@ def listen(address: str) -> socket.socket:
 def await_ranks(
     listener: socket.socket, key: bytes, here: Hello, nodes: Mapping[int, int], seconds: float
 ) -> list[Sealed]:
-    """The connections of `nodes`' ranks (rank to node), in order, once all have joined.
+    """Wait until all ranks of `nodes` (rank to node) have joined. Return their connections in
+    order.
 
-    `here`: rank 0's own. Who has another key is not listened to. Raises `ValueError` that names who
-    is missing after `seconds`, or differs; those that have joined are told.
+    `here` is the `Hello` of rank 0. Connections with another key are ignored. If a rank is missing
+    after `seconds`, or differs from rank 0, refuse the ranks that have joined and raise
+    `ValueError` that names the rank.
     """
     joined: dict[int, Sealed] = {}
-    door = _Door(listener, key)
+    entrance = _Entrance(listener, key)
     deadline = time.monotonic() + seconds
     try:
-        # Who has joined and gone again is waited for again.
-        while len(joined := _there(joined)) < len(nodes):
+        # A rank that has joined and disconnected must join again.
+        while len(joined := _connected(joined)) < len(nodes):
             try:
-                connection, hello = door.next(deadline - time.monotonic())
+                connection, hello = entrance.next(deadline - time.monotonic())
             except queue.Empty:
                 raise ValueError(
-                    _missing(nodes, _there(joined), listener, seconds, door.strangers)
+                    _missing(nodes, _connected(joined), listener, seconds, entrance.strangers)
                 ) from None
             if reason := _difference(here, hello):
                 _refuse(connection, reason)
                 raise ValueError(reason)
-            if nodes.get(hello.rank) != hello.node or hello.rank in _there(joined):
+            if nodes.get(hello.rank) != hello.node or hello.rank in _connected(joined):
                 reason = f"two nodes have --node-rank {hello.node}; give each its own"
                 _refuse(connection, reason)
                 raise ValueError(reason)
@@ -116,23 +120,24 @@ def await_ranks(
             _refuse(connection, str(error))
         raise
     finally:
-        door.close()
+        entrance.close()
     return [joined[rank] for rank in sorted(joined)]
 
 
-def _there(joined: Mapping[int, Sealed]) -> dict[int, Sealed]:
-    return {rank: each for rank, each in joined.items() if not hung_up(each, 0.0)}
+def _connected(joined: Mapping[int, Sealed]) -> dict[int, Sealed]:
+    return {rank: end for rank, end in joined.items() if not hung_up(end, 0.0)}
 
 
 def accept(connection: Sealed, job: Mapping[str, Any]) -> None:
-    """Tell a rank that has joined what to do. What is sent from here on is the caller's."""
+    """Send its job to a rank that has joined. The caller uses the connection from now on."""
     connection.send_bytes(json.dumps({"job": job}).encode())
 
 
 def join(address: str, key: bytes, hello: Hello, seconds: float) -> tuple[Sealed, dict[str, Any]]:
-    """The connection to rank 0, and what to do. Tries for `seconds` to reach it.
+    """Connect to rank 0, retrying for `seconds`. Return the connection and the job of this rank.
 
-    Raises `ValueError` with why this rank cannot join, and `TimeoutError` where nobody was there.
+    Raise `ValueError` with the reason if this rank cannot join, or `TimeoutError` if rank 0 cannot
+    be reached.
     """
     deadline = time.monotonic() + seconds
     reason: object = None
@@ -148,7 +153,7 @@ def join(address: str, key: bytes, hello: Hello, seconds: float) -> tuple[Sealed
             reason = error if str(error) else reason
         time.sleep(_RETRY_SECONDS)
     raise TimeoutError(
-        f"node 0 was not there within {seconds:g} s (--dist-timeout): nobody takes ranks at "
+        f"node 0 was not there within {seconds:g} s (--dist-timeout): no server accepts ranks at "
         f"--dist-init-addr {address} ({reason}); start the server with --node-rank 0 there"
     )
 
@@ -160,7 +165,7 @@ def _join_once(
     try:
         connection = knock(plain, key)
         connection.send_bytes(json.dumps(asdict(hello)).encode())
-        # It answers once all have joined.
+        # Rank 0 answers when all ranks have joined.
         connection.settimeout(max(1.0, deadline - time.monotonic()))
         answer = json.loads(connection.recv_bytes())
     except BaseException:
@@ -173,29 +178,30 @@ def _join_once(
     return connection, answer["job"]
 
 
-class _Door:
-    """Takes connections in threads, so that one that says nothing keeps nobody out. `strangers`:
-    how many had another key.
+class _Entrance:
+    """Accepts connections, each handshake in its own thread, so that a silent connection does not
+    block others. `strangers` counts the connections with another key.
     """
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self._listener, self._key = listener, key
         self._arrived: queue.Queue[tuple[Sealed, Hello]] = queue.Queue()
-        self._room = threading.Semaphore(_MOST_AT_ONCE)
+        self._room = threading.Semaphore(_MAX_HANDSHAKES)
         self._closed = False
         self.strangers = 0
         threading.Thread(target=self._accept, name="join", daemon=True).start()
 
     def next(self, seconds: float) -> tuple[Sealed, Hello]:
-        """Who comes next. Raises `queue.Empty`."""
+        """Wait for the next rank. Raise `queue.Empty` if there is none within `seconds`."""
         return self._arrived.get(timeout=max(0.0, seconds))
 
     def close(self) -> None:
-        """Take nobody any more. Wakes the thread that waits for a connection, which `close` alone
-        does not.
+        """Accept no more connections.
+
+        Shutting the socket down wakes the thread that accepts, which closing alone does not.
         """
         self._closed = True
-        with contextlib.suppress(OSError):  # macOS: it is not connected.
+        with contextlib.suppress(OSError):  # macOS: the socket is not connected.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -209,7 +215,7 @@ class _Door:
             threading.Thread(target=self._greet, args=(plain,), name="join", daemon=True).start()
 
     def _greet(self, plain: socket.socket) -> None:
-        # A socket's own limit is one for each byte that comes.
+        # The timer limits the whole handshake. The socket's timeout starts anew with each byte.
         late = threading.Timer(_HANDSHAKE_SECONDS, _hang_up, [plain])
         late.daemon = True
         late.start()
@@ -269,30 +275,33 @@ def _missing(
         if rank not in joined:
             lacking.setdefault(node, []).append(rank)
     host, port = listener.getsockname()[:2]
-    who = ", ".join(
+    missing = ", ".join(
         f"node {node} (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
         for node, ranks in lacking.items()
     )
     wrong = f"; {strangers} connections had another key" if strangers else ""
     return (
-        f"{who} did not join at {host}:{port} within {seconds:g} s (--dist-timeout){wrong}: start "
-        "the same command there with its --node-rank, and see that it can reach this address"
+        f"{missing} did not join at {host}:{port} within {seconds:g} s (--dist-timeout){wrong}: "
+        "start the same command there with its --node-rank, and check that it can reach this "
+        "address"
     )
 
 
 def _interface_of(address: str) -> str | None:
-    """The network interface that has this address."""
+    """Return the network interface that has this address, or None."""
     names = (
         name
         for name, addresses in psutil.net_if_addrs().items()
-        if any(each.address.partition("%")[0] == address for each in addresses)
+        if any(found.address.partition("%")[0] == address for found in addresses)
     )
     return next(names, None)
 
 
 def keep_to_interface(address: str) -> None:
-    """Have the libraries of collectives talk over the interface of this address of ours, where the
-    user has not chosen one: by themselves they take that of the machine's name.
+    """Have the collective libraries use the interface of this address, unless the user has chosen
+    one.
+
+    By default they use the interface of the machine's name.
     """
     if (name := _interface_of(address)) is not None:
         for library in ("GLOO", "NCCL", "HCCL"):

@@ -1,6 +1,7 @@
-"""A machine whose ranks belong to the engine of another: `piecework serve --node-rank 1`.
+"""A machine whose ranks belong to the engine of another machine: `piecework serve --node-rank 1`.
 
-It starts its ranks, which join rank 0, and starts them again when the engine is. It serves no HTTP.
+It starts its ranks, which join rank 0. If the engine restarts, it restarts its ranks. It serves no
+HTTP.
 """
 
 from __future__ import annotations
@@ -30,21 +31,20 @@ _COMMAND = (
     "piecework.runtime.process.parent",
     "piecework.runtime.engine.rank_process",
 )
-_LOOK_SECONDS = 0.1
-_END_SECONDS = 10.0
-"""How long the other ranks of an engine that has ended may take to end too."""
-_SHORTEST = 1.0
-"""Seconds from one start to the next."""
+_POLL_SECONDS = 0.1
+_END_SECONDS = 10.0  # How long the other ranks may take to end after the first.
+_RESTART_SECONDS = 1.0  # Least time from one start to the next.
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
+# Exit codes of ranks and of this process, except the last one: a rank could not reach rank 0.
 EXIT_ENDED, EXIT_ENGINE_GONE, EXIT_USER_ERROR, EXIT_NEVER_JOINED = 0, 1, 2, 3
-"""Of a rank; the last one is a rank's alone: nobody was there."""
 
 
 def run_node(config: EngineConfig, *, log_level: str, environment: Mapping[str, str]) -> int:
-    """Until rank 0's server ends for good, or a signal asks for it; returns the exit code.
+    """Run this node's ranks until rank 0's server ends or a signal arrives. Return the exit code.
 
-    0 after a signal, and where the server ended in order; 1 where it did not come back; 2 where it
-    could not be joined, for a reason that the user can mend, which is printed.
+    The code is 0 after a signal or a regular end of the server, and 1 if the server did not
+    restart. It is 2 if the ranks cannot join for a reason that the user can correct, which is
+    printed.
     """
     set_up_logging(log_level)
     read_key(config.dist_key_file)
@@ -71,12 +71,12 @@ def run_node(config: EngineConfig, *, log_level: str, environment: Mapping[str, 
             return EXIT_ENDED
         if code in (EXIT_USER_ERROR, EXIT_NEVER_JOINED):
             print(f"piecework serve: error: {reasons or 'see above'}", file=sys.stderr, flush=True)
-            # One that had been there has ended otherwise than by our user's mistake.
+            # If the ranks had joined before, the user of this node made no mistake.
             late = code == EXIT_NEVER_JOINED and joined
             return EXIT_ENGINE_GONE if late else EXIT_USER_ERROR
         joined = True
         logger.error("the engine has ended unexpectedly; joining it again")
-        time.sleep(max(0.0, began + _SHORTEST - time.monotonic()))
+        time.sleep(max(0.0, began + _RESTART_SECONDS - time.monotonic()))
     return EXIT_ENDED
 
 
@@ -84,9 +84,9 @@ def run_node(config: EngineConfig, *, log_level: str, environment: Mapping[str, 
 def _ranks(
     config: EngineConfig, log_level: str, environment: Mapping[str, str]
 ) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
-    """This node's ranks, which end with the block."""
+    """Start this node's ranks. They end with the block."""
     processes: dict[int, subprocess.Popen[bytes]] = {}
-    # They inherit that these are held back, and ignore them as soon as they can.
+    # The ranks inherit these signals blocked, and ignore them as soon as they can.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         for rank in ranks_of(config.node_rank, tp_size=config.tp_size, nnodes=config.nnodes):
@@ -117,8 +117,8 @@ def _ranks(
 
 
 def _first_end(ranks: Mapping[int, subprocess.Popen[bytes]], stopping: list[int]) -> int | None:
-    """The exit code by which they end: that of most meaning of all that end within a while; None
-    where a signal comes first.
+    """Wait until the ranks end, at most `_END_SECONDS` after the first. Return the most specific
+    exit code of all, or None if a signal arrives before.
     """
     ends: float | None = None
     while not stopping:
@@ -135,17 +135,17 @@ def _first_end(ranks: Mapping[int, subprocess.Popen[bytes]], stopping: list[int]
                 if code in ended.values():
                     return code
             return EXIT_ENGINE_GONE
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return None
 
 
 def _reasons(ranks: Mapping[int, subprocess.Popen[bytes]]) -> str:
-    """What the ranks said that the user can mend, each line once."""
-    said: dict[str, None] = {}
+    """Return the reasons that the ranks printed, each line once."""
+    reasons: dict[str, None] = {}
     for process in ranks.values():
         assert process.stdout is not None
         process.kill()
         for line in process.stdout.read().splitlines():
             with contextlib.suppress(ValueError):
-                said[" ".join(str(json.loads(line)).split())] = None
-    return "; ".join(said)
+                reasons[" ".join(str(json.loads(line)).split())] = None
+    return "; ".join(reasons)

@@ -1,5 +1,5 @@
-"""Starts the other ranks of an engine as processes, which end when this one does, and lets those of
-other machines join.
+"""Starts the other ranks of an engine as processes that end with this one, and waits for the ranks
+of other machines.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ from .sealed import Sealed, hung_up, read_key
 
 logger = logging.getLogger(__name__)
 
-_OF_AN_ENGINE = "piecework.runtime.engine.rank_process"
+_RANK_PROCESS = "piecework.runtime.engine.rank_process"
 KILLED_WITH_PARENT = "piecework.runtime.process.parent"
 EXIT_USER_ERROR = 2
-END = "end"
-"""The call that ends a rank."""
+END = "end"  # The call that ends a rank.
 _END_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
 
 
 class OtherNodes(NamedTuple):
-    """Machines whose ranks join. `ranks`: each one's node."""
+    """The machines whose ranks join. `ranks` maps their ranks to nodes."""
 
     listener: socket.socket
     key: bytes
@@ -58,18 +57,18 @@ class OtherNodes(NamedTuple):
 
 
 def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = None) -> Ranks:
-    """The ranks of an engine, seen from rank 0, which this process is; the others begin to load.
+    """Start the ranks of an engine. This process is rank 0. The others begin to load.
 
-    `when_lost`: called, in a thread of its own, with a line that says which rank ended
-    unexpectedly; else this process ends as that one has. Raises `ValueError` where the machine has
-    too few devices, or another machine does not join.
+    If a rank ends unexpectedly, a thread calls `when_lost` with a line that names the rank. Without
+    `when_lost`, this process ends in the same way as the rank. Raise `ValueError` if the machine
+    has too few devices, or if another machine does not join.
     """
     if config.tp_size == 1:
         return ALONE
     if has_group(TENSOR_PARALLEL):
         raise ValueError(
-            "a process has one engine of several ranks at a time: delete the LLM that it has, or "
-            "take another process"
+            "a process has one engine of several ranks at a time: delete its LLM, or use another "
+            "process"
         )
     if config.node_rank > 0:
         raise ValueError(
@@ -86,7 +85,7 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
         nodes = {rank: rank // each for rank in range(each, config.tp_size)}
         others = OtherNodes(listen(config.dist_init_addr), key, here, nodes)
     return start_processes(
-        _OF_AN_ENGINE,
+        _RANK_PROCESS,
         asdict(config),
         config.tp_size,
         when_lost,
@@ -96,9 +95,7 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
 
 
 def _check_heads(config: EngineConfig) -> None:
-    """Raises `ValueError` for more ranks than any split of the model has: each is a process, which
-    takes memory long before it finds that out.
-    """
+    """Raise `ValueError` if there are more ranks than heads, before processes allocate memory."""
     path = resolve_model_path(config.model_path)
     if config.tp_size > (heads := read_model_config(path, config.model_code).num_heads):
         raise ValueError(f"--tp-size {config.tp_size} is more than the {heads} heads of {path}")
@@ -113,8 +110,9 @@ def start_processes(
     seconds: float = DIST_TIMEOUT,
     others: OtherNodes | None = None,
 ) -> Ranks:
-    """`size` ranks, of which the others run `module`; its job has `config`. `seconds`: how long a
-    rank is waited for.
+    """Start `size` ranks. Those other than 0 run `module`, whose job holds `config`.
+
+    `seconds` is the timeout for a rank.
     """
     host = _LOOPBACK if others is None else others.listener.getsockname()[0]
     local_size = size - (0 if others is None else len(others.ranks))
@@ -136,14 +134,14 @@ def start_processes(
                 accept(connection, job)
             processes.joined(joined, others.ranks)
             connections += joined
-        for each in connections:
-            _limit_sending(each, seconds)
+        for channel in connections:
+            _limit_sending(channel, seconds)
         unless_started.pop_all()
     return Leader(connections, _group_maker(store, seconds), processes.end, local_size=local_size)
 
 
 def _limit_sending(connection: Channel, seconds: float) -> None:
-    """A rank that is stopped takes nothing, and rank 0 would wait for it: see socket(7)."""
+    """Set a timeout for sends, because a stopped rank reads nothing. See socket(7)."""
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         whole = int(seconds)
         limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
@@ -151,8 +149,9 @@ def _limit_sending(connection: Channel, seconds: float) -> None:
 
 
 def follower(job: dict[str, Any], leader: Channel | None = None) -> Follower:
-    """The ranks seen from one that is not rank 0. `job`: what it was started with, and told;
-    `leader`: the connection to rank 0 where that is on another machine.
+    """Return the `Ranks` of a rank other than 0.
+
+    `job` is the rank's job. `leader` is the connection to a rank 0 on another machine.
     """
     store = TCPStore(
         job["host"],
@@ -171,8 +170,9 @@ def follower(job: dict[str, Any], leader: Channel | None = None) -> Follower:
 
 
 def _group_maker(store: Any, seconds: float) -> MakeGroup:
-    """What makes a rank's group once all ranks meet at `store`; its collectives wait for `seconds`
-    for a rank.
+    """Return a function that makes a rank's group. All ranks meet at `store`.
+
+    `seconds` is the timeout of its collectives.
     """
 
     def make_group(platform: Platform, rank: int, size: int) -> None:
@@ -182,8 +182,8 @@ def _group_maker(store: Any, seconds: float) -> MakeGroup:
 
 
 def _make_store(host: str, size: int, seconds: float) -> tuple[Any, int]:
-    """Where the ranks meet, and its port."""
-    # torch would listen on all addresses of the machine.
+    """Return the store where the ranks meet, and its port."""
+    # Without a listener of ours, torch listens on all addresses of the machine.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, 0), family=family)
     port = listener.getsockname()[1]
@@ -200,7 +200,7 @@ def _make_store(host: str, size: int, seconds: float) -> tuple[Any, int]:
 
 
 class _Processes:
-    """The processes of the other ranks: those of this machine, and the connections of others."""
+    """The other ranks: processes on this machine, and connections to ranks of other machines."""
 
     def __init__(self, module: str, when_lost: Callable[[str], None] | None) -> None:
         self._module = module
@@ -209,9 +209,10 @@ class _Processes:
         self._joined: Sequence[Sealed] = ()
 
     def start(self, job: dict[str, Any]) -> Channel:
-        """A rank that gets its job; the connection to it."""
+        """Start a rank, give it its job and return the connection to it."""
         ours, theirs = Pipe()
-        # Who uses an engine in a process of theirs may do so in a thread that ends before.
+        # The kernel kills the rank with the thread that starts it. A thread of a user of `LLM` may
+        # end before the engine does.
         lasting = threading.current_thread() is threading.main_thread()
         process = subprocess.Popen(
             (sys.executable, "-m", *[KILLED_WITH_PARENT] * lasting, self._module),
@@ -228,22 +229,23 @@ class _Processes:
         return ours
 
     def joined(self, connections: Sequence[Sealed], nodes: dict[int, int]) -> None:
-        """Ranks of other machines, which `nodes` are."""
+        """Watch the connections of ranks of other machines. `nodes` maps ranks to nodes."""
         self._joined = connections
         for connection, rank in zip(connections, sorted(nodes), strict=True):
-            who = f"rank {rank} of node {nodes[rank]}"
-            watch = partial(self._watch_connection, who, connection)
+            name = f"rank {rank} of node {nodes[rank]}"
+            watch = partial(self._watch_connection, name, connection)
             threading.Thread(target=watch, name="rank", daemon=True).start()
 
-    def end(self, say: Callable[[], None] | None = None) -> None:
-        """All of them: in order where they listen, and else by force. `say`: what tells them so;
-        None: something is wrong with them.
+    def end(self, announce: Callable[[], None] | None = None) -> None:
+        """End all ranks: regularly if they respond, otherwise by force.
+
+        `announce` sends the end to the ranks. It is None if the ranks have failed.
         """
         self._ending = True
-        if say is not None:
-            say()
-        for each in (*self._joined, *(connection for _, connection in self._running)):
-            each.close()
+        if announce is not None:
+            announce()
+        for connection in (*self._joined, *(own for _, own in self._running)):
+            connection.close()
         for process, _ in self._running:
             assert process.stdin is not None
             process.stdin.close()
@@ -252,56 +254,57 @@ class _Processes:
                 process.wait(_END_SECONDS)
             process.kill()
         set_group(TENSOR_PARALLEL, None)
-        # Libraries may wait there for a rank that is gone.
-        if say is not None and dist.is_initialized():
+        # After a failure, libraries may wait here for a rank that is gone.
+        if announce is not None and dist.is_initialized():
             dist.destroy_process_group()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
-        # One that the user can mend rank 0 hears through the connection.
+        # Rank 0 receives errors that the user can correct by the connection.
         if not self._ending and code != EXIT_USER_ERROR:
             self._lost(f"rank {rank} {how_ended(code)}", killed=code == -signal.SIGKILL)
 
-    def _watch_connection(self, who: str, connection: Sealed) -> None:
+    def _watch_connection(self, name: str, connection: Sealed) -> None:
         peer = connection.peer
         hung_up(connection, None)
         if not self._ending:
-            self._lost(f"{who} ({peer}) has ended, or cannot be reached any more", killed=True)
+            self._lost(f"{name} ({peer}) has ended, or cannot be reached any more", killed=True)
 
     def _lost(self, line: str, *, killed: bool) -> None:
         if self._when_lost is not None:
             self._when_lost(line)
-            # Who waits in shared memory finds nothing out by itself.
+            # A rank that waits in shared memory does not notice that another one is gone.
             if has_group(TENSOR_PARALLEL):
                 get_group(TENSOR_PARALLEL).give_up()
             return
         logger.error("%s, and the engine with it", line)
-        # A stopped one would not end by itself.
+        # A stopped process would not end by itself.
         for process, _ in self._running:
             process.kill()
         _leave(killed=killed)
 
 
 def give_job(process: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
-    """The first line of a rank's standard input."""
+    """Write the job of a rank to its standard input, as a line."""
     assert process.stdin is not None
     level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
-    # One that has ended already says so by its exit code.
+    # If the process has ended already, its exit code says so.
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(json.dumps({**job, "log_level": level}).encode() + b"\n")
         process.stdin.flush()
 
 
 def how_ended(code: int) -> str:
-    """A process, by its exit code."""
+    """Return how a process ended, by its exit code."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended unexpectedly (exit code {code})"
 
 
 def _leave(*, killed: bool) -> NoReturn:
-    """Without the interpreter's end: the main thread may wait for the rank in a collective. As one
-    that is killed where the rank was: that may have nothing to do with what it computed.
+    """Exit without the interpreter's end, because the main thread may wait in a collective.
+
+    If the rank was killed, be killed too, because the cause may be unrelated to the computation.
     """
     with contextlib.suppress(OSError):
         sys.stderr.flush()

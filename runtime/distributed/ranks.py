@@ -1,8 +1,8 @@
-"""The ranks of an engine: processes that hold a part of the model each, and run the same steps.
+"""The ranks of an engine: processes that each hold a part of the model and run the same steps.
 
-Rank 0 alone has an inbox and an outbox. It tells the others each message and each turn of its loop,
-and every rank runs the same deterministic scheduler on them, so plans never travel. What depends on
-time or on the machine is decided by rank 0 and told, or agreed on:
+Only rank 0 has an inbox and an outbox. It broadcasts each message and each iteration of its loop.
+Every rank runs the same deterministic scheduler, so plans are not sent. Rank 0 decides what depends
+on time or on the machine, or the ranks agree on it:
 
     free = ranks.least(platform.memory().free)
     outcome = ranks.told(compiling.poll() if ranks.rank == 0 else None)
@@ -28,70 +28,74 @@ class Ranks(Protocol):
 
     @property
     def node(self) -> int:
-        """Which of the machines this is; rank 0's is 0."""
+        """Index of this machine. Rank 0 is on machine 0."""
         ...
 
     @property
     def local_rank(self) -> int:
-        """Which of the processes on this machine this is, from 0."""
+        """Index of this process among the ranks of this machine, from 0."""
         ...
 
     @property
     def local_size(self) -> int:
-        """How many of the ranks are processes on this machine."""
+        """Number of ranks on this machine."""
         ...
 
     def tell(self, call: str, *arguments: Any) -> None:
-        """On rank 0: the others are to do what it does with its engine from here on, `call` of
-        `rank_process.follow`; waits for nobody. Elsewhere nothing.
+        """On rank 0, have the other ranks repeat a `call` of `rank_process.follow`.
+
+        Do not wait for them. On other ranks, do nothing.
         """
         ...
 
     def told(self, value: T) -> T:
-        """Rank 0's value, on every rank: plain objects. On rank 0 it waits for nobody."""
+        """Return rank 0's value, a plain object, on every rank. Rank 0 does not wait."""
         ...
 
     def gathered(self, value: T) -> list[T] | None:
-        """Every rank's value, on rank 0, which waits for all; None elsewhere. Raises `ValueError`
-        where another rank cannot start for a reason that the user can mend.
+        """Return the values of all ranks on rank 0, which waits for them, and None on other ranks.
+
+        Raise `ValueError` if another rank cannot start for a reason that the user can correct.
         """
         ...
 
     def least(self, value: int) -> int:
-        """The least of all ranks' values, on every rank; waits for all. Raises as `gathered`."""
+        """Return the least value of all ranks on every rank. Wait for all. Raise as `gathered`."""
         ...
 
     def check(self, digest: Any) -> None:
-        """To be called with what identifies a step, before it is launched. Raises `Diverged` where
-        rank 0's is another.
+        """Compare the digest of a step with that of rank 0, before the step is launched.
+
+        Raise `Diverged` if they differ.
         """
         ...
 
     def make_group(self, platform: Platform) -> None:
-        """Set the group of the collectives; waits for all."""
+        """Set the group of the collectives. Wait for all ranks."""
         ...
 
     def close(self, *, reason: str | None = None, lost: bool = False) -> None:
-        """On rank 0: end the others, for good; `reason`: what the user can mend. `lost`: the engine
-        is started again, and ranks of other machines are to join that.
+        """On rank 0, end the other ranks. `reason` is an error that the user can correct.
+
+        If `lost` is set, the engine restarts, and ranks of other machines must join it again.
         """
         ...
 
 
 class RankError(RuntimeError):
-    """The ranks cannot go on together, for a reason that its text says in a line."""
+    """The ranks cannot continue. The text is one line."""
 
 
 class Diverged(RankError):
-    """Two ranks were about to compute different steps: the engine must end."""
+    """Two ranks were about to compute different steps. The engine must end."""
 
 
 class RankEnded(RankError):
-    """A rank is gone: the engine must end."""
+    """A rank has ended. The engine must end."""
 
 
 class EngineEnded(RankError):
-    """Rank 0 has ended for good. `reason`: one that the user can mend."""
+    """Rank 0 has ended. `reason` is an error that the user can correct, or None."""
 
     def __init__(self, reason: str | None) -> None:
         super().__init__(reason or "the engine has ended")
@@ -99,7 +103,7 @@ class EngineEnded(RankError):
 
 
 class Alone:
-    """An engine of one process."""
+    """The `Ranks` of an engine with one process."""
 
     rank, size = 0, 1
     node, local_rank, local_size = 0, 0, 1

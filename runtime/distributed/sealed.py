@@ -1,12 +1,14 @@
-"""A connection between ranks of different machines: both ends prove that they have the same key
-before either reads anything else, and each message that it is the other end's next one.
+"""An authenticated connection between ranks of different machines.
 
-Nothing is encrypted: whoever can read the network reads prompts. Whoever can write to it can end a
-connection, but can neither join, nor make, change, repeat or drop a message without being found
-out.
+Both ends first prove that they have the same key. Then each message carries a proof that it is the
+next message of the other end.
 
-The proofs are HMAC-SHA-256 (RFC 2104) with a key of its own for each connection and direction,
-which follows from numbers that both ends have drawn.
+Nothing is encrypted: people who can read the network can read prompts. People who can write to it
+can end a connection. They cannot join, and if they forge, change, repeat or drop a message, the
+other end notices.
+
+The proofs are HMAC-SHA-256 (RFC 2104). Each connection and direction has its own key, derived from
+random numbers of both ends.
 """
 
 from __future__ import annotations
@@ -29,10 +31,9 @@ _NONCE = 32
 _PROOF = 32
 _REFUSED = bytes(_PROOF)
 _LENGTH = struct.Struct(">I")
-_LONGEST = 2**28
-"""Bytes of a message: more than any prompt has."""
+_LONGEST = 2**28  # Limit of a message in bytes. Prompts are shorter.
+# A silent machine is probed after 20 s, every 10 s, three times.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-"""Seconds until a machine that says nothing is asked whether it is there, and how often."""
 MIN_KEY_BYTES = 16
 
 
@@ -45,9 +46,11 @@ class OtherKey(ValueError):
 
 
 class Sealed:
-    """What `multiprocessing.connection.Connection` is, of which it has what the control channel
-    uses. `recv_bytes` raises `EOFError` where the other end has closed it, `OSError` where the
-    connection is lost, or is no longer to be trusted.
+    """A connection with those methods of `multiprocessing.connection.Connection` that the control
+    channel uses.
+
+    `recv_bytes` raises `EOFError` if the other end has closed the connection. It raises `OSError`
+    if the connection is lost, or if a message fails its check.
     """
 
     def __init__(self, connection: socket.socket, sending: bytes, receiving: bytes) -> None:
@@ -74,18 +77,18 @@ class Sealed:
         return self._socket.fileno()
 
     def settimeout(self, seconds: float | None) -> None:
-        """How long to wait for the other end; None: for ever."""
+        """Set the timeout of sends and receives. None means no timeout."""
         self._socket.settimeout(seconds)
 
     @property
     def address(self) -> str:
-        """This end's."""
+        """The address of this end."""
         host: str = self._socket.getsockname()[0]
         return host
 
     @property
     def peer(self) -> str:
-        """The other end's."""
+        """The address of the other end."""
         host: str = self._socket.getpeername()[0]
         return host
 
@@ -94,8 +97,10 @@ class Sealed:
 
 
 def welcome(connection: socket.socket, key: bytes) -> Sealed:
-    """The end that listens. Raises `OtherKey`, and `OSError` or `EOFError` where the other end is
-    gone; the caller sets and takes away the time limit of the socket.
+    """Do the handshake of the end that listens.
+
+    Raise `OtherKey`, or `OSError` or `EOFError` if the other end is gone. The caller sets and
+    removes the timeout of the socket.
     """
     mine = secrets.token_bytes(_NONCE)
     connection.sendall(_MAGIC + mine)
@@ -108,9 +113,9 @@ def welcome(connection: socket.socket, key: bytes) -> Sealed:
 
 
 def knock(connection: socket.socket, key: bytes) -> Sealed:
-    """The end that connects; raises as `welcome`."""
+    """Do the handshake of the end that connects. Raise as `welcome`."""
     if _read(connection, len(_MAGIC)) != _MAGIC:
-        raise OSError("what listens there is no piecework of this version")
+        raise OSError("the listener is not a piecework server of this version")
     theirs, mine = _read(connection, _NONCE), secrets.token_bytes(_NONCE)
     connection.sendall(mine + _proof(key, b"joins", theirs, mine))
     proof = _read(connection, _PROOF)
@@ -120,8 +125,9 @@ def knock(connection: socket.socket, key: bytes) -> Sealed:
 
 
 def hung_up(connection: HasFileno, seconds: float | None) -> bool:
-    """Whether the other end is gone, or is within `seconds` (None: waits for it). Nothing is read;
-    a message that waits does not hide it.
+    """Wait up to `seconds` (None: without limit) until the other end is gone. Return whether it is.
+
+    Unread messages stay, and do not hide the end.
     """
     events = select.poll()
     events.register(connection, getattr(select, "POLLRDHUP", 0))
@@ -129,8 +135,9 @@ def hung_up(connection: HasFileno, seconds: float | None) -> bool:
 
 
 def read_key(path: str | None) -> bytes:
-    """The key of a file, or of PIECEWORK_DIST_KEY; raises `ValueError` where there is none, or one
-    that could be guessed.
+    """Return the key of a file or of PIECEWORK_DIST_KEY.
+
+    Raise `ValueError` if there is no key, or if it is too short.
     """
     source = f"--dist-key-file {path}" if path else "PIECEWORK_DIST_KEY"
     if path:
@@ -145,11 +152,13 @@ def read_key(path: str | None) -> bytes:
         key = found.encode(errors="surrogateescape")
     else:
         raise ValueError(
-            "--nnodes takes a key that all nodes have: write one into a file (`openssl rand -hex "
-            "32 > FILE`), and give it to each as --dist-key-file FILE or PIECEWORK_DIST_KEY"
+            "--nnodes needs the same key on all nodes: write one into a file (`openssl rand -hex "
+            "32 > FILE`), and pass it to each node as --dist-key-file FILE or PIECEWORK_DIST_KEY"
         )
     if len(key := key.strip()) < MIN_KEY_BYTES:
-        raise ValueError(f"{source} holds less than {MIN_KEY_BYTES} bytes; `openssl rand -hex 32`")
+        raise ValueError(
+            f"{source} holds less than {MIN_KEY_BYTES} bytes; make one with `openssl rand -hex 32`"
+        )
     return key
 
 
@@ -164,7 +173,7 @@ def _sealed(connection: socket.socket, key: bytes, drawn: bytes, *, listens: boo
 
 
 def _proof(key: bytes, *parts: bytes) -> bytes:
-    """All but the last part have a length that their use fixes, or stand alone."""
+    """Return the HMAC of the joined parts. Parts before the last one must have fixed lengths."""
     return hmac.digest(key, b"".join(parts), "sha256")
 
 

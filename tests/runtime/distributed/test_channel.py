@@ -72,7 +72,7 @@ def test_a_rank_0_that_stops_between_two_steps_is_found(pair: Pair) -> None:
 
 def test_a_rank_that_takes_nothing_is_not_waited_for(pair: Pair) -> None:
     processes._limit_sending(pair.ours, 0.1)
-    with pytest.raises(RankEnded, match="rank 1 has not taken what it was told"):
+    with pytest.raises(RankEnded, match="rank 1 did not read a message"):
         pair.leader.tell("add", bytes(2**22))
 
 

@@ -133,7 +133,7 @@ def test_who_says_little_at_a_time_keeps_nobody_out(
 ) -> None:
     monkeypatch.setattr(join_module, "_HANDSHAKE_SECONDS", 0.5)
     slow = [
-        socket.create_connection(listener.getsockname()) for _ in range(join_module._MOST_AT_ONCE)
+        socket.create_connection(listener.getsockname()) for _ in range(join_module._MAX_HANDSHAKES)
     ]
     joined = threading.Event()
 
@@ -250,7 +250,7 @@ def test_a_key_comes_from_a_file_or_the_environment(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIECEWORK_DIST_KEY", raising=False)
-    with pytest.raises(ValueError, match=r"--nnodes takes a key"):
+    with pytest.raises(ValueError, match=r"--nnodes needs the same key"):
         read_key(None)
     monkeypatch.setenv("PIECEWORK_DIST_KEY", "short")
     with pytest.raises(ValueError, match=r"PIECEWORK_DIST_KEY holds less than 16 bytes"):
