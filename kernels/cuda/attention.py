@@ -1,5 +1,5 @@
-"""Paged attention by flashinfer: one call a layer for a whole step, planned on the host before the
-first layer that needs it.
+"""Paged attention by flashinfer: one call per layer for a whole step, planned on the host before
+the first layer that needs it.
 
 Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head
 size, S tokens in a page.
@@ -21,21 +21,19 @@ from ..staging import to_device
 from . import latent_attention
 
 _HEAD_SIZES = (64, 128, 256)
-_LAYOUT = "NHD"
-"""How flashinfer calls caches of [pages, tokens, heads, head size]."""
+_LAYOUT = "NHD"  # flashinfer's name for caches of [pages, tokens, heads, head size].
+# For parts of split keys in float32: 128 rows for each of two blocks per multiprocessor and each
+# query of a key.
 _WORKSPACE_BYTES = 384 << 20
-"""For parts of split keys, in float32: 128 rows of two blocks a multiprocessor, each for all
-queries of a key.
-"""
 
+# Writes keys and values [T, K, D] to the slots [T] of two caches of a layout.
 Store = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, KVLayout], None
 ]
-"""Writes keys and values [T, K, D] to the slots [T] of two caches of a layout."""
 
 
 def obstacle(layout: KVLayout) -> str | None:
-    """Why flashinfer cannot compute a layer's attention; None where it can."""
+    """Return why flashinfer cannot compute a layer's attention, or None if it can."""
     if layout.latent:
         return latent_attention.obstacle(layout)
     if layout.dtype not in latent_attention.DTYPES:
@@ -46,7 +44,7 @@ def obstacle(layout: KVLayout) -> str | None:
     if layout.cache_dtype == torch.int8:
         return "flashinfer reads keys and values of 16 bits and float8, not int8"
     if not layout.is_plain:
-        return "soft caps, sinks and slopes of scores are not given to flashinfer"
+        return "flashinfer is not used for layers with soft caps, sinks or slopes"
     if layout.key_size not in _HEAD_SIZES:
         return (
             f"flashinfer has kernels for heads of {', '.join(map(str, _HEAD_SIZES))}, not of "
@@ -56,11 +54,11 @@ def obstacle(layout: KVLayout) -> str | None:
 
 
 class _Pages(NamedTuple):
-    """Requests as flashinfer takes them, all int32: where their tokens and pages begin, [B + 1];
-    how full their last page is, [B].
+    """The requests of a step for flashinfer, all int32.
 
-    `indices` [pages] lies on the device, the others on the host, so that planning waits for
-    nothing.
+    `query_indptr` and `indptr` [B + 1] say where their tokens and pages begin, `last_page_len` [B]
+    how full their last page is. `indices` [pages] lies on the device, the others on the host, so
+    that planning does not wait.
     """
 
     query_indptr: torch.Tensor
@@ -76,16 +74,21 @@ class _Pages(NamedTuple):
 
 
 def _on_tensor_cores(layout: KVLayout) -> bool:
-    """Whether decodes use matrix instructions: the other kernel takes few numbers of queries a key,
-    and reads no faster for many.
+    """Return whether decodes use matrix instructions. The other kernel supports few query heads per
+    key head, and does not read keys faster for many.
     """
     return layout.num_heads // layout.num_kv_heads > 3
 
 
 @dataclass(slots=True)
 class FlashInferPlan:
-    """One step. `slots` [T]; `decodes`: every request has one new token; `plain`: the same for
-    latent layers that plain torch computes, once there has been one.
+    """The plan of one step.
+
+    Attributes:
+        slots: [T].
+        decodes: Whether every request has one new token.
+        plain: The plan of plain torch, made by the first latent layer that flashinfer cannot
+            compute.
     """
 
     metadata: AttentionMetadata
@@ -97,12 +100,14 @@ class FlashInferPlan:
 
 @dataclass(slots=True)
 class FlashInferDecodePlan:
-    """Decodes whose figures change in place: `slots` [B] int64; `indptr` [B + 1], `indices`,
+    """Decodes whose tensors change in place: `slots` [B] int64; `indptr` [B + 1], `indices` and
     `last_page_len` [B] int32.
 
-    A row without a request is one token long and lies in page 0. `pages`: what was written last,
-    None for nothing yet. `calls`: by batch size and layout, made before a graph records
-    them.
+    A row without a request has one token in page 0.
+
+    Attributes:
+        pages: The last update. None before the first.
+        calls: By batch size and layout, made before a graph is captured.
     """
 
     slots: torch.Tensor
@@ -115,8 +120,7 @@ class FlashInferDecodePlan:
     calls: dict[tuple[int, KVLayout], _Call] = field(default_factory=dict)
 
 
-Planner = Callable[[Any, KVLayout, _Pages], None]
-"""Tells a wrapper the layer and the step."""
+Planner = Callable[[Any, KVLayout, _Pages], None]  # Passes the layer and the step to a wrapper.
 
 
 class _Call:
@@ -128,11 +132,11 @@ class _Call:
         self._copied: torch.cuda.Event | None = None
 
     def plan(self, pages: _Pages) -> None:
-        """Plan for a step, unless that is done. Not while a graph is recorded."""
+        """Plan for a step, if that is not done. Must not run while a graph is captured."""
         if self._pages is pages:
             return
         if self._copied is not None:
-            # The wrapper keeps what it sends to the device in one page-locked buffer.
+            # The wrapper has one page-locked buffer for what it copies to the device.
             self._copied.synchronize()
         self._plan(self._wrapper, self._layout, pages)
         if pages.indices.is_cuda:
@@ -154,9 +158,8 @@ class _Call:
 
 
 class FlashInferAttention:
-    """flashinfer's paged prefill, for steps with prefills or chunks among them, and its paged
-    decode for all others; for latent layers one kernel for both, and plain torch for steps that it
-    refuses.
+    """flashinfer's paged prefill for steps with prefills or chunks, and its paged decode for all
+    others. Latent layers use one kernel for both, and plain torch for steps that it cannot compute.
     """
 
     head_sizes = _HEAD_SIZES
@@ -219,12 +222,12 @@ class FlashInferAttention:
             plan.plain = plan.plain or self._plain.plan(plan.metadata, plan.pages.page_size)
             self._plain.run(q, k, v, out, k_cache, v_cache, plan.plain, layout)
             return
-        # The wrappers of layers that differ by these alone are one.
+        # Layers that differ only in these scales share a wrapper.
         scales = {"k_scale": layout.k_scale, "v_scale": layout.v_scale}
         scales = {name: scale for name, scale in scales.items() if scale != 1.0}
         shared = replace(layout, k_scale=1.0, v_scale=1.0)
-        # A graph pads q, k and v behind the tokens of the step; a fixed plan may have more places
-        # than this graph has queries.
+        # A graph pads q, k and v after the tokens of the step. A fixed plan may have more rows than
+        # this graph has queries.
         new = min(len(plan.slots), len(q))
         call = (
             self._recorded_call(plan, shared, new)
@@ -296,14 +299,16 @@ class FlashInferAttention:
         return call
 
     def _workspace_on(self, device: torch.device) -> torch.Tensor:
-        """One for all wrappers: their calls follow one another on the device."""
+        """Return one workspace for all wrappers. Their calls run one after another on the
+        device.
+        """
         if self._workspace is None:
             self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         return self._workspace
 
 
 def _pages(metadata: AttentionMetadata, page_size: int, size: int) -> _Pages:
-    """The step's requests, and behind them as many of one token in page 0 as make `size`."""
+    """Return the step's requests, padded to `size` with requests of one token in page 0."""
     count, padding = len(metadata.seq_lens), size - len(metadata.seq_lens)
     seq_lens = np.array([*metadata.seq_lens, *[1] * padding], np.int32)
     pages = -(-seq_lens // page_size)
@@ -331,8 +336,8 @@ def _plan_prefill(wrapper: Any, layout: KVLayout, pages: _Pages) -> None:
 def _plan_decode(
     wrapper: Any, layout: KVLayout, pages: _Pages, *queries: torch.Tensor, **options: bool
 ) -> None:
-    """A prefill is planned with the same figures, and what it has beside them: where its queries
-    begin, and options.
+    """Plan a decode, or a prefill, which has two more arguments: where its queries begin, and
+    options.
     """
     wrapper.plan(
         *queries,
@@ -367,7 +372,7 @@ def _library() -> Any:
         import flashinfer
     except ImportError as error:
         raise ValueError(
-            f"flashinfer cannot be imported ({error}): mend its installation, or take "
+            f"flashinfer cannot be imported ({error}): repair its installation, or use "
             "--attention-backend triton"
         ) from error
     return flashinfer

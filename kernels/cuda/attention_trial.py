@@ -1,4 +1,4 @@
-"""Tries an attention backend on two small steps, before a model depends on it."""
+"""Try an attention backend on two small steps, before a model depends on it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from .libraries import one_line
 _PAGE_SIZE = 16
 _TABLE = [[1, 2], [3, 0]]
 _SEQ_LENS = [20, 9]
-_STEPS = [[5, 1], [1, 1]]
-"""New tokens of each request: a mixed step, then decodes alone."""
+_STEPS = [[5, 1], [1, 1]]  # New tokens of each request: a mixed step, then only decodes.
 _TOLERANCE = 2e-2
 
 
 def failure(backend: AttentionBackend, layout: KVLayout, device: torch.device) -> str | None:
-    """Why a backend cannot be used for such a layer here; None: it gives what plain torch gives.
-    May take minutes, to build kernels.
+    """Return why a backend cannot compute such a layer here, or None if its results equal plain
+    torch's. Building kernels may take minutes.
     """
     try:
         distance = max(_distance(backend, layout, query_lens, device) for query_lens in _STEPS)
@@ -35,7 +34,7 @@ def failure(backend: AttentionBackend, layout: KVLayout, device: torch.device) -
 def _distance(
     backend: AttentionBackend, layout: KVLayout, query_lens: list[int], device: torch.device
 ) -> float:
-    """How far its result is from plain torch's, as a share."""
+    """Return the relative distance of its result from plain torch's."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -60,13 +59,13 @@ def _distance(
     if layout.cache_dtype is not None:
         caches = [cache.to(layout.cache_dtype) for cache in caches]
     results = []
-    for one in (TorchAttention(), backend):
+    for tried in (TorchAttention(), backend):
         out = torch.full_like(q[..., : layout.value_size], float("nan"))
         k_cache, v_cache = (cache.clone() for cache in caches)
         if layout.latent:
             v_cache = k_cache[..., : layout.value_size]
-        plan = one.plan(metadata, _PAGE_SIZE)
-        one.run(q, k, v, out, k_cache, v_cache, plan, layout)
+        plan = tried.plan(metadata, _PAGE_SIZE)
+        tried.run(q, k, v, out, k_cache, v_cache, plan, layout)
         results.append(out.float())
     expected, actual = results
     return float((actual - expected).norm() / expected.norm())

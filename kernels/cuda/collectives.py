@@ -1,7 +1,7 @@
-"""The ranks of NVIDIA GPUs: nccl, and where passes ask for it flashinfer's fused all_reduce and
-torch's symmetric memory.
+"""The ranks of NVIDIA GPUs: nccl, and for some passes flashinfer's fused all_reduce and torch's
+symmetric memory.
 
-No two GPUs have run this: `--passes +allreduce_norm` and `+async_tp` ask for it.
+This has not run on two GPUs yet, so only `--passes +allreduce_norm` and `+async_tp` enable it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from ..collectives import TorchGroup
 from .libraries import has_flashinfer
 
 _HALVES = (torch.bfloat16, torch.float16)
-_WORKSPACE_BYTES = 16 << 20
-"""Of the longest message that flashinfer takes; nccl has the longer ones."""
-_NORM = 1
-"""flashinfer's AllReduceFusionPattern.kARResidualRMSNorm."""
+_WORKSPACE_BYTES = 16 << 20  # Longest message of flashinfer. Longer ones go through nccl.
+_NORM = 1  # flashinfer's AllReduceFusionPattern.kARResidualRMSNorm.
 
 
 class CudaGroup(TorchGroup):
@@ -31,9 +29,10 @@ class CudaGroup(TorchGroup):
     def all_reduce_norm(
         self, norm: str, x: torch.Tensor, residual: torch.Tensor, *rest: Any
     ) -> tuple[torch.Tensor, ...] | None:
-        """By flashinfer up to 16 MiB, one-shot or two-shot as it chooses; what quantises then is
-        an op of its own. A workspace is made at the first call of a kind, which warm-up has before
-        anything is recorded.
+        """Reduce and normalise by flashinfer up to 16 MiB, then quantise by another op.
+
+        flashinfer chooses between its one-shot and two-shot algorithms. The first call of a kind
+        makes a workspace. Warm-up makes these calls before a graph is captured.
         """
         weight, eps, *how = rest
         if (
@@ -64,8 +63,8 @@ class CudaGroup(TorchGroup):
         return (*made, total) if isinstance(made, tuple) else (made, total)
 
     def multiply(self, op: str, x: torch.Tensor, *rest: Any) -> torch.Tensor | None:
-        """16 bits by torch's pipelined products, FP8 too where scales are those of rows or one for
-        all.
+        """Multiply by torch's pipelined products: 16 bits, and FP8 with scales per row or per
+        tensor.
         """
         name = _with_symmetric_memory(self._group)
         if op in ("all_gather_linear", "linear_reduce_scatter"):
@@ -109,10 +108,10 @@ _has_flashinfer = cache(has_flashinfer)
 
 @cache
 def _with_symmetric_memory(group: dist.ProcessGroup) -> str:
-    """The group's name, by which the ops of torch.distributed._symmetric_memory know it."""
+    """Return the group's name for the ops of torch.distributed._symmetric_memory."""
     module = import_module("torch.distributed._symmetric_memory")
     with warnings.catch_warnings():
-        # Newer versions need no such call.
+        # Newer versions do not need this call.
         warnings.simplefilter("ignore", FutureWarning)
         module.enable_symm_mem_for_group(group.group_name)
     return str(group.group_name)

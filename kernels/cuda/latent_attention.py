@@ -1,7 +1,6 @@
-"""Attention over latent vectors by flashinfer, which reads them as they are kept
-(`kernels.latent_attention`, absorbed).
+"""Attention over latent vectors as stored, by flashinfer (`kernels.latent_attention`, absorbed).
 
-H query heads; a latent vector has R numbers, the key that is turned and shared P more behind them.
+H query heads. A latent vector has R numbers, followed by P numbers of the rotated key.
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ import torch
 from ..attention import KVLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
+# R and P. flashinfer's tiles fill the memory of a multiprocessor with these sizes.
 _SIZES = (512, 64)
-"""R and P: the tiles of its kernels fill the memory of a multiprocessor with these."""
+# Rows of the smaller tile. A row is the query of one head and token. The larger tile has twice as
+# many.
 _TILE = 64
-"""Rows of the smaller tile, each of one head's query of one token; the larger one has twice."""
+# flashinfer's plan has room for twice as many parts, because it splits long contexts.
 _MOST_TILES = 8192
-"""Its plan has places for twice as many parts, and splits long contexts into several."""
 
 
 def obstacle(layout: KVLayout) -> str | None:
-    """Why flashinfer cannot compute a latent layer's attention; None where it can."""
+    """Return why flashinfer cannot compute a latent layer's attention, or None if it can."""
     if layout.dtype not in DTYPES or layout.cache_dtype is not None:
         dtype = str(layout.cache_dtype or layout.dtype).removeprefix("torch.")
         return f"flashinfer reads latent vectors in bfloat16 and float16, not in {dtype}"
     if not layout.is_plain or layout.window is not None:
-        return "flashinfer knows no windows, soft caps and sinks of latent layers"
+        return "flashinfer supports no windows, soft caps or sinks in latent layers"
     sizes = layout.value_size, layout.key_size - layout.value_size
     if sizes != _SIZES:
         return f"flashinfer has kernels for latent vectors of 512 + 64 numbers, not of {sizes}"
@@ -36,9 +36,11 @@ def obstacle(layout: KVLayout) -> str | None:
 
 
 def refuses(layout: KVLayout, query_lens: Sequence[int]) -> bool:
-    """Whether flashinfer refuses a step of so many new tokens a request: the queries of a token
-    must not lie in two tiles, but for decodes, for its kernels would then lose a key
-    (`_validate_fa_causal_tile_bound` in its sources), and there are places for so many tiles.
+    """Return whether flashinfer refuses a step with these numbers of new tokens.
+
+    Except in decodes, the queries of a token must not lie in two tiles, because flashinfer's
+    kernels would lose a key (`_validate_fa_causal_tile_bound` in its sources). The number of tiles
+    is limited too.
     """
     heads = layout.num_heads
     divided = max(query_lens, default=0) > 1 and _TILE % heads and heads != 2 * _TILE
@@ -46,8 +48,8 @@ def refuses(layout: KVLayout, query_lens: Sequence[int]) -> bool:
 
 
 def make_wrapper(flashinfer: Any, workspace: torch.Tensor, **graph: Any) -> Any:
-    """`graph`: the tensors that hold a step's figures where it is recorded. The kernels are those
-    that can be planned again for a graph that is recorded.
+    """Return a wrapper with kernels that can be planned again for a captured graph. `graph` holds
+    the tensors of a captured step.
     """
     hopper = workspace.is_cuda and torch.cuda.get_device_capability(workspace.device)[0] == 9
     return flashinfer.mla.BatchMLAPagedAttentionWrapper(
@@ -65,8 +67,8 @@ def plan(
     *,
     causal: bool,
 ) -> None:
-    """`pages`: where each request's queries and pages begin, [B + 1] on the host, and the pages;
-    `lengths` [B]: tokens of each. All int32.
+    """Plan a step. `pages` holds where each request's queries and pages begin, [B + 1] on the host,
+    and the pages. `lengths` [B] are tokens. All are int32.
     """
     wrapper.plan(
         metadata=flashinfer.mla.MLAPlanMetadata.csr(*pages, lengths),
@@ -87,5 +89,7 @@ def run(
     cache: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """q [T, H, R + P] over a cache [pages, page size, 1, R + P] into out [T, H, R]."""
+    """Attend from q [T, H, R + P] to a cache [pages, page size, 1, R + P] and write out
+    [T, H, R].
+    """
     wrapper.run(query=q, kv_cache=cache.squeeze(2), out=out)

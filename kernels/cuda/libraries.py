@@ -1,4 +1,4 @@
-"""Ops by sgl-kernel's and flashinfer's CUDA kernels, where these libraries are installed, and by
+"""Ops by the CUDA kernels of sgl-kernel and flashinfer, if these are installed, and by
 torch's own.
 """
 
@@ -27,31 +27,35 @@ from .products import (
 logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.bfloat16, torch.float16)
+# Bytes that a thread of these kernels reads at once. Rows must begin at multiples.
 _VECTOR_BYTES = 16
-"""What a thread of these kernels reads at once: rows begin at whole multiples of it."""
 _REASON_CHARACTERS = 300
 
 
 class Library(Protocol):
-    """Some ops of `kernels.reference`, by their names; each gives None where it does not take a
-    call.
+    """Some ops of `kernels.reference`, by name. An op returns None if it does not support
+    a call.
     """
 
     @property
     def name(self) -> str: ...
 
     def takes(self, op: str, *given: Any) -> bool:
-        """Whether this call of `op` is one that the kernels are written for."""
+        """Return whether the library's kernels support this call of `op`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryOps:
-    """The ops that sgl-kernel or flashinfer has, into new memory.
+    """The ops of sgl-kernel or flashinfer, with results in new memory.
 
-    `module`: the library; `takes_heads`: whether it normalises [T, heads, D] too, heads at any
-    distance; `multiplies`: whether it has `scaled_linear`. Kernels of norms and activations keep
-    float32 where the definition rounds in between, so results may differ in their last digit.
+    Kernels of norms and activations keep float32 where the definition rounds, so results may differ
+    in the last digit.
+
+    Attributes:
+        module: The library.
+        takes_heads: Whether it also normalises [T, heads, D] with any stride between heads.
+        multiplies: Whether it has `scaled_linear`.
     """
 
     name: str
@@ -79,7 +83,7 @@ class LibraryOps:
         return False
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
-        """x [T, H] or [T, heads, D]."""
+        """Normalise x [T, H] or [T, heads, D]."""
         if not self.takes("rms_norm", x, weight):
             return None
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -87,7 +91,7 @@ class LibraryOps:
         return out
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor | None:
-        """x [T, 2 * I]."""
+        """Compute silu and mul of x [T, 2 * I]."""
         if not self.takes("silu_and_mul", x):
             return None
         out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
@@ -95,7 +99,7 @@ class LibraryOps:
         return out
 
     def scaled_linear(self, *given: Any) -> torch.Tensor | None:
-        """Arguments as those of `reference.scaled_linear`."""
+        """Multiply. Arguments as in `reference.scaled_linear`."""
         product = scaled_product(*given) if self.multiplies else None
         if product is None or not takes_by_sgl_kernel(product):
             return None
@@ -103,8 +107,8 @@ class LibraryOps:
 
 
 def _in_vectors(x: torch.Tensor, size: int) -> bool:
-    """Whether there are rows, of a dtype that is known, and `size` elements of them and the steps
-    between them are whole vectors.
+    """Return whether x has rows and a supported dtype, and `size` elements and the strides between
+    rows are whole vectors.
     """
     if x.dtype not in _DTYPES or x.numel() == 0 or x.stride(-1) != 1 or not _aligned(x):
         return False
@@ -117,12 +121,12 @@ def _aligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % _VECTOR_BYTES == 0
 
 
+# Module of each library, and whether it supports heads.
 _MODULES = {"sgl-kernel": ("sgl_kernel", False), "flashinfer": ("flashinfer", True)}
-"""By library, its module, and whether it takes heads."""
 
 
 def names() -> list[str]:
-    """The libraries that are installed, the first to be preferred; nothing is imported."""
+    """Return the installed libraries, preferred one first. Nothing is imported."""
     found = [name for name, (module, _) in _MODULES.items() if _is_there(module)]
     return [name for name in found if name != "flashinfer" or has_flashinfer()]
 
@@ -133,8 +137,8 @@ _PRODUCTS = ("fp8_scaled_mm", "int8_scaled_mm", "fp8_blockwise_scaled_mm")
 
 @cache
 def load(name: str) -> Library:
-    """A library, imported, which takes seconds, and memory of the GPU. Raises whatever its import
-    does.
+    """Import a library and return its ops. This takes seconds, and GPU memory. Errors of the import
+    are raised.
     """
     if name == TORCH.name:
         return TORCH
@@ -146,7 +150,7 @@ def load(name: str) -> Library:
 
 
 def installed() -> tuple[Library, ...]:
-    """What is installed and can be imported."""
+    """Return the libraries that are installed and can be imported."""
     found: list[Library] = []
     for name in names():
         try:
@@ -161,14 +165,16 @@ def _is_there(module: str) -> bool:
 
 
 def leave_out(name: str, reason: str, what: str = "code") -> None:
-    """Say in one line that a library is not used."""
+    """Log one line: the library is not used."""
     logger.warning(
         "%s is installed but does not work here: its %s is not used (%s)", name, what, reason
     )
 
 
 def one_line(error: Exception) -> str:
-    """What happened, in a line; the cause of an error that wraps others stands at its end."""
+    """Return an error as one line. If it is too long, keep its end, which names the cause of a
+    wrapped error.
+    """
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     if len(reason) > _REASON_CHARACTERS:
         reason = f"{reason[: _REASON_CHARACTERS // 3]} ... {reason[-_REASON_CHARACTERS * 2 // 3 :]}"
@@ -176,8 +182,8 @@ def one_line(error: Exception) -> str:
 
 
 def has_flashinfer() -> bool:
-    """Whether it is installed, and its kernels are, or what builds them: where flashinfer looks for
-    nvcc.
+    """Return whether flashinfer is installed, and either its compiled kernels or nvcc, in the
+    places where flashinfer looks for it.
     """
     if not (find_spec("flashinfer") and find_spec("triton")):
         return False

@@ -1,8 +1,8 @@
-"""The ops that layers call on NVIDIA GPUs, `piecework::rms_norm` and its like: a library's kernel
-where one takes the call, else Triton's.
+"""The ops that layers call on NVIDIA GPUs, such as `piecework::rms_norm`: by a library's kernel if
+one supports the call, otherwise by Triton's.
 
-Signatures and meaning as in `kernels.reference`. What was traced does not depend on which library
-is installed.
+Signatures and meaning are those of `kernels.reference`. A traced forward does not depend on which
+library is installed.
 """
 
 from __future__ import annotations
@@ -24,30 +24,28 @@ logger = logging.getLogger(__name__)
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _TRIAL_ROWS = 4
-_MANY_ROWS = 160
-"""Products have other kernels for many rows."""
+_MANY_ROWS = 160  # Products use other kernels for many rows.
 
 
 class Libraries:
-    """Installed libraries, each tried on every kind of call before its results are used, by another
-    process.
+    """Installed libraries. A trial in another process checks every kind of call before its results
+    are used.
 
-    A trial is where kernels are compiled, and where a library that was built for other GPUs, or
-    another torch, is found out. Its process may end by that; a library is imported here only once
-    that went well there. There is no trial while a graph is recorded: warm-up has had every kind of
-    call of a model by then.
+    A trial compiles kernels, and fails if a library was built for other GPUs or another torch. It
+    may end its process, so a library is imported here only after its trial succeeded. There are no
+    trials while a graph is captured. Warm-up has made every kind of call of a model by then.
     """
 
     def __init__(self, found: Sequence[Library] | None = None, trials: Trials = TRIALS) -> None:
-        """`found`: None for what is installed, which is looked for at the first call: processes
-        that compute nothing import nothing.
+        """`found` lists the libraries. None: look for them at the first call, so processes that
+        compute nothing import nothing.
         """
         self._found, self._trials = found, trials
         self._passed: set[tuple[Any, ...]] = set()
         self._failed: set[tuple[str, str]] = set()
 
     def compute(self, op: str, *given: Any) -> torch.Tensor | None:
-        """The first library's result; None where none takes this call."""
+        """Return the first library's result, or None if none supports this call."""
         if self._found is None:
             self._found = self._imported()
         layout = _layout(op, *given)
@@ -74,8 +72,8 @@ class Libraries:
         return [*found, TORCH]
 
     def _passes(self, kind: tuple[str, str, Any], given: Sequence[Any]) -> bool:
-        """Whether the library computes some rows, laid out as these, of numbers that are known.
-        For an op that fails it is left out.
+        """Return whether the library computes known numbers correctly in this layout. If not, the
+        library is not used for this op.
         """
         library, op, _ = kind
         if _recording(given[0].device):
@@ -94,7 +92,7 @@ class Libraries:
 
 
 def _layout(op: str, x: torch.Tensor, *others: Any) -> tuple[Any, ...]:
-    """What a library may choose another kernel by, but the number of rows."""
+    """Return what a library may choose its kernel by, except the number of rows."""
     if op != "scaled_linear":
         return x.dim(), x.shape[-1], x.dtype
     x_scale, weight, weight_scale, bias, dtype = others
@@ -104,13 +102,13 @@ def _layout(op: str, x: torch.Tensor, *others: Any) -> tuple[Any, ...]:
 def _trial_arguments(op: str, given: Sequence[Any]) -> list[Any]:
     if op != "scaled_linear":
         return [described(argument) for argument in (given[0][:_TRIAL_ROWS], *given[1:])]
-    told = [described(argument) for argument in given]
-    for argument in told[:2]:
-        # x, and its scales unless there is one for all: contiguous, whatever their rows are now.
+    descriptions = [described(argument) for argument in given]
+    for argument in descriptions[:2]:
+        # x, and its scales unless there is only one: contiguous, whatever their row stride is now.
         if len(argument["shape"]) == 2:
             columns = argument["shape"][1]
             argument |= {"shape": [_MANY_ROWS, columns], "stride": [columns, 1]}
-    return told
+    return descriptions
 
 
 def _recording(device: torch.device) -> bool:
@@ -143,8 +141,8 @@ def scaled_linear(
     return triton_ops.scaled_linear(*given) if result is None else result
 
 
-# The libraries' fused add and norm writes over both its inputs, and their rotation wants other
-# angles: these two are Triton's.
+# The libraries' fused add and norm overwrites both inputs, and their rotation needs angles in
+# another form. These two are Triton's.
 add_rms_norm = triton_ops.add_rms_norm
 rotary_embedding = triton_ops.rotary_embedding
 norm_rotary_embedding = triton_ops.norm_rotary_embedding

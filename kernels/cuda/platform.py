@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def _installed_weak_ref() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """sgl-kernel's op, where that has been imported, which it is after its trial alone."""
+    """Return sgl-kernel's op if sgl-kernel was imported, which happens only after its trial."""
     try:
         found: Callable[[torch.Tensor], torch.Tensor] | None = getattr(
             sys.modules.get("sgl_kernel"), "weak_ref_tensor", None
@@ -42,17 +42,17 @@ class CudaPlatform(Platform):
     collectives = "nccl"
     group_type = CudaGroup
     dispatch_key = "CUDA"
-    # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the
-    # first start.
+    # Eager pieces start at once. Compiled ones are faster, but the first start takes a minute
+    # longer.
     piece_compilers = ("eager", "inductor")
     compile_mode = "max-autotune-no-cudagraphs"
     compiles_kernels = True
-    # A context, and tensors to time kernels on.
+    # A CUDA context, and tensors to time kernels on.
     compiler_bytes = 3 * 2**29
 
     def __init__(self) -> None:
+        # Why flashinfer cannot compute a layer, by the request of its trial.
         self._obstacles: dict[str, str | None] = {}
-        """What keeps flashinfer from computing layers, by what it was asked in a trial."""
         self.attention_backends = (
             ("flashinfer",) * has_flashinfer()
             + ("triton",) * bool(find_spec("triton"))
@@ -78,7 +78,10 @@ class CudaPlatform(Platform):
 
     def check_ranks(self, number: int) -> None:
         if number > (found := torch.cuda.device_count()):
-            raise ValueError(f"{number} ranks, and this machine has {found} GPUs; take {found}")
+            raise ValueError(
+                f"{number} ranks need {number} GPUs, but this machine has {found}; use at most "
+                f"{found} ranks"
+            )
 
     def use_device(self, index: int) -> None:
         torch.cuda.set_device(index)
@@ -130,9 +133,8 @@ class CudaPlatform(Platform):
         if name == "flashinfer" and name not in self.attention_backends:
             raise ValueError(
                 "--attention-backend flashinfer needs flashinfer-python with nvcc, which builds "
-                "its kernels, or flashinfer-jit-cache, "
-                "which has them built: install them (pip install 'piecework[flashinfer]'), or take "
-                "auto"
+                "its kernels, or flashinfer-jit-cache, which contains built ones: install them "
+                "(pip install 'piecework[flashinfer]'), or choose auto"
             )
         return super().choose_attention(name, layouts)
 
@@ -140,7 +142,7 @@ class CudaPlatform(Platform):
         if name == "torch":
             return None
         if layout.key_size != layout.value_size and (name == "triton" or not layout.latent):
-            return f"{name} takes values as long as keys"
+            return f"{name} needs values of the size of keys"
         if name != "flashinfer" or (reason := obstacle(layout)) is not None:
             return reason if name == "flashinfer" else None
         request = {
@@ -183,7 +185,7 @@ class CudaPlatform(Platform):
         )
 
     def graph(self, host_arguments: HostArguments | None = None) -> DeviceGraph:
-        # Only this thread's calls are restricted during a capture: others may copy and allocate
+        # Restrict only this thread's calls during a capture. Other threads may copy and allocate
         # meanwhile.
         return DeviceGraph(torch.cuda.CUDAGraph(), torch.cuda.stream, "thread_local")
 
@@ -191,8 +193,8 @@ class CudaPlatform(Platform):
         return torch.cuda.graph_pool_handle()
 
     def abandon_graph_pool(self, pool: Any) -> None:
-        # Where the end of a capture raises, torch leaves the pool recording, and counts the lost
-        # graph among its users.
+        # If the end of a capture raises, torch leaves the pool in capture mode and counts the lost
+        # graph as one of its users.
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             torch._C._cuda_releasePool(torch.cuda.current_device(), pool)

@@ -1,4 +1,4 @@
-"""Products of numbers of 8 bits by torch's and sgl-kernel's CUDA kernels."""
+"""Products of 8-bit numbers by the CUDA kernels of torch and sgl-kernel."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ import torch
 _HALVES = (torch.bfloat16, torch.float16)
 _BLOCK = 128
 _HAS_FP8 = (8, 9)
+# The only capability with block scales. cuBLAS has them for 9.0 alone, and sgl-kernel's kernels for
+# 10.0 allocate memory, which a graph cannot capture.
 _HAS_BLOCKS = (9, 0)
-"""The one for which cuBLAS takes scales of blocks; sgl-kernel's for 10.0 allocate memory, which no
-graph may record.
-"""
 _VECTOR_BYTES = 16
 
 
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
-    """Of a GPU; (0, 0) of what is none."""
+    """Compute capability (major, minor) of a CUDA device, or (0, 0) for other devices."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledProduct:
-    """A call of `ops.scaled_linear` as libraries take it: x [T, K] by weight [N, K], both e4m3 or
-    both int8, contiguous, in vectors of 16 bytes; bias [N] of `dtype`, one of 16 bits.
+    """A call of `ops.scaled_linear` in the form that libraries support.
 
-    `form`: what has a scale of its own, "tensor" (each), "rows" (of x and of the weight), or
-    "blocks" (128 numbers of x, 128 x 128 of the weight).
+    x is [T, K] and weight [N, K], both e4m3 or both int8, contiguous, in vectors of 16 bytes. bias
+    [N] has the 16-bit `dtype`. `form` tells what has a scale: "tensor" (each tensor), "rows" (of x
+    and of the weight), or "blocks" (128 numbers of x, 128 x 128 of the weight).
     """
 
     x: torch.Tensor
@@ -46,13 +45,13 @@ class ScaledProduct:
         return self.x.dtype == torch.float8_e4m3fn
 
     def row_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, 1] and [N, 1], contiguous."""
+        """Return contiguous scales [T, 1] and [N, 1]."""
         tokens, columns = len(self.x), len(self.weight)
         x_scale = self.x_scale.reshape(-1, 1).expand(tokens, 1).contiguous()
         return x_scale, self.weight_scale.reshape(-1, 1).expand(columns, 1).contiguous()
 
     def block_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, K / 128] and [K / 128, N / 128], whose columns lie one behind the other."""
+        """Return scales [T, K / 128] and [K / 128, N / 128] with contiguous columns."""
         return self.x_scale.t().contiguous().t(), self.weight_scale.t()
 
 
@@ -64,7 +63,7 @@ def scaled_product(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> ScaledProduct | None:
-    """None for what no library takes."""
+    """Return the call, or None if no library supports it."""
     form = _form(x_scale, weight, weight_scale)
     tensors = (x, weight) if bias is None else (x, weight, bias)
     fits = (
@@ -96,8 +95,8 @@ def _form(x_scale: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tenso
 
 
 def takes_by_sgl_kernel(product: ScaledProduct) -> bool:
-    """Whether sgl-kernel has a kernel for it: of FP8 from 8.9, of blocks on 9.0 and without a bias,
-    of int8 up to 9.0.
+    """Return whether sgl-kernel has a kernel for it: FP8 from 8.9, blocks on 9.0 without a bias,
+    int8 up to 9.0.
     """
     has = capability(product.x.device)
     if product.form == "blocks":
@@ -106,8 +105,8 @@ def takes_by_sgl_kernel(product: ScaledProduct) -> bool:
 
 
 def multiply_by_sgl_kernel(module: Any, product: ScaledProduct) -> torch.Tensor:
-    """By its `fp8_scaled_mm`, `int8_scaled_mm` or `fp8_blockwise_scaled_mm`, whose second matrix is
-    [K, N] by columns: the weight as it lies.
+    """Multiply by sgl-kernel's `fp8_scaled_mm`, `int8_scaled_mm` or `fp8_blockwise_scaled_mm`. Its
+    second matrix is [K, N] in columns, which is the weight as stored.
     """
     matrices = (product.x, product.weight.t())
     if product.form == "blocks":
@@ -122,10 +121,10 @@ def multiply_by_sgl_kernel(module: Any, product: ScaledProduct) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TorchProducts:
-    """`torch._scaled_mm`: cuBLAS, or CUTLASS where that has no such kernel. FP8 from 8.9, scales of
-    blocks on 9.0, where a column of them is a multiple of 16 bytes.
+    """Products by `torch._scaled_mm`: cuBLAS, or CUTLASS if cuBLAS has no kernel.
 
-    `multiply`: torch's function.
+    FP8 needs 8.9. Block scales need 9.0 and columns of a multiple of 16 bytes. `multiply` is
+    torch's function.
     """
 
     multiply: Any = torch._scaled_mm
@@ -135,7 +134,7 @@ class TorchProducts:
         return op == "scaled_linear" and self._product(*given) is not None
 
     def scaled_linear(self, *given: Any) -> torch.Tensor | None:
-        """Arguments as those of `reference.scaled_linear`."""
+        """Multiply. Arguments as in `reference.scaled_linear`."""
         product = self._product(*given)
         if product is None:
             return None

@@ -1,5 +1,5 @@
-"""What kernels of libraries are worth on this machine: told by a process that tries them, and kept
-on disk.
+"""Results of trials of libraries' kernels on this machine. A separate process tries the kernels,
+and the results are kept on disk.
 """
 
 from __future__ import annotations
@@ -30,20 +30,17 @@ _PACKAGES = {
     "flashinfer": ("flashinfer-python", "flashinfer-jit-cache"),
     "torch._scaled_mm": (),
 }
-_TRIAL_SECONDS = 900.0
-"""flashinfer builds its kernels with nvcc, which takes minutes."""
-_TELL_SECONDS = 10.0
-_LOOK_SECONDS = 0.5
+_TRIAL_SECONDS = 900.0  # flashinfer builds its kernels with nvcc, which takes minutes.
+_REPORT_SECONDS = 10.0
+_POLL_SECONDS = 0.5
+# A failure expires after this time, because its cause may have been temporary.
 _FAILED_SECONDS = 24 * 3600.0
-"""How long a failure counts: it may have been the machine's."""
 
 logger = logging.getLogger(__name__)
 
 
 def _environment(index: int) -> dict[str, str]:
-    """For a process whose one GPU is that of this number here, which a rank of several computes
-    on.
-    """
+    """Return the environment of a process whose only GPU is the GPU `index` of this process."""
     environment = dict(os.environ)
     if index > 0:
         visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -53,11 +50,11 @@ def _environment(index: int) -> dict[str, str]:
 
 
 class Trials:
-    """Asks for verdicts; each is asked for once a machine, as long as library, torch and device are
-    the same.
+    """Asks for results of trials. Each trial runs once per machine, library version, torch version
+    and device.
 
-    The process is started at the first question, or by `begin`, so that it imports beside other
-    work. After `end` nothing is tried any more: no request waits for a trial.
+    The process starts at the first request, or by `begin`, so that it imports while other work goes
+    on. After `end` nothing is tried any more, so no request waits for a trial.
     """
 
     def __init__(self, device: str = "cuda") -> None:
@@ -68,7 +65,7 @@ class Trials:
         self._ended = False
 
     def begin(self, libraries: Sequence[str]) -> None:
-        """Start the process now, unless the verdicts on these libraries are known."""
+        """Start the process now, unless the results for these libraries are known."""
         self._ended = False
         if any(
             self._stored(_key(_import_of(library), self._device)) is None for library in libraries
@@ -76,16 +73,18 @@ class Trials:
             self._start()
 
     def end(self) -> None:
-        """No trials from now on; the memory that the process has on the device is free."""
+        """End the process and free its device memory. No trials run from now on."""
         self._stop()
         self._ended = True
 
     def import_failure(self, library: str) -> str | None:
-        """Why a library cannot be imported here; None: it can."""
+        """Return why a library cannot be imported here, or None if it can."""
         return self.failure(_import_of(library))
 
     def failure(self, request: Mapping[str, Any]) -> str | None:
-        """Why the library cannot be used for a call (see `trials.failure`); None: it can."""
+        """Return why the library cannot be used for a call (see `trials.failure`), or None if it
+        can.
+        """
         key = _key(request, self._device)
         if key not in self._known:
             stored = self._stored(key)
@@ -99,22 +98,22 @@ class Trials:
             self._start()
         reason = self._answer(request)
         if reason is not None:
-            # Whatever it has left on the device is not to be there for the next one.
+            # A failed trial may leave memory on the device. End its process.
             self._stop()
         self._store(key, request, reason)
         return reason
 
     def _answer(self, request: Mapping[str, Any]) -> str | None:
         assert self._process is not None and self._connection is not None
-        began = told = time.monotonic()
+        began = reported = time.monotonic()
         try:
             self._connection.send_bytes(json.dumps(request).encode())
-            while not self._connection.poll(_LOOK_SECONDS):
+            while not self._connection.poll(_POLL_SECONDS):
                 now = time.monotonic()
                 if now - began > _TRIAL_SECONDS:
                     return f"its trial gave no answer within {_TRIAL_SECONDS:.0f} s"
-                if now - told > _TELL_SECONDS:
-                    told = now
+                if now - reported > _REPORT_SECONDS:
+                    reported = now
                     print(
                         _progress(request, self._process.pid, now - began),
                         file=sys.stderr,
@@ -202,8 +201,8 @@ def _version(package: str) -> str | None:
 
 
 def _progress(request: Mapping[str, Any], pid: int, seconds: float) -> str:
-    """What the process is at: the kernel that a compiler below it builds, or the call that it
-    tries.
+    """Return what the process does: the kernel that its compiler builds, or the call that
+    it tries.
     """
     building = _building(pid)
     doing = f"building {building} of" if building else f"trying {request['call']} of"
@@ -221,5 +220,4 @@ def _building(pid: int) -> str | None:
     return None
 
 
-TRIALS = Trials()
-"""Of this process: ops and attention share one process that tries."""
+TRIALS = Trials()  # The trials of this process, shared by ops and attention.

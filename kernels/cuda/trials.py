@@ -1,9 +1,9 @@
-"""Tries kernels of libraries beside plain torch, in a process of its own: what ends it, or its CUDA
-context, ends no engine.
+"""Compare kernels of libraries with plain torch, in a separate process. If a kernel ends the
+process or breaks its CUDA context, the engine goes on.
 
-`python -m piecework.kernels.cuda.trials FD DEVICE`: requests and answers of `trial_process.Trials`
-go over the connection FD. An answer is None or what is wrong; after such a one the process ends,
-for its context may be of no use any more.
+`python -m piecework.kernels.cuda.trials FD DEVICE` receives requests and sends answers of
+`trial_process.Trials` over the connection FD. An answer is None or an error text. After an error
+the process ends, because its CUDA context may be broken.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from ..attention import KVLayout
 from . import attention_trial, libraries
 from .attention import FlashInferAttention, Store
 
+# Of |result - definition| / |definition|: above the rounding of bfloat16, far below the error of a
+# broken kernel.
 _TOLERANCE = 2e-2
-"""Of |result - definition| / |definition|: what rounding makes of bfloat16, and far from what a
-broken kernel does.
-"""
 
 
 def serve(connection: Connection, device: torch.device) -> int:
-    """Answer requests until one fails, or nobody asks any more."""
+    """Answer requests until one fails or the connection is closed."""
     while True:
         try:
             request = json.loads(connection.recv_bytes())
@@ -43,7 +42,7 @@ def serve(connection: Connection, device: torch.device) -> int:
 
 
 def failure(request: Mapping[str, Any], device: torch.device) -> str | None:
-    """Why a library cannot be used for what is asked; None: it can."""
+    """Return why a library cannot be used for a request, or None if it can."""
     try:
         if request["call"] == "attention":
             num_heads, num_kv_heads, head_size, value_size = request["heads"]
@@ -71,7 +70,9 @@ def failure(request: Mapping[str, Any], device: torch.device) -> str | None:
 
 
 def described(argument: Any) -> Any:
-    """An argument of a call as a request tells it: of a tensor its layout alone."""
+    """Return an argument of a call as part of a request. A tensor is described by its
+    layout only.
+    """
     if isinstance(argument, torch.dtype):
         return {"dtype": str(argument).removeprefix("torch.")}
     if not isinstance(argument, torch.Tensor):
@@ -84,29 +85,35 @@ def described(argument: Any) -> Any:
 
 
 def _made_up(request: Mapping[str, Any], device: torch.device) -> list[Any]:
-    """The arguments: numbers from -3 to 3, of int8 up to 126; scales of a product from 0.01 on."""
+    """Return arguments with numbers from -3 to 3, in int8 up to 126. Scales of a product are at
+    least 0.01.
+    """
     generator = torch.Generator().manual_seed(0)
     given: list[Any] = []
-    for place, told in enumerate(request["arguments"]):
-        if not isinstance(told, dict):
-            given.append(told)
+    for place, description in enumerate(request["arguments"]):
+        if not isinstance(description, dict):
+            given.append(description)
             continue
-        dtype = getattr(torch, told["dtype"])
-        if "shape" not in told:
+        dtype = getattr(torch, description["dtype"])
+        if "shape" not in description:
             given.append(dtype)
             continue
-        numbers = torch.rand(told["shape"], generator=generator) * 6 - 3
+        numbers = torch.rand(description["shape"], generator=generator) * 6 - 3
         if dtype == torch.int8:
             numbers *= 42
         elif request["call"] == "scaled_linear" and place in (1, 3):
             numbers = numbers.abs() + 0.01
-        made = torch.empty_strided(told["shape"], told["stride"], dtype=dtype, device=device)
+        made = torch.empty_strided(
+            description["shape"], description["stride"], dtype=dtype, device=device
+        )
         given.append(made.copy_(numbers))
     return given
 
 
 def _calls(op: str, given: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """A product is tried with one row and three, too: it has other kernels for few."""
+    """Yield the arguments to try. Products are also tried with one row and three, because they have
+    other kernels for few rows.
+    """
     yield given
     if op == "scaled_linear":
         x, x_scale, *others = given
@@ -115,15 +122,16 @@ def _calls(op: str, given: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def store_of_keys_and_values() -> Store:
-    """Triton's, which is imported where there is a device for it."""
+    """Return Triton's function. It is imported only if there is a device for it."""
     from ..triton.attention import store_keys_and_values
 
     return store_keys_and_values
 
 
 def _distance(library: libraries.Library, op: str, given: Sequence[Any]) -> float:
-    """How far a library's result is from the definition's, as a share; on a GPU also of what it
-    computes when it is replayed from a graph, for every call of a model is recorded.
+    """Return the relative distance of a library's result from the definition's.
+
+    On a GPU, the call is also replayed from a graph, because every call of a model may be captured.
     """
     expected = getattr(reference, op)(*given).double()
     call = partial(getattr(library, op), *given)

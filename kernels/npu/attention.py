@@ -1,5 +1,5 @@
-"""Paged attention by torch_npu's fused kernel, which takes prefills, chunks and decodes of one step
-in one call.
+"""Paged attention by torch_npu's fused kernel, which computes prefills, chunks and decodes of a
+step in one call.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from ..paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
 from . import latent_attention
 from .graph import updatable
 
+# Side of the mask that the kernel needs with `sparse_mode` 3 for all lengths (torch_npu's op
+# documentation).
 _MASK_SIZE = 2048
-"""Side of the mask that the kernel wants with `sparse_mode` 3, whatever the lengths are
-(torch_npu's op documentation).
-"""
 _CAUSAL_FROM_THE_END = 3
 _PAGE_UNIT, _LARGEST_PAGE = 128, 512
+# Query heads per key/value head, and numbers of a token's keys in pages [P, S, K * D]: limits of
+# the op documentation.
 _MOST_HEADS, _WIDEST_TOKEN = 64, 65535
-"""Query heads to a key/value head, and numbers of a token's keys in pages [P, S, K * D]: limits of
-the op documentation.
-"""
 
 
 @dataclass(slots=True)
 class AscendPlan:
-    """`query_ends`: running totals of the new tokens; both lists live on the host, as the kernel
-    wants them.
+    """The plan of one step. `query_ends` are running totals of the new tokens. The kernel needs
+    both lists on the host.
     """
 
     metadata: AttentionMetadata
@@ -47,11 +45,14 @@ class AscendPlan:
 
 @dataclass(slots=True)
 class AscendDecodePlan:
-    """Decodes whose figures change in place: `slots` [B] and `block_table` [B, most] int32 on the
+    """Decodes whose values change in place: `slots` [B] and `block_table` [B, most] int32 on the
     device, `seq_lens` [B] on the host.
 
-    A row without a request is one token long and lies in page 0. `latest`: what was written last.
-    `plain`: the same figures for layers that plain torch computes, once there has been one.
+    A row without a request has one token in page 0.
+
+    Attributes:
+        latest: The last update.
+        plain: The same plan for plain torch, made by the first layer that needs it.
     """
 
     slots: torch.Tensor
@@ -71,16 +72,16 @@ class AscendDecodePlan:
 
 
 class AscendAttention:
-    """`npu_fused_infer_attention_score` on pages of 128 to 512 tokens; plain torch where the kernel
-    does not reach.
+    """`npu_fused_infer_attention_score` on pages of 128 to 512 tokens, and plain torch where the
+    kernel cannot be used.
 
-    That is: other page sizes, layers that it refuses (`obstacle`), and steps that are longer than a
-    layer's sliding window.
+    The kernel cannot be used for other page sizes, for layers that it refuses (`obstacle`), and for
+    steps that are longer than a layer's sliding window.
     """
 
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    # Sizes that CANN checks in layout TND. Queries, keys and values have the same size.
     head_sizes: tuple[int, ...] = (64, 128, 192)
-    """What CANN's check of its layout TND lets pass, queries, keys and values alike."""
     latent_sizes: tuple[int, int] = latent_attention.SIZES
     latent_heads: tuple[int, ...] = latent_attention.HEADS
 
@@ -92,32 +93,34 @@ class AscendAttention:
 
     @classmethod
     def obstacle(cls, layout: KVLayout) -> str | None:
-        """Why the kernel refuses such a layer whatever the step is; None: it takes it."""
+        """Return why the kernel refuses such a layer in any step, or None if it supports
+        the layer.
+        """
         if layout.latent:
             return cls._latent_obstacle(layout)
         if layout.key_size != layout.value_size:
             return (
-                f"keys of {layout.key_size} numbers and values of {layout.value_size}, the fused "
-                "kernel takes as many"
+                f"keys of {layout.key_size} numbers and values of {layout.value_size}, but the "
+                "fused kernel needs equal sizes"
             )
         if not layout.is_plain:
-            return "soft caps, sinks or slopes of scores, the fused kernel computes none"
+            return "soft caps, sinks or slopes, which the fused kernel does not support"
         if layout.key_size not in cls.head_sizes:
             return (
-                f"heads of {layout.key_size} numbers, the fused kernel takes "
+                f"heads of {layout.key_size} numbers, but the fused kernel supports "
                 f"{', '.join(map(str, cls.head_sizes))}"
             )
         if layout.dtype not in cls.dtypes:
-            return f"{str(layout.dtype).removeprefix('torch.')}, the fused kernel takes 16 bits"
+            return f"{str(layout.dtype).removeprefix('torch.')}, but the fused kernel needs 16 bits"
         if layout.num_heads > _MOST_HEADS * layout.num_kv_heads:
             return (
-                f"{layout.num_heads} heads on {layout.num_kv_heads}, the fused kernel takes "
+                f"{layout.num_heads} heads on {layout.num_kv_heads}, but the fused kernel supports "
                 f"{_MOST_HEADS} on each"
             )
         if layout.num_kv_heads * layout.key_size > _WIDEST_TOKEN:
             return (
-                f"keys of {layout.num_kv_heads} times {layout.key_size} numbers, the fused "
-                f"kernel takes {_WIDEST_TOKEN}"
+                f"keys of {layout.num_kv_heads} times {layout.key_size} numbers, but the "
+                f"fused kernel supports {_WIDEST_TOKEN}"
             )
         return None
 
@@ -128,14 +131,18 @@ class AscendAttention:
             heads = ", ".join(map(str, cls.latent_heads))
             return (
                 f"{layout.num_heads} heads on latent vectors of {sizes[0]} + {sizes[1]} numbers, "
-                f"the fused kernel takes {heads} on {cls.latent_sizes[0]} + {cls.latent_sizes[1]}"
+                f"but the fused kernel supports {heads} on {cls.latent_sizes[0]} + "
+                f"{cls.latent_sizes[1]}"
             )
         if layout.dtype not in cls.dtypes or layout.window is not None or not layout.is_plain:
-            return "latent vectors in 32 bits, windows or soft caps, the fused kernel takes none"
+            return (
+                "latent vectors in 32 bits, windows or soft caps, which the fused kernel does not "
+                "support"
+            )
         return None
 
     def keeps_apart(self, layout: KVLayout, page_size: int) -> bool:
-        """Whether the parts of a latent layer's vectors lie apart in its cache
+        """Return whether a latent layer's cache holds vectors and rotated keys separately
         (`kernels.latent_attention.KeepsApart`).
         """
         fits = layout.latent and page_size == latent_attention.PAGE_SIZE
@@ -204,7 +211,7 @@ class AscendAttention:
             return
         if isinstance(plan, AscendDecodePlan):
             plan = _first(plan, q.shape[0])
-        # A graph pads q, k and v; the kernel wants as many rows as the lengths say.
+        # A graph pads q, k and v, but the kernel needs exactly the rows that the lengths give.
         new = plan.query_ends[-1]
         torch.ops.atb._npu_reshape_and_cache(
             k[:new], v[:new], k_cache, v_cache, plan.metadata.slot_mapping
@@ -262,14 +269,14 @@ class AscendAttention:
 
     def _plain_plan(self, plan: AscendPlan | AscendDecodePlan) -> Any:
         if plan.plain is None and isinstance(plan, AscendDecodePlan):
-            assert plan.latest is not None, "a capture comes after a run, and a run after an update"
+            assert plan.latest is not None, "update the plan before a run, and run before a capture"
             rows, pages = plan.block_table.shape
             plan.plain = self._plain.capture_plan(
                 rows, pages, plan.page_size, plan.block_table.device
             )
             self._plain.update_plan(plan.plain, plan.latest, rows)
         elif isinstance(plan, AscendPlan) and plan.plain is None:
-            # Torch indexes with 64 bits.
+            # Torch needs 64-bit indices.
             metadata = replace(
                 plan.metadata,
                 slot_mapping=plan.metadata.slot_mapping.long(),
@@ -280,7 +287,9 @@ class AscendAttention:
 
 
 def _first(plan: AscendDecodePlan, count: int) -> AscendPlan:
-    """The plan of the first `count` rows: its tensors are views, its lengths those of now."""
+    """Return the plan of the first `count` rows. Its tensors are views, its lengths are the current
+    ones.
+    """
     ends = list(range(1, count + 1))
     metadata = AttentionMetadata(
         query_lens=[1] * count,

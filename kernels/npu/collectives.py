@@ -1,13 +1,13 @@
-"""The ranks of Ascend NPUs: hccl, and where `--passes +async_tp` asks for it torch_npu's products
-that pass parts on while they multiply others.
+"""The ranks of Ascend NPUs: hccl, and with `--passes +async_tp` torch_npu's products that send
+parts while they multiply others.
 
-No two NPUs have run this. What the kernels take is said in the op documentation of torch_npu 2.13
-(op-plugin, docs/context): two dimensions, 16 bits, widths of 256 to 65534 between them, groups of
-2, 4, 8, 16 or 32 ranks.
+This has not run on two NPUs yet. The limits of the kernels are those of the op documentation of
+torch_npu 2.13 (op-plugin, docs/context): two dimensions, 16 bits, a width of 256 to 65534 in the
+middle, groups of 2, 4, 8, 16 or 32 ranks.
 """
 
 # mypy: disable-error-code="attr-defined"
-# torch.npu exists once torch_npu is imported.
+# torch.npu exists after the import of torch_npu.
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEAST, _MOST = 256, 65534
 
 
 def _left(x: torch.Tensor, weight: torch.Tensor, name: str, size: int) -> torch.Tensor | None:
-    """Who calls computes it by plain ops."""
+    """Return None, so that the caller uses plain ops."""
     return None
 
 
@@ -34,14 +34,16 @@ class NpuGroup(TorchGroup):
     """`fused_collectives.Pipelines` over hccl."""
 
     def multiply(self, op: str, x: torch.Tensor, *rest: Any) -> torch.Tensor | None:
-        """16 bits without a bias, of widths that the kernels take; one that is refused once is
-        left to plain ops, on all ranks, whose hardware and shapes are the same.
+        """Multiply 16 bits without a bias, if the kernels support the width.
+
+        After a kernel refused a call once, all ranks use plain ops, because their hardware and
+        shapes are the same.
         """
         return multiply(op, self.size, lambda: self._hccl_name, x, *rest)
 
     @cached_property
     def _hccl_name(self) -> str:
-        """By which torch_npu's ops know the group."""
+        """The group's name in torch_npu's ops."""
         backend: Any = self._group._get_backend(torch.device("npu"))
         return str(backend.get_hccl_comm_name(self.rank))
 
@@ -49,7 +51,7 @@ class NpuGroup(TorchGroup):
 def multiply(
     op: str, size: int, name: Callable[[], str], x: torch.Tensor, *rest: Any
 ) -> torch.Tensor | None:
-    """`Pipelines.multiply` of a group of `size` ranks; `name`: gives hccl's."""
+    """Compute `Pipelines.multiply` of a group of `size` ranks. `name` returns hccl's name."""
     if op not in _PRODUCTS or size not in _SIZES:
         return None
     weight, bias = rest

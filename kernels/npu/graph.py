@@ -1,5 +1,5 @@
-"""NPU graphs whose kernels read lengths on the host: `NPUGraph.update` hands them over while the
-replay is under way.
+"""NPU graphs whose kernels read lengths on the host. `NPUGraph.update` passes the lengths during
+the replay.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ _capturing: UpdatedGraph | None = None
 
 
 class UpdatedGraph(DeviceGraph):
-    """Captured with torch_npu's `auto_dispatch_capture`, so that its attention kernels wait for an
-    update, which `replay` gives them.
+    """A graph captured with torch_npu's `auto_dispatch_capture`. Its attention kernels wait for an
+    update by `replay`.
 
-    `torch.npu.graph` would enter torch_npu's dispatch mode around all that is captured. torch
-    suspends a mode while it runs an op that the mode was handed, and with it whatever the op
-    launches in turn; attention is such an op. So `updatable`, inside of it, enters the mode. Only
-    one capture at a time can go on in a process.
+    `torch.npu.graph` enters torch_npu's dispatch mode around the whole capture. torch suspends a
+    mode while an op runs that the mode handles, and so does not see what the op launches. Attention
+    is such an op. Therefore `updatable` enters the mode inside the op. Only one capture at a time
+    is possible in a process.
 
-    `npu`: `torch.npu`.
+    `npu` is `torch.npu`.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class UpdatedGraph(DeviceGraph):
         super().end()
 
     def replay(self) -> None:
-        """The replay is launched first: the device is at work on what comes before attention while
-        the host updates layer after layer.
+        """Launch the replay first. The device computes what comes before attention while the host
+        updates layer after layer.
 
-        torch_npu launches updates on a stream of their own. They write into the graph's own
-        launches, so that stream waits for all that was launched before the replay, the last replay
-        among it; behind the replay it would wait for what waits for it.
+        torch_npu launches updates on a separate stream. They write into the graph's own launches,
+        so that stream waits for all work launched before the replay, including the last replay. If
+        it waited for the replay too, both would wait for each other.
         """
         values, mode = dict(self._host_arguments()), self._graph.graph_dispatch_mode
         before = self._npu.current_stream().record_event()
@@ -56,14 +56,14 @@ class UpdatedGraph(DeviceGraph):
         try:
             self._graph.update(cpu_update_input=[values])
         except BaseException:
-            self._let_go(mode.graph_dispatch_records, before)
+            self._abort(mode.graph_dispatch_records, before)
             raise
 
-    def _let_go(self, records: Any, before: Any) -> None:
-        """End a replay whose update failed: it would wait for ever, and the device with it. What it
-        computes is thrown away.
+    def _abort(self, records: Any, before: Any) -> None:
+        """End a replay whose update failed, because it would hang, and the device with it. Its
+        results are dropped.
         """
-        # The other stream may be in the midst of an update.
+        # The update stream may still be in an update, so use a new one.
         stream = self._npu.Stream()
         stream.wait_event(before)
         for record in records:
@@ -76,7 +76,7 @@ class UpdatedGraph(DeviceGraph):
 
 
 def updatable() -> AbstractContextManager[Any]:
-    """What is launched inside the block gets its numbers from `UpdatedGraph.replay`, where such a
+    """Pass host values to what is launched inside the block by `UpdatedGraph.replay`, if such a
     graph is being captured.
     """
     return nullcontext() if _capturing is None else _capturing.dispatch_mode

@@ -1,9 +1,9 @@
 """Latent attention by torch_npu's fused kernel, for steps of decodes.
 
-It reads latent vectors and the turned keys behind them as two tensors, neither of which may have
-gaps. So they lie apart in the memory of a layer's cache: first all vectors, then all keys.
+The kernel reads latent vectors and rotated keys as two tensors without gaps. Therefore a layer's
+cache holds first all vectors, then all keys.
 
-H query heads; R numbers of a latent vector, Q of a turned key, P pages of S tokens.
+H query heads, R numbers of a latent vector, Q of a rotated key, P pages of S tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from .graph import updatable
 
 SIZES = (512, 64)
 HEADS = (32, 64, 128)
-PAGE_SIZE = 128
-"""R and Q, H and S that the op documentation names (`query_rope`, `key_rope`)."""
+PAGE_SIZE = 128  # R and Q, H, and S in the op documentation (`query_rope`, `key_rope`).
 
 
 def parts(cache: torch.Tensor, layout: KVLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latent vectors [P, S, 1, R] and turned keys [P, S, 1, Q] in a cache [P, S, 1, R + Q]."""
+    """Return views of latent vectors [P, S, 1, R] and rotated keys [P, S, 1, Q] in a cache [P, S,
+    1, R + Q].
+    """
     pages, page_size = cache.shape[:2]
     numbers = pages * page_size * layout.value_size
     vectors, keys = cache.flatten().tensor_split([numbers])
@@ -29,7 +30,7 @@ def parts(cache: torch.Tensor, layout: KVLayout) -> tuple[torch.Tensor, torch.Te
 
 
 def store(k: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, layout: KVLayout) -> None:
-    """k [T, 1, R + Q] at slots [T] int32."""
+    """Store k [T, 1, R + Q] at slots [T] int32."""
     vectors, keys = k.tensor_split([layout.value_size], dim=-1)
     torch.ops.atb._npu_reshape_and_cache(
         vectors.contiguous(), keys.contiguous(), *parts(cache, layout), slots
@@ -37,14 +38,14 @@ def store(k: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, layout: KVL
 
 
 def read(cache: torch.Tensor, pages: torch.Tensor, layout: KVLayout) -> torch.Tensor:
-    """Some pages of the cache as [pages, S, 1, R + Q]."""
+    """Return some pages of the cache as [pages, S, 1, R + Q]."""
     return torch.cat([part.index_select(0, pages) for part in parts(cache, layout)], dim=-1)
 
 
 def run_decodes(
     q: torch.Tensor, cache: torch.Tensor, metadata: AttentionMetadata, layout: KVLayout
 ) -> torch.Tensor:
-    """Attention of one new token each, q [B, H, R + Q], as [B, H, R]."""
+    """Return attention of one new token per request, q [B, H, R + Q], as [B, H, R]."""
     q_latent, q_turned = (
         part.contiguous()[:, :, None] for part in q.tensor_split([layout.value_size], dim=-1)
     )
@@ -76,7 +77,7 @@ def run_plainly(
     metadata: AttentionMetadata,
     layout: KVLayout,
 ) -> None:
-    """Any step, by plain torch over copies of its requests' pages, after `store`."""
+    """Compute any step by plain torch with copies of its requests' pages, after `store`."""
     page_size, (count, width) = cache.shape[1], metadata.block_table.shape
     kept = read(cache, metadata.block_table.flatten().long(), layout)
     ends = [row * width * page_size + length for row, length in enumerate(metadata.seq_lens)]

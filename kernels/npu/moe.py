@@ -1,7 +1,8 @@
 """Layers of experts on Ascend NPUs: rows are grouped by expert, and `npu_grouped_matmul` multiplies
-all groups at once. Signature and meaning as in `kernels.reference`.
+all groups at once.
 
-What it takes: the op documentation of torch_npu 2.13 (`_op_plugin_docs.py`).
+Signature and meaning are those of `kernels.reference`. For the kernel's limits see the op
+documentation of torch_npu 2.13 (`_op_plugin_docs.py`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from .. import reference
 from .refusals import or_else
 
 _HALVES = (torch.bfloat16, torch.float16)
+# `group_type`: rows of x are grouped. `split_item`: all results are one tensor.
 _ROWS, _ONE_RESULT = 0, 3
-"""`group_type`: rows of x are grouped; `split_item`: all results are one tensor."""
 
 
 def _masked(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Every row by every expert, and its own kept: no shape and no wait depends on what is
-    chosen.
+    """Multiply every row by every expert and keep the result of its own. No shape and no wait
+    depends on the choice of experts.
     """
     places = torch.arange(len(x), device=x.device)[:, None]
     out, begin = x.new_zeros(len(x), weight.shape[1]), torch.zeros_like(ends[:1])

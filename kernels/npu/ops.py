@@ -1,9 +1,9 @@
-"""The ops that layers call on Ascend NPUs, `piecework::rms_norm` and its like: torch_npu's kernel
-where it takes the call, else plain torch.
+"""The ops that layers call on Ascend NPUs, such as `piecework::rms_norm`: torch_npu's kernel if it
+supports the call, otherwise plain torch.
 
-Signatures and meaning as in `kernels.reference`. Kernels round once, where the reference rounds to
-16 bits in between. What they take is said in the op documentation of torch_npu 2.13
-(`_op_plugin_docs.py`) and in that of the aclnn functions beneath them (CANN's ops-nn).
+Signatures and meaning are those of `kernels.reference`. Kernels round once, where the reference
+also rounds to 16 bits in between. For the kernels' limits see the op documentation of torch_npu
+2.13 (`_op_plugin_docs.py`) and of the aclnn functions below them (CANN's ops-nn).
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ __all__ = [
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _HALVES = (torch.bfloat16, torch.float16)
-_WIDEST_HEAD, _MOST_HEADS = 894, 999
-"""Of `npu_rotary_mul`."""
-_LONGEST_GATED = 8192
-"""Numbers of a row of `npu_swiglu_quant`."""
+_WIDEST_HEAD, _MOST_HEADS = 894, 999  # Limits of `npu_rotary_mul`.
+_LONGEST_GATED = 8192  # Limit of `npu_swiglu_quant`: numbers of a row.
 
 _offsets: dict[torch.device, torch.Tensor] = {}
 
@@ -78,7 +76,7 @@ def rotary_embedding(
     _, heads, size = x.shape
     if not _takes(x, cos, signed_sin) or size > _WIDEST_HEAD or heads > _MOST_HEADS:
         return None
-    # The kernel negates the second half of x itself, and wants both halves of the sine alike.
+    # The kernel negates the second half of x itself and needs both halves of the sine equal.
     sin = signed_sin[..., size // 2 :].repeat(1, 1, 2)
     # Four dimensions: one sequence, its tokens, their heads.
     result: torch.Tensor = torch.ops.npu.npu_rotary_mul(x[None], cos[None], sin[None])
@@ -119,8 +117,8 @@ def add_rms_norm_quantize_static(
     scale: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """float16: beside bfloat16 the kernel wants the scale in bfloat16, too, which loses 2^-9 of
-    it.
+    """Supports float16 only. With bfloat16 the kernel needs the scale in bfloat16 too, which loses
+    2^-9 of it.
     """
     if x.dtype != torch.float16 or dtype != torch.int8 or not _takes(x, residual, weight):
         return None
@@ -173,8 +171,8 @@ def _silu_then_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) 
 def silu_and_mul_quantize_static(
     x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """By rows there is none: what scale the kernel gives then differs from one CANN to another, and
-    some end in it.
+    """Quantise with one scale. Scales per row are not supported: their meaning differs between
+    versions of CANN, and some versions crash.
     """
     if dtype != torch.int8 or x.shape[-1] > _LONGEST_GATED or not x.is_contiguous():
         return None
@@ -187,13 +185,17 @@ def silu_and_mul_quantize_static(
 
 
 def _takes(x: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether kernels take such numbers: of one kind, and not none."""
+    """Return whether kernels support these tensors: x is not empty, and all have one supported
+    dtype.
+    """
     return x.dtype in _FLOATS and x.numel() > 0 and all(each.dtype == x.dtype for each in others)
 
 
 def _no_offset(device: torch.device) -> torch.Tensor | None:
-    """[1] float32 of 0, made once; None while a graph is recorded, whose pool must not hold it,
-    unless it is there already.
+    """Return a zero [1] float32, made once.
+
+    While a graph is captured, return None if it does not exist yet, because the graph's pool must
+    not hold it.
     """
     found = _offsets.get(device)
     if found is None and not torch.npu.is_current_stream_capturing():  # type: ignore[attr-defined]

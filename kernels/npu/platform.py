@@ -1,7 +1,7 @@
-"""Ascend NPUs as a platform. torch_npu is imported when the platform is made, never before."""
+"""Ascend NPUs as a platform. torch_npu is imported when the platform is made, not before."""
 
 # mypy: disable-error-code="attr-defined"
-# torch.npu exists once torch_npu is imported.
+# torch.npu exists after the import of torch_npu.
 
 from __future__ import annotations
 
@@ -24,31 +24,28 @@ from .graph import UpdatedGraph
 from .refusals import refused as refused_ops
 from .weight_only import WeightOnlyKernels
 
-_LEVEL_WITHOUT_GRAPHS = 2
-"""Of torch_npu's queue of launches: its `capture_begin` raises there."""
+_LEVEL_WITHOUT_GRAPHS = 2  # Level of torch_npu's task queue at which its `capture_begin` raises.
 
 
 class NpuPlatform(Platform):
-    """The first visible NPU, and NPU graphs. Raises `ImportError` where torch_npu is not
-    installed.
-    """
+    """The first visible NPU, and NPU graphs. Raises `ImportError` if torch_npu is not installed."""
 
     device_type = "npu"
     collectives = "hccl"
     group_type = NpuGroup
     reduces_products = True
-    # None of the ops of torch_npu's contract for the Ascend 910 takes them.
+    # None of torch_npu's ops for the Ascend 910 supports float8.
     lacking_dtypes = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
     dispatch_key = "PrivateUse1"
-    # Ascend's cache writes take 32-bit slots, its attention kernels pages of 128.
+    # Ascend's cache writes need 32-bit slots, its attention kernels pages of 128 tokens.
     slot_dtype = torch.int32
     default_page_size = 128
-    shares_pages = False  # Not known of torch_npu's operators.
+    shares_pages = False  # Unknown for torch_npu's operators.
     piece_compilers = ("eager",)
     attention_backends = ("ascend",)
-    # `npu_fused_infer_attention_score` takes int8 with scales in a layout of their own, no float8.
+    # `npu_fused_infer_attention_score` supports int8 with scales in another layout, and no float8.
     kv_cache_dtypes = ()
-    # Each graph holds streams of the device; near 1,800-2,000 graphs they run out.
+    # Each graph holds streams of the device. They run out near 1,800-2,000 graphs.
     graph_budget = 1800
 
     def __init__(self) -> None:
@@ -80,19 +77,22 @@ class NpuPlatform(Platform):
 
     def check_ranks(self, number: int) -> None:
         if number > (found := torch.npu.device_count()):
-            raise ValueError(f"{number} ranks, and this machine has {found} NPUs; take {found}")
+            raise ValueError(
+                f"{number} ranks need {number} NPUs, but this machine has {found}; use at most "
+                f"{found} ranks"
+            )
 
     def use_device(self, index: int) -> None:
         torch.npu.set_device(index)
 
     def graph_obstacle(self) -> str | None:
-        # Older versions have the variable alone.
+        # Older versions only have the variable.
         level = getattr(torch.npu, "get_task_queue_enable", _level_of_environment)()
         if level != _LEVEL_WITHOUT_GRAPHS:
             return None
         return (
-            f"TASK_QUEUE_ENABLE={level}, at which torch_npu records no graphs: steps run "
-            "without; export TASK_QUEUE_ENABLE=1 for graphs"
+            f"TASK_QUEUE_ENABLE={level} prevents torch_npu from capturing graphs, so steps run "
+            "without graphs: export TASK_QUEUE_ENABLE=1"
         )
 
     def device(self) -> torch.device:
@@ -106,7 +106,7 @@ class NpuPlatform(Platform):
 
     def memory_use(self) -> MemoryUse:
         reserved = torch.npu.memory_reserved()
-        # The peak of what is reserved is not counted by every version.
+        # Not every version counts the peak of reserved memory.
         peak_reserved = getattr(torch.npu, "max_memory_reserved", lambda: reserved)()
         return MemoryUse(
             torch.npu.memory_allocated(), torch.npu.max_memory_allocated(), reserved, peak_reserved
@@ -149,15 +149,15 @@ class NpuPlatform(Platform):
         return torch.npu.graph_pool_handle()
 
     def abandon_graph_pool(self, pool: Any) -> None:
-        # Where the end of a capture raises, torch_npu leaves the pool recording, and counts the
-        # lost graph among its users.
+        # If the end of a capture raises, torch_npu leaves the pool in capture mode and counts the
+        # lost graph as one of its users.
         with suppress(RuntimeError):
             self._end_allocate_to_pool(torch.npu.current_device(), pool)
             self._release_pool(torch.npu.current_device(), pool)
 
     def graph_bytes(self, pool: Any) -> int:
-        """What the allocator has taken since the last pool was made: weights and KV cache were
-        there before.
+        """Return what the allocator has reserved since the last pool was made. Weights and KV cache
+        were allocated before.
         """
         reserved: int = torch.npu.memory_reserved()
         return max(0, reserved - self._reserved_before_graphs)

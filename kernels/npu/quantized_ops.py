@@ -1,7 +1,7 @@
-"""INT8 on Ascend NPUs: activations become numbers of 8 bits, and are multiplied by weights of 8
-bits. Signatures and meaning as in `kernels.reference`.
+"""INT8 on Ascend NPUs: 8-bit activations multiplied by 8-bit weights. Signatures and meaning are
+those of `kernels.reference`.
 
-A scale of the checkpoint's own may give -128, where the reference ends at -127.
+A static scale of a checkpoint may give -128, where the reference ends at -127.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from .. import reference
 from .refusals import or_else
 
 _HALVES = (torch.bfloat16, torch.float16)
-_LONGEST = 65535
-"""Columns of either factor of `npu_quant_matmul`."""
+_LONGEST = 65535  # Columns of either factor of `npu_quant_matmul`.
+# Rows per product of a weight with more rows than that, such as a head. They are the columns of the
+# second factor.
 _ROWS_AT_ONCE = 1 << 15
-"""Of a weight that has more rows than that, such as a head: they are the columns of its factor."""
 
 
 @or_else(reference.quantize_static)
@@ -24,7 +24,7 @@ def quantize_static(
 ) -> torch.Tensor | None:
     if dtype != torch.int8 or x.numel() == 0:
         return None
-    # Beside x of 16 bits the scale would have to be of 16 bits too.
+    # With x in 16 bits, the kernel needs the scale in 16 bits too.
     result: torch.Tensor = torch.ops.npu.npu_quantize(
         x.float(), scale, None, torch.qint8, axis=-1, div_mode=True
     )
@@ -50,7 +50,7 @@ def scaled_linear(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:
-    """Scales of tokens and rows; blocks are left to plain torch."""
+    """Multiply with scales per token and per row. Scales of blocks use plain torch."""
     (rows, columns), outputs = x.shape, weight.shape[0]
     if (
         x.dtype != torch.int8

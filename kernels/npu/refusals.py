@@ -1,9 +1,7 @@
-"""Kernels that this NPU or its CANN refuses are left out, each said once; plain torch computes in
-their place.
-"""
+"""Replace kernels that this NPU or its CANN refuses by plain torch, and log each once."""
 
 # mypy: disable-error-code="attr-defined"
-# torch.npu exists once torch_npu is imported.
+# torch.npu exists after the import of torch_npu.
 
 from __future__ import annotations
 
@@ -18,18 +16,18 @@ logger = logging.getLogger(__name__)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-refused: dict[str, str] = {}
-"""By op of ours, what torch_npu said to a call of its kernel that it raised at."""
+refused: dict[str, str] = {}  # By op: torch_npu's error at the call that it refused.
 
 
 def or_else(
     plain: Callable[Arguments, Result],
 ) -> Callable[[Callable[Arguments, Result | None]], Callable[Arguments, Result]]:
-    """Makes an op of a function that launches a kernel, or gives None for what the kernel does not
-    take; `plain` computes that, and all from the first refusal on.
+    """Make an op of a function that launches a kernel, or returns None if the kernel does not
+    support the call.
 
-    torch_npu checks a call while it launches it, so a refusal is an exception. While a graph is
-    recorded it ends the capture: a call that was warmed up is not refused there.
+    `plain` computes these calls, and all calls after the first refusal. torch_npu checks a call at
+    its launch, so a refusal is an exception. It would end the capture of a graph, but a call that
+    was warmed up is not refused there.
     """
 
     def made(launch: Callable[Arguments, Result | None]) -> Callable[Arguments, Result]:

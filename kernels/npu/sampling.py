@@ -1,9 +1,9 @@
-"""Filtered sampling for Ascend NPUs, in float32 and without a wait.
+"""Filtered sampling for Ascend NPUs, in float32 and without waiting.
 
-Ascend's units compute no float64 and few ops on 64-bit integers: those run on its control
-processor. So sums are those of float32, made in two levels, right to a few 2^-24 of all that is
-summed, and of equal uniform numbers now and then another token is drawn than by the reference's
-exact sums: at most one of about 2^22 for each token that is kept.
+Ascend's units compute no float64 and few ops on 64-bit integers; those run on its control
+processor. Sums are therefore float32, in two levels, accurate to a few 2^-24 of the total. With the
+same uniform numbers, another token than the reference's is drawn in at most about one of 2^22 cases
+per kept token.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ def sample_filtered(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    """As `kernels.reference.sample_filtered`, but for the rounding of sums; uniform [N] float32.
+    """See `kernels.reference.sample_filtered`, except for the rounding of sums. uniform is [N]
+    float32.
 
-    Whole rows are sorted: how many candidates would do is known to the device alone.
+    Whole rows are sorted, because only the device knows how many candidates are enough.
     """
     vocab = probs.shape[1]
     values, ids = probs.sort(dim=-1, descending=True, stable=True)
@@ -37,14 +38,14 @@ def sample_filtered(
     among_p = (sums - values < (top_p[:, None] * mass).clamp_(min=_LEAST)) | (top_p[:, None] >= 1.0)
     keep = among_k & among_p & (values >= min_p[:, None] * values[:, :1]) & (values > 0)
     below = keep & (sums <= uniform[:, None] * _at_last(sums, keep))
-    # Rounding may lift the target up to the sum of all that are kept.
+    # Rounding may raise the target to the sum of all kept tokens.
     place = torch.minimum(_count(below), (_count(keep) - 1).clamp_(min=0))
     return ids.gather(1, place.long())[:, 0]
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
-    """Of values [N, V] float32, never falling where they are not negative: within blocks, on top of
-    the sums of the blocks before.
+    """Return running sums of values [N, V] float32: within blocks, plus the sums of earlier blocks.
+    They never fall if no value is negative.
     """
     rows, vocab = values.shape
     inside = F.pad(values, (0, -vocab % _BLOCK)).view(rows, -1, _BLOCK).cumsum(-1)
@@ -53,10 +54,12 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
 
 
 def _count(chosen: torch.Tensor) -> torch.Tensor:
-    """How many of each row are true [N, 1]: exact in float32 up to 2^24."""
+    """Return how many of each row are true [N, 1], exact in float32 up to 2^24."""
     return chosen.float().sum(-1, keepdim=True)
 
 
 def _at_last(sums: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """The sum [N, 1] at the last of those chosen, which are the first of each row."""
+    """Return the sum [N, 1] at the last chosen token. The chosen tokens are the first of
+    each row.
+    """
     return sums.gather(1, (_count(chosen) - 1).clamp_(min=0).long())

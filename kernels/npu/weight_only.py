@@ -1,9 +1,9 @@
-"""Weights of 4 and 8 bits on Ascend NPUs, multiplied by activations of 16 bits:
-`npu_weight_quant_batchmatmul`, and how weights are laid out for it when they are loaded.
+"""Weights of 4 and 8 bits on Ascend NPUs, multiplied by 16-bit activations by
+`npu_weight_quant_batchmatmul`, and their packed layout.
 """
 
 # mypy: disable-error-code="attr-defined"
-# torch.npu exists once torch_npu is imported.
+# torch.npu exists after the import of torch_npu.
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ import torch.nn.functional as F
 
 from .refusals import or_else
 
-_LONGEST = 65535
-"""Rows and columns that the kernel takes."""
-_ROWS_AT_ONCE = 1 << 15
-"""Of a weight that has more rows than that, such as a head."""
+_LONGEST = 65535  # Most rows and columns of the kernel.
+_ROWS_AT_ONCE = 1 << 15  # Rows per product of a weight with more rows than that, such as a head.
 _ROW_UNIT, _GROUP_UNIT = 8, 32
+# Bytes of each row whose 4-bit numbers are widened to 32 bits at once, for packing.
 _BYTES_AT_ONCE = 1024
-"""Of each row that numbers of 4 bits are made 32 bits wide of, to be packed."""
 _ALIGNMENT = 512
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -32,12 +30,13 @@ _LIBRARY.define(
 
 
 class Layout(NamedTuple):
-    """Weights of `bits` whose `group` columns have a scale, and, but for symmetric ones, an offset.
+    """The layout of weights of `bits` with a scale per `group` columns and, if not symmetric, an
+    offset.
 
-    Packed are blocks of up to 32,768 rows R, one after another; each as the kernel wants its
-    transpose, [K, R] int8 or [K, R / 8] int32 of eight numbers, then scales and offsets
-    [K / group, R] in the model's dtype, all three at multiples of 512 bytes. A value is (number +
-    offset) * scale.
+    A packed weight consists of blocks of up to 32,768 rows R. Each block has the transposed weight,
+    [K, R] int8 or [K, R / 8] int32 of eight numbers, then scales and offsets [K / group, R] in the
+    model's dtype. Each of the three begins at a multiple of 512 bytes. A value is (number + offset)
+    * scale.
     """
 
     bits: int
@@ -53,7 +52,7 @@ class Layout(NamedTuple):
         return self.bits + 16 * self.is_symmetric + 32 * self.group
 
     def sections(self, rows: int, columns: int) -> list[int]:
-        """Bytes of a block's weight, scales and offsets."""
+        """Return the bytes of a block's weight, scales and offsets."""
         scales = columns // self.group * rows * 2
         sizes = [columns * rows * self.bits // 8, scales, 0 if self.is_symmetric else scales]
         return [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
@@ -61,7 +60,7 @@ class Layout(NamedTuple):
     def blocks(
         self, packed: torch.Tensor, dtype: torch.dtype, rows: int, columns: int
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-        """Of each block its rows, and views of its weight, scales and offsets."""
+        """Yield the rows of each block, and views of its weight, scales and offsets."""
         rest = packed.flatten()
         for begin in range(0, rows, _ROWS_AT_ONCE):
             wanted = min(_ROWS_AT_ONCE, rows - begin)
@@ -89,7 +88,7 @@ class WeightOnlyKernels:
     embedding_op = None
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """`dtype`: bfloat16 or float16, of activations."""
+        """`dtype` is that of activations, bfloat16 or float16."""
         self._dtype = dtype
 
     def takes_experts(self, sizes: Sequence[int]) -> bool:
@@ -139,12 +138,14 @@ class WeightOnlyKernels:
 
 
 def _padded(rows: int) -> int:
-    """Numbers of 4 bits are packed by eight rows."""
+    """Round up to whole groups of eight rows, by which 4-bit numbers are packed."""
     return -(-rows // _ROW_UNIT) * _ROW_UNIT
 
 
 def _int4(rows: torch.Tensor) -> torch.Tensor:
-    """rows [R, K / 2] uint8, the earlier column in the low half, to [K, R / 8] int32."""
+    """Pack rows [R, K / 2] uint8, with the earlier column in the low half, into [K, R /
+    8] int32.
+    """
     packed = []
     for some in torch.split(rows, _BYTES_AT_ONCE, dim=1):
         numbers = torch.stack((some & 15, some >> 4), dim=-1).flatten(1).t().int() - 8
@@ -174,7 +175,7 @@ def _plain(
 def npu_weight_only_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_features: int, layout: int
 ) -> torch.Tensor | None:
-    """x [T, K] in the dtype that the weight was packed for, to [T, out_features]."""
+    """Multiply x [T, K], in the dtype that the weight was packed for: [T, out_features]."""
     if x.numel() == 0:
         return None
     found, columns, results, begin = Layout.of_number(layout), x.shape[1], [], 0

@@ -241,7 +241,7 @@ def test_auto_takes_flashinfer_where_it_can(with_flashinfer: None) -> None:
     ):
         assert not isinstance(platform.attention_backend("auto", [other]), FlashInferAttention)
         with pytest.raises(
-            ValueError, match=r"--attention-backend flashinfer: flashinfer .*; take auto"
+            ValueError, match=r"--attention-backend flashinfer: flashinfer .*; choose auto"
         ):
             platform.attention_backend("flashinfer", [other])
 
@@ -275,7 +275,7 @@ def test_where_its_kernels_fail_auto_is_triton(
     assert len([record for record in caplog.records if re.search(reason, record.getMessage())]) == 1
     with pytest.raises(
         ValueError,
-        match=rf"--attention-backend flashinfer: its kernels .*{reason.split()[0]}.*; take auto",
+        match=rf"--attention-backend flashinfer: its kernels .*{reason.split()[0]}.*; choose auto",
     ):
         platform.choose_attention("flashinfer", [LAYOUT])
 

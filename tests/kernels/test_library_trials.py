@@ -139,8 +139,8 @@ def test_a_build_of_minutes_says_which_kernel_and_for_how_long(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     seed(monkeypatch, "builds")
-    monkeypatch.setattr(trial_process, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(trial_process, "_TELL_SECONDS", 0.2)
+    monkeypatch.setattr(trial_process, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(trial_process, "_REPORT_SECONDS", 0.2)
     trials = Trials("cpu")
     assert trials.failure(NORM) is None
     trials.end()

@@ -94,7 +94,7 @@ def test_where_the_queue_of_launches_forbids_graphs_none_is_tried_and_one_line_s
         {},
     )
     assert llm.info.remarks["task queue"].startswith(
-        "TASK_QUEUE_ENABLE=2, at which torch_npu records no graphs"
+        "TASK_QUEUE_ENABLE=2 prevents torch_npu from capturing graphs"
     )
     assert "export TASK_QUEUE_ENABLE=1" in llm.info.remarks["task queue"] and not caplog.records
     monkeypatch.delenv("TASK_QUEUE_ENABLE")
