@@ -108,7 +108,7 @@ TRACED = {
     ),
 }
 
-# Of these ops, those that no compiler traces into, because only kernels make them fast.
+# The ops among these that no compiler traces into, because only kernels make them fast.
 PRODUCTS = ("scaled_linear", "weight_only_linear", "fused_moe")
 
 

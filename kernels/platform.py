@@ -70,7 +70,7 @@ class Platform:
 
     device_type: str
     dispatch_key: str  # Where `torch.library` registers our ops.
-    slot_dtype: torch.dtype = torch.int64  # Of slot mappings and page numbers.
+    slot_dtype: torch.dtype = torch.int64  # For slot mappings and page numbers.
     default_dtype: torch.dtype = torch.bfloat16
     default_page_size: int = 16
     default_chunked_prefill_size: int = 2048

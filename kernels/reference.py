@@ -16,7 +16,7 @@ import torch.nn.functional as F
 # Tokens that sampling looks at first. If a row may keep more, the rows are sorted whole.
 _CANDIDATES = 1024
 UNIT = 2.0**52  # Probabilities are summed as multiples of 1 / UNIT, so sums are exact in any order.
-# Of the random numbers of `sample_filtered`. A version that takes float32 sets it so.
+# dtype of the random numbers of `sample_filtered`. A version that takes float32 sets it so.
 UNIFORM_DTYPE = np.float64
 
 
@@ -156,7 +156,7 @@ def weight_only_linear(
     return F.linear(x, wide, bias)
 
 
-_STEEPNESS = 1.702  # Of GPT-OSS's gates.
+_STEEPNESS = 1.702  # Constant of GPT-OSS's gates.
 
 
 def gated(x: torch.Tensor, limit: float) -> torch.Tensor:

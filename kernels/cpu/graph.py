@@ -1,8 +1,8 @@
-"""Graphs on the CPU: the work is called again and its outputs are copied to where the first ones
-lay.
+"""Graphs on the CPU: a replay calls the work again and copies its outputs to the addresses of the
+first ones.
 
-Memory behaves as in a CUDA graph's pool: outputs that nobody holds are given to later captures, so
-whoever keeps a stale tensor reads another one's numbers here too.
+Memory behaves as in a CUDA graph's pool: the memory of outputs without references goes to later
+captures, so a stale tensor shows another output's numbers here too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class CpuGraphPool:
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An uninitialised tensor of the same size, strides and dtype; its memory comes back when
-        the tensor is dropped.
+        """Return an uninitialised tensor of the same size, strides and dtype. Its memory is reused
+        when the tensor is dropped.
         """
         span = (
             1
@@ -49,7 +49,7 @@ class CpuGraphPool:
             buffer = min(fitting, key=lambda found: found.nbytes)
             self._free = [free for free in self._free if free is not buffer]
             return buffer
-        # Whole cache lines, and a multiple of every dtype's size.
+        # Whole cache lines, which are a multiple of every dtype's size.
         buffer = torch.empty(-(-nbytes // 64) * 64, dtype=torch.uint8)
         self._buffers.append(buffer)
         return buffer
@@ -59,11 +59,10 @@ class CpuGraphPool:
 
 
 class CpuGraph:
-    """Work to call again. `work` is kept, so it must hold its inputs as weakly as a device's graph
-    does.
+    """Work that is called again. `work` is kept, so it must hold its inputs as weakly as a device's
+    graph does.
 
-    Like a device's, the memory of its pool stays as long as it does, whoever else lets go of the
-    pool.
+    A graph keeps the memory of its pool, as a device's graph does.
     """
 
     def __init__(self) -> None:
@@ -85,12 +84,10 @@ class CpuGraph:
         return outputs
 
     def begin(self, pool: CpuGraphPool, stream: None) -> None:
-        raise RuntimeError(
-            "a CPU cannot record what runs between two points; it can only call work again"
-        )
+        raise RuntimeError("a CPU cannot capture launches; it can only call work again")
 
     def end(self) -> None:
-        raise RuntimeError("nothing is being recorded")
+        raise RuntimeError("no capture is going on")
 
     def replay(self) -> None:
         assert self._work is not None, "replay before capture"

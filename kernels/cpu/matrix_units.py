@@ -1,5 +1,5 @@
-"""Whether weights of 16 bits go into the kernels' panels on a CPU with matrix units (AMX), or into
-the layout of oneDNN, which has products by them too: whatever is faster here with many rows.
+"""Choose the layout of 16-bit weights on a CPU with matrix units (AMX): the kernels' panels, or
+oneDNN's layout, whichever is faster here for many rows.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from .native.instruction_sets import instruction_sets
 from .native.linear import NativeLinear, multiply
 
 _ROWS, _SIZE, _TIMES = 256, 1024, 5
+# Most time of the kernels relative to oneDNN's. Panels are faster in decodes, so they may be slower
+# here.
 _WORTH = 1.1
-"""As many times oneDNN's time as the kernels may take: their panels serve decodes better."""
 
 
 @cache
 def panels_pay(library: ctypes.CDLL) -> bool:
-    """Without matrix units they always do; with them it is measured once."""
+    """Return whether to use panels. Without matrix units the answer is yes, with them it is
+    measured once.
+    """
     if "amx_bf16" not in instruction_sets() or not packed_linear.is_available():
         return True
     if not library.piecework_has_tiles():
@@ -38,7 +41,7 @@ def panels_pay(library: ctypes.CDLL) -> bool:
 
 
 def _least(work: Callable[[], torch.Tensor]) -> float:
-    """Seconds, of several times."""
+    """Return the least of several times, in seconds."""
     taken = []
     for _ in range(_TIMES):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`piecework::packed_linear`: a projection on a weight in the blocked layout of oneDNN's matrix
+"""`piecework::packed_linear`: a projection with a weight in the blocked layout of oneDNN's matrix
 kernels.
 """
 
@@ -10,8 +10,8 @@ import torch
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("packed_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor")  # type: ignore[no-untyped-call]
+# Rows that the layout is chosen for. The same layout was the best for 1 to 512 rows.
 _PACKED_FOR = 512
-"""Rows that the layout is chosen for; it was the best one for 1 to 512 rows alike."""
 
 
 def _packed_linear(
@@ -35,8 +35,8 @@ OP = torch.ops.piecework.packed_linear.default
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """weight [out, in] for `OP`: an opaque tensor of the same shape, dtype and number of bytes,
-    with a copy of the numbers.
+    """Pack weight [out, in] for `OP`: an opaque tensor of the same shape, dtype and number of
+    bytes, with a copy of the numbers.
     """
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)
     return packed
@@ -44,7 +44,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 @cache
 def is_available() -> bool:
-    """Whether this CPU's bfloat16 goes through such kernels."""
+    """Return whether oneDNN has such kernels for bfloat16 on this CPU."""
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return False

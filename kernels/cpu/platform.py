@@ -36,7 +36,7 @@ from .shared_memory import NoSharedMemory, shared_memory_group
 
 try:
     import resource
-except ImportError:  # Windows has none.
+except ImportError:  # Windows has no resource module.
     resource = None  # type: ignore[assignment]
 
 
@@ -44,13 +44,12 @@ logger = logging.getLogger(__name__)
 
 
 class CpuPlatform(Platform):
-    """Plain torch on the host's memory."""
+    """The CPU and the host's memory."""
 
     device_type = "cpu"
     dispatch_key = "CPU"
     default_max_running_requests = 64
-    # The rest of the host's memory is other people's: the page cache, the web process, other
-    # servers.
+    # The page cache, the web process and other servers need the rest of the host's memory.
     default_mem_fraction = 0.2
     runs_beside_host = False
     has_own_memory = False
@@ -59,8 +58,8 @@ class CpuPlatform(Platform):
     cuts_head_groups = True
     graphs_are_real = False
     pieces_keep_bits = True
-    # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a
-    # captured size is replayed.
+    # A CPU is bound by arithmetic, so a padded token costs as much as a real one. Only steps of a
+    # captured size are replayed.
     padding_limit = 1.0
     attention_backends = ("native", "torch")
     _threads = Threads(1)
@@ -68,7 +67,7 @@ class CpuPlatform(Platform):
     _cores: str | None = None
 
     def identity(self) -> str:
-        """Instruction sets, as torch names the best of them and as Linux lists them all."""
+        """Return the instruction sets: torch's name of the best one, and all that Linux lists."""
         return " ".join(
             ["cpu", torch.backends.cpu.get_cpu_capability(), *sorted(instruction_sets())]
         )
@@ -76,7 +75,8 @@ class CpuPlatform(Platform):
     def set_up(self, num_threads: int | None, place: Place = ALONE) -> None:
         bound, self._cores = split_cores(place.cpus, place.size)
         self._threads = choose_threads(num_threads, ranks=place.size, bound=bound)
-        # Before there are threads of torch's, and memory, which comes from the core's own node.
+        # Bind before torch starts threads and before memory is allocated, because memory comes from
+        # the core's node.
         if bound:
             self._cores = bind(bound[place.rank], place.cpus) or self._cores
         torch.set_num_threads(self._threads.number)
@@ -93,14 +93,16 @@ class CpuPlatform(Platform):
     def check_ranks(self, number: int) -> None:
         if number > (cores := choose_threads().number):
             logger.warning(
-                "%d ranks share %d cores, and wait for one another; take %d",
+                "%d ranks share %d cores and wait for one another: use %d ranks",
                 number,
                 cores,
                 cores,
             )
 
     def make_group(self, store: Any, rank: int, size: int, *, seconds: float) -> Group:
-        """Shared memory, also where ranks share cores: it is faster than gloo there, too."""
+        """Return a group over shared memory, which is faster than gloo even if ranks
+        share cores.
+        """
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         try:
@@ -109,19 +111,19 @@ class CpuPlatform(Platform):
                     PrefixStore("shared memory", store), rank, size, seconds=seconds
                 )
         except NoSharedMemory as error:
-            self._collectives = f"gloo, as ranks share no memory: {error}"
-        # Of all addresses of the machine, gloo would listen on the one that its name stands for.
+            self._collectives = f"gloo, because ranks share no memory: {error}"
+        # By default, gloo would listen on the address of the machine's name.
         if loopback := next((name for _, name in socket.if_nameindex() if name[:2] == "lo"), None):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         return super().make_group(store, rank, size, seconds=seconds)
 
     def memory(self) -> MemoryInfo:
-        """The host's memory, or what is left of it for this process's control group."""
+        """Return the host's memory, or what the control group of this process leaves of it."""
         return host_memory()
 
     def memory_use(self) -> MemoryUse:
-        """Resident memory of the whole process; Linux counts its peak in KiB, and a little late.
-        Windows has another name for it.
+        """Return the resident memory of the process. Linux reports its peak in KiB and with a
+        delay, Windows under another name.
         """
         memory = psutil.Process().memory_info()
         past: int = (
@@ -136,8 +138,8 @@ class CpuPlatform(Platform):
         return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        # numpy leaves the zeroing to the kernel, page by page when it is first touched; torch would
-        # write all of it now.
+        # numpy lets the kernel zero pages when they are first touched. torch would write all of
+        # them now.
         return (
             torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
             .view(dtype)
@@ -184,7 +186,7 @@ class CpuPlatform(Platform):
     def linear_kernels(
         self, dtype: torch.dtype, backend: AttentionBackend, cpu_activations: str = "auto"
     ) -> NativeLinear | None:
-        # Who asks for torch's attention wants transformers' arithmetic, all of it.
+        # Torch's attention is chosen to get transformers' arithmetic, so use torch's products too.
         if dtype != torch.bfloat16 or not isinstance(backend, NativeAttention):
             return None
         library = load_kernels() if _has_vectors() else None
@@ -213,7 +215,7 @@ class CpuPlatform(Platform):
 
 
 def _has_vectors() -> bool:
-    """Whether the kernels are compiled for vectors wider than every CPU of this kind has; if not,
-    torch's are better.
+    """Return whether the kernels use wider vectors than every CPU of this kind has. If not, torch's
+    kernels are faster.
     """
     return runnable_variants()[0].needs != frozenset()

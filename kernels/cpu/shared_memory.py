@@ -1,7 +1,7 @@
 """Memory that the ranks of one machine share, and their group over it.
 
-Rank 0 makes a file that has no name in any folder, so nothing is left of it however the ranks end;
-the others open it by way of rank 0's process.
+Rank 0 creates a file without a name in any folder, so nothing is left of it however the ranks end.
+The others open it through rank 0's process.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ _TOKEN_BYTES = 32
 
 
 class Store(Protocol):
-    """What ranks tell one another before they have a group, as `torch.distributed`'s stores."""
+    """How ranks exchange values before they have a group: a store of `torch.distributed`."""
 
     def set(self, key: str, value: str) -> None: ...
 
     def get(self, key: str) -> bytes:
-        """Waits until it is set."""
+        """Wait until the key is set, and return its value."""
         ...
 
 
 class NoSharedMemory(Exception):
-    """Why these ranks cannot have a group of this kind: the same on every rank."""
+    """Why these ranks cannot have such a group. The text is the same on every rank."""
 
 
 def shared_memory_group(store: Store, rank: int, size: int, *, seconds: float) -> SharedMemoryGroup:
-    """The group of all ranks that meet in `store`, each with a call of its own; nothing but this is
-    kept under its names. `seconds`: how long a collective waits for a rank.
+    """Return the group of all ranks that meet at `store`. Each rank calls this once, and nothing
+    else may use the same keys.
 
-    Raises `NoSharedMemory`, and `ValueError` where ranks have compiled different kernels.
+    `seconds` is the timeout of a collective. Raise `NoSharedMemory`, or `ValueError` if ranks have
+    different kernels.
     """
     offered: _Offer | None = None
     try:
@@ -47,7 +48,7 @@ def shared_memory_group(store: Store, rank: int, size: int, *, seconds: float) -
             offer: dict[str, Any]
             try:
                 offered = _Offer.make(size)
-                offer = offered.told()
+                offer = offered.message()
             except (NoSharedMemory, OSError) as error:
                 offer = {"obstacle": f"rank 0: {error}"}
             store.set("memory", json.dumps(offer))
@@ -77,7 +78,7 @@ def shared_memory_group(store: Store, rank: int, size: int, *, seconds: float) -
 
 
 class _Offer(NamedTuple):
-    """Rank 0's memory. `file` is to be closed once the others have opened it."""
+    """Rank 0's memory. `file` is closed after the other ranks have opened it."""
 
     memory: mmap.mmap
     file: int
@@ -100,7 +101,7 @@ class _Offer(NamedTuple):
         memory[: len(token)] = token.encode()
         return cls(memory, file, token)
 
-    def told(self) -> dict[str, Any]:
+    def message(self) -> dict[str, Any]:
         return {
             "path": f"/proc/{os.getpid()}/fd/{self.file}",
             "length": len(self.memory),
@@ -109,12 +110,12 @@ class _Offer(NamedTuple):
 
 
 def _map(offer: dict[str, Any]) -> mmap.mmap:
-    """What another rank has offered. A process of the same number may be another one, on another
+    """Map the memory that rank 0 offers. The process id may belong to another process, on another
     machine or in another container.
     """
     length, token = offer["length"], offer["token"].encode()
     try:
-        # Whatever else has that number there is not opened: a device may do something then.
+        # Do not open any other file with that number, because opening a device may have effects.
         if not os.readlink(offer["path"]).startswith(f"/memfd:{_FILE}"):
             raise NoSharedMemory("rank 0 runs on another machine")
         file = os.open(offer["path"], os.O_RDWR | os.O_CLOEXEC)
@@ -139,12 +140,16 @@ def _kernels() -> ctypes.CDLL:
 
 
 def _name_of(library: ctypes.CDLL) -> str:
-    """Tells the instruction set, the compiler and the sources that it is made of."""
+    """Return the library's file name, which identifies the instruction set, the compiler and the
+    sources.
+    """
     return Path(library._name).name
 
 
 def _check_kernels(names: list[str]) -> None:
-    """Sums would be the same, products would not."""
+    """Raise `ValueError` if ranks have different kernels: their sums would be equal, but not their
+    products.
+    """
     for rank, name in enumerate(names):
         if name != names[0]:
             raise ValueError(

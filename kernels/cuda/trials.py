@@ -23,8 +23,8 @@ from ..attention import KVLayout
 from . import attention_trial, libraries
 from .attention import FlashInferAttention, Store
 
-# Of |result - definition| / |definition|: above the rounding of bfloat16, far below the error of a
-# broken kernel.
+# Limit of |result - definition| / |definition|: above the rounding of bfloat16, far below the error
+# of a broken kernel.
 _TOLERANCE = 2e-2
 
 

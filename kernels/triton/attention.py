@@ -1,4 +1,4 @@
-"""Paged attention in Triton: the backend of GPUs that needs nothing but torch.
+"""Paged attention in Triton: the attention backend of GPUs that needs only torch.
 
 Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head
 size, S tokens in a page.
@@ -22,24 +22,25 @@ from .quantize import BITS
 from .tiles import power_of_2
 
 MAX_SPLITS = 32
+# Least decode programs per multiprocessor. Keys are split until there are as many.
 _PROGRAMS_PER_PROCESSOR = 2
-"""Decode programs that a multiprocessor should have at least; keys are split until there are as
-many.
-"""
+# `KIND` of cache_kernels.
 _KINDS = {None: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}
-"""`KIND` of cache_kernels."""
-_SPLIT_TOKENS = 128
-"""A split of fewer keys costs more to combine than it saves."""
+_SPLIT_TOKENS = 128  # Combining a split with fewer keys costs more than it saves.
 
 
 @dataclass(slots=True, kw_only=True)
 class TritonPlan:
-    """What the layers of a step share, on the device, int32 unless said otherwise.
+    """The plan that the layers of a step share, on the device, int32 unless noted.
 
-    `slots` [T] and `block_table` [B, pages] int64 or int32. `query_starts` [B + 1]; `seq_lens` [B].
-    `rows`, `requests` [decodes]: where a decode's token stands in the step, and whose it is.
-    `longest`: tokens of the longest sequence that is decoded. `fixed`: the plan lives on for other
-    steps; the number of decodes is then that of the queries.
+    Attributes:
+        slots, block_table: [T] and [B, pages], int64 or int32.
+        query_starts, seq_lens: [B + 1] and [B].
+        rows, requests: [decodes], the row of a decode's token in the step, and its request.
+        prefills: (request, new tokens) of each request with several new tokens.
+        longest: Tokens of the longest sequence that is decoded.
+        fixed: The plan is updated for later steps, so each query is a decode.
+        tiles: By tokens in a tile: [tiles, 2], what each prefill program computes.
     """
 
     slots: torch.Tensor
@@ -49,12 +50,10 @@ class TritonPlan:
     rows: torch.Tensor
     requests: torch.Tensor
     prefills: list[tuple[int, int]]
-    """(request, new tokens) of each that has several."""
     longest: int
     page_size: int
     fixed: bool = False
     tiles: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By tokens in a tile: what each prefill program computes, [tiles, 2]."""
 
 
 class Blocks(NamedTuple):
@@ -65,9 +64,9 @@ class Blocks(NamedTuple):
 
 
 class TritonAttention:
-    """Stores keys and values, then one kernel for prefills and one, or two, for decodes.
+    """Store keys and values, then launch one kernel for prefills and one or two for decodes.
 
-    `blocks`, `num_splits`: sizes to use instead of those that suit the shapes.
+    `blocks` and `num_splits` override the sizes that are chosen from the shapes.
     """
 
     def __init__(self, *, blocks: Blocks | None = None, num_splits: int | None = None) -> None:
@@ -158,9 +157,9 @@ class TritonAttention:
         plan: TritonPlan,
         layout: KVLayout,
     ) -> None:
-        """`scale`: None where `out` is of q's dtype."""
+        """`scale` is None if `out` has q's dtype."""
         assert all(one.stride(-1) == 1 for one in (q, k, v, out, k_cache))
-        # A fixed plan may have more places than this graph has queries; a step that is padded, more
+        # A fixed plan may have more rows than this graph has queries. A padded step has more
         # queries than tokens.
         num_new = min(len(plan.slots), len(q))
         num_decodes = len(q) if plan.fixed else len(plan.rows)
@@ -180,8 +179,8 @@ class TritonAttention:
 
 
 class _Pages(NamedTuple):
-    """Keys or values as kernels take them: `numbers` [P, S, K, D], bytes where they have 8 bits,
-    and with int8 `scales` [P, K, S]; else those are not read.
+    """Keys or values for kernels: `numbers` [P, S, K, D], as bytes if they have 8 bits, and
+    `scales` [P, K, S], read only for int8.
     """
 
     numbers: torch.Tensor
@@ -199,8 +198,8 @@ class _Pages(NamedTuple):
 
 
 class _Output(NamedTuple):
-    """Where the result goes: `numbers` [T, H, D], FP8 as bytes, by `scale`, with a mantissa of
-    `digits`; 0 for numbers like q's, whose scale is not read.
+    """The result: `numbers` [T, H, D], FP8 as bytes. `digits` is the size of FP8's mantissa. 0: the
+    dtype is q's, and `scale` is not read.
     """
 
     numbers: torch.Tensor
@@ -231,7 +230,9 @@ class _Layer(NamedTuple):
 
     @property
     def bounds(self) -> tuple[float, torch.Tensor, torch.Tensor]:
-        """The soft cap, for exponents of base 2, sinks and slopes; `kinds` says which there are."""
+        """The soft cap for exponents of base 2, the sinks and the slopes. `kinds` says
+        which exist.
+        """
         cap, *of_heads = self.layout.softcap, self.layout.sinks, self.layout.slopes
         sinks, slopes = (self.q if each is None else each for each in of_heads)
         return (cap or 0.0) * math.log2(math.e), sinks, slopes
@@ -248,7 +249,7 @@ class _Layer(NamedTuple):
 
     @property
     def window(self) -> int:
-        """0 for none."""
+        """0 for no window."""
         return self.layout.window or 0
 
     @property
@@ -257,7 +258,7 @@ class _Layer(NamedTuple):
 
     @property
     def head_block(self) -> int:
-        """Head size as a block: a power of two that a matrix instruction takes."""
+        """Head size as a block: a power of two that matrix instructions support."""
         return max(16, power_of_2(self.layout.key_size))
 
     @property
@@ -280,8 +281,8 @@ def store_keys_and_values(
     slots: torch.Tensor,
     layout: KVLayout,
 ) -> None:
-    """k, v [T, K, D] to their slots [T] of the caches [P, S, K, D], or those in 8 bits, but for
-    those whose slot is negative.
+    """Store k, v [T, K, D] at their slots [T] of the caches [P, S, K, D], or of 8-bit caches.
+    Tokens with a negative slot are not stored.
     """
     kv_heads, head_size = k.shape[1:]
     if not len(slots):
@@ -322,7 +323,7 @@ def _prefill(layer: _Layer, blocks: Blocks) -> None:
 def _decode(layer: _Layer, count: int, blocks: Blocks, splits: int) -> None:
     plan, heads, head_size = layer.plan, layer.layout.num_heads, layer.layout.key_size
     direct = splits == 1
-    # Without splits the kernel touches neither.
+    # Without splits the kernel uses neither tensor.
     partial = (
         layer.q
         if direct
@@ -350,8 +351,8 @@ def _decode(layer: _Layer, count: int, blocks: Blocks, splits: int) -> None:
 
 
 def _tiles(plan: TritonPlan, tokens: int) -> torch.Tensor:
-    """[tiles, 2] int32: (request, first of its new tokens) of every tile; longest prompts first, so
-    that the last to end are short.
+    """Return [tiles, 2] int32: the request and the first new token of every tile. Long prompts come
+    first, so that the last programs to end are short.
     """
     tiles = plan.tiles.get(tokens)
     if tiles is None:
@@ -362,14 +363,14 @@ def _tiles(plan: TritonPlan, tokens: int) -> torch.Tensor:
             for request, new in plan.prefills
         ]
         every = np.concatenate(parts)
-        # The later a tile in its prompt, the more keys it reads.
+        # The later a tile is in its prompt, the more keys it reads.
         every = np.ascontiguousarray(every[np.argsort(-every[:, 1], kind="stable")])
         tiles = plan.tiles[tokens] = to_device([every], plan.seq_lens.device)[0]
     return tiles
 
 
 def _prefill_blocks(layer: _Layer) -> Blocks:
-    """Tiles that fill the matrix units and stay within a multiprocessor's shared memory."""
+    """Return tiles that fill the matrix units and fit a multiprocessor's shared memory."""
     if layer.q.element_size() == 4:
         return Blocks(32, 32)
     rows = max(new for _, new in layer.plan.prefills) * power_of_2(layer.group)
@@ -381,8 +382,8 @@ def _decode_blocks(layer: _Layer) -> Blocks:
 
 
 def _num_splits(programs: int, longest: int, device: torch.device) -> int:
-    """A power of two: enough programs for every multiprocessor, and no split much shorter than it
-    pays.
+    """Return a power of two that gives every multiprocessor enough programs, and no split fewer
+    than about `_SPLIT_TOKENS` keys.
     """
     wanted = min(
         _PROGRAMS_PER_PROCESSOR * _processors(device) / programs,

@@ -3,11 +3,12 @@ over the keys.
 
 T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page. The query
 heads that share a key/value head (`GROUP` = H / K of them) are rows of one tile, so each key is
-read once for all of them. Softmax runs online in base 2 (arXiv:2205.14135); a split of the keys
-leaves its partial sum and the logarithm of its weight (arXiv:2311.01282). Offsets into the cache
-are 64 bits wide: it may hold more than 2^31 numbers. `KIND` is what `cache_kernels` calls so;
-`k_scales`, `v_scales` [P, K, S] are those of int8 and read with it alone, `value_scale` is that of
-values in float8.
+read once for all of them. Softmax runs online in base 2 (arXiv:2205.14135). A split of the keys
+writes its partial sum and the logarithm of its weight (arXiv:2311.01282). Offsets into the cache
+are 64 bits wide, because it may hold more than 2^31 numbers.
+
+`KIND` is that of `cache_kernels`. `k_scales` and `v_scales` [P, K, S] are read for int8 only.
+`value_scale` is the scale of values in float8.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def store_kernel(
     BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Program t copies k[t], v[t] [K, D] to slot `slots[t]`; a negative slot is nobody's, and
-    nothing is stored.
+    """Program t copies k[t], v[t] [K, D] to slot `slots[t]`. If the slot is negative, nothing is
+    stored.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
@@ -91,12 +92,12 @@ def _attend(
     CAPPED: tl.constexpr,
     SLOPES: tl.constexpr,
 ):
-    """Take the keys [low, high) into the running sum `total` [M, D] with its `peak` and `weight`
-    [M]; `query` [M, D] at `position` [M].
+    """Add the keys [low, high) to the running sum `total` [M, D] with its `peak` and `weight` [M],
+    for `query` [M, D] at `position` [M].
 
-    `WINDOW` 0: all keys up to the position. Without `MASKED`, the caller knows that every query
-    sees all these keys and that their number is a multiple of `BLOCK_N`. `CAPPED`: scores are held
-    softly below `cap_log2`. `SLOPES`: they fall by `slope_log2` [M] a key before the position.
+    `WINDOW` 0: all keys up to the position. Without `MASKED`, every query sees all these keys, and
+    their number is a multiple of `BLOCK_N`. `CAPPED`: scores are softly limited to `cap_log2`.
+    `SLOPES`: scores fall by `slope_log2` [M] per key before the position.
     """
     dim = tl.arange(0, BLOCK_D)
     for first in range(low, high, BLOCK_N):
@@ -125,7 +126,7 @@ def _attend(
                 visible = visible & (key[None, :] > position[:, None] - WINDOW)
             score = tl.where(visible, score, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(score, 1))
-        # A row that has seen no key yet has the peak -inf, and -inf - -inf is no number.
+        # A row without any visible key has the peak -inf, and -inf - -inf is NaN.
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         share = tl.exp2(score - base[:, None])
         fade = tl.exp2(peak - base)
@@ -145,8 +146,10 @@ def _attend(
 
 @triton.jit
 def _store_result(q, out, out_scale, place, result, live, QUANTIZED: tl.constexpr):
-    """result float32 to out + place. QUANTIZED: what has q's digits is stored by `out_scale` as
-    FP8, with a mantissa of so many digits; 0: as it is.
+    """Store result float32 at out + place.
+
+    If QUANTIZED is above 0, the result is rounded to q's dtype, divided by `out_scale`, and stored
+    as FP8 with a mantissa of QUANTIZED digits.
     """
     if QUANTIZED == 0:
         number = result.to(out.dtype.element_ty)
@@ -223,7 +226,7 @@ def prefill_kernel(
     weight = tl.zeros([BLOCK_M], tl.float32)
     if SINKS:
         peak = tl.load(sinks + head, mask=row % GROUP_PAD < GROUP, other=0.0) * 1.442695041
-        weight += 1.0  # The first score has no value.
+        weight += 1.0  # The sink's score has no value.
     slope = tl.zeros([BLOCK_M], tl.float32)
     if SLOPES:
         slope = tl.load(slopes + head, mask=row % GROUP_PAD < GROUP, other=0.0) * 1.442695041
@@ -267,9 +270,9 @@ def decode_kernel(
     """Program (decode, kv head, split): one token with its GROUP heads over the split's share of
     the keys.
 
-    rows, requests [N]: where the token stands in the step, and whose it is. `DIRECT`: the one
-    split's result goes to `out`; else to `partial` [N, H, num_splits, D] and `partial_lse` [N, H,
-    num_splits], both float32.
+    rows, requests [N]: the row of the token in the step, and its request. With `DIRECT` there is
+    one split, whose result goes to `out`. Otherwise results go to `partial` [N, H, num_splits, D]
+    and `partial_lse` [N, H, num_splits], both float32.
     """
     decode = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -317,7 +320,7 @@ def decode_kernel(
     else:
         place = ((decode.to(tl.int64) * num_heads + head) * num_splits) + split
         tl.store(partial + place[:, None] * HEAD + dim[None, :], result, mask=live)
-        # A split without a key has the peak -inf, and so no weight.
+        # A split without keys has the peak -inf, so its weight is 0.
         tl.store(partial_lse + place, peak + tl.log2(weight), mask=row < GROUP)
 
 
@@ -338,7 +341,7 @@ def combine_kernel(
     MAX_SPLITS: tl.constexpr,
     QUANTIZED: tl.constexpr,
 ):
-    """Program (decode, head): the splits' results, each by its weight."""
+    """Program (decode, head): the sum of the splits' results by weight."""
     decode = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.arange(0, MAX_SPLITS)

@@ -1,7 +1,7 @@
-"""Keys and values in 8 bits in Triton, rounded and laid out as `kernels.cache_format` says.
+"""Keys and values in 8 bits in Triton, rounded and laid out as in `kernels.cache_format`.
 
-`KIND`: 0 numbers of the queries' kind, 1 e4m3, 2 e5m2, 3 int8. Numbers are bytes here, so that a
-card without float8 takes them too.
+`KIND`: 0 the queries' dtype, 1 e4m3, 2 e5m2, 3 int8. Numbers are bytes here, so that GPUs without
+float8 can use them too.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import triton.language as tl
 
 from .quantize_kernels import fp8_code
 
+# 1.5 * 2^23: adding it to a float32 below 2^22 rounds to a whole number.
 _HALVES_TO_EVEN = tl.constexpr(12582912.0)
-"""1.5 * 2^23: a float32 of less than 2^22 that it is added to has no digits behind the point."""
 _LEAST_SCALE = tl.constexpr(2.0**-126)
 _LARGEST = tl.constexpr(127.0)
 
 
 @triton.jit
 def widened(code, KIND: tl.constexpr):
-    """Bytes as float32. Under float16's exponent, wider by a bit, e4m3 are a 256th of themselves;
+    """Return bytes as float32.
+
+    Read with float16's exponent, which is a bit wider, e4m3 numbers are a 256th of their value.
     e5m2 is the upper half of a float16.
     """
     if KIND == 1:
@@ -35,8 +37,8 @@ def widened(code, KIND: tl.constexpr):
 
 @triton.jit
 def _with_8_digits(number):
-    """Float32 above 0, rounded to the nearest bfloat16, of two the even one; Triton's interpreter
-    would cut off.
+    """Round a float32 above 0 to the nearest bfloat16, ties to even. Triton's interpreter would
+    truncate.
     """
     bits = number.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -59,14 +61,14 @@ def _store(
     PAGE: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """x [K, D] of one token to the bytes behind `cache + target`."""
+    """Store x [K, D] of one token as bytes at `cache + target`."""
     head = tl.arange(0, HEADS_BLOCK)
     dim = tl.arange(0, BLOCK)
     live = (head < KV_HEADS)[:, None] & (dim < HEAD)[None, :] & is_live
     value = tl.load(x + head[:, None] * x_stride_h + dim[None, :], mask=live, other=0.0)
     value = value.to(tl.float32)
     if KIND == 3:
-        # A head with NaN is to be NaN, which tl.max drops.
+        # tl.max drops NaN, but a head with NaN must become NaN.
         largest = tl.max(tl.where(value != value, float("inf"), tl.abs(value)), 1)
         kept = _with_8_digits(tl.maximum(tl.div_rn(largest, _LARGEST), _LEAST_SCALE))
         place = scales + scale_target + head * PAGE
@@ -106,8 +108,8 @@ def store_bytes_kernel(
     PAGE: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """Program t stores k[t], v[t] [K, D] at `slots[t]`; a negative slot is nobody's, and nothing is
-    stored. `k_scales`, `v_scales` [P, K, S] bfloat16 with int8; `k_scale`, `v_scale` with float8.
+    """Program t stores k[t], v[t] [K, D] at `slots[t]`. If the slot is negative, nothing is stored.
+    `k_scales`, `v_scales` [P, K, S] bfloat16 are for int8; `k_scale`, `v_scale` for float8.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)

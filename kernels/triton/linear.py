@@ -1,4 +1,6 @@
-"""Products with quantised weights in Triton: signatures and meaning as in `kernels.reference`."""
+"""Products with quantised weights in Triton. Signatures and meaning are those of
+`kernels.reference`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,11 @@ from .. import reference
 from .linear_kernels import scaled_linear_kernel, weight_only_linear_kernel
 from .quantize import BITS
 
-_LEAST_BLOCK_K = {8: 32, 16: 16}
-"""Columns that matrix instructions take at once, by the bits of the numbers that they multiply."""
+_LEAST_BLOCK_K = {8: 32, 16: 16}  # Columns per matrix instruction, by the bits of the factors.
 
 
 class _Tiles(NamedTuple):
-    """How a product is cut, and how many tiles are loaded ahead."""
+    """Tile sizes of a product, and how many tiles are loaded ahead."""
 
     tokens: int
     columns: int
@@ -29,8 +30,8 @@ class _Tiles(NamedTuple):
 
 
 def _scaled_tiles(tokens: int, widened: bool) -> _Tiles:
-    """Few tokens: many narrow programs, which have to have much of the weight on its way; many:
-    tiles so large that each number is used 128 times.
+    """For few tokens, use many narrow programs, which load much of the weight ahead. For many
+    tokens, use tiles so large that each number is used 128 times.
     """
     if tokens <= 16:
         return _Tiles(16, 32, 128, 4, 6)
@@ -48,16 +49,16 @@ def _weight_only_tiles(tokens: int) -> _Tiles:
 
 
 def _largest_power(number: int) -> int:
-    """The largest power of 2 that divides it."""
+    """Return the largest power of 2 that divides a number."""
     return number & -number
 
 
+# Devices on which FP8 had to be widened to float16 for products.
 widening: set[torch.device] = set()
-"""Where FP8 had to be widened to float16 to be multiplied."""
 
 
 def _widens(x: torch.Tensor) -> bool:
-    """Whether x is FP8 on a card without matrix instructions for it."""
+    """Return whether x is FP8 on a GPU without matrix instructions for it."""
     if x.dtype == torch.int8 or _multiplies_fp8(x.device):
         return False
     widening.add(x.device)
@@ -66,7 +67,7 @@ def _widens(x: torch.Tensor) -> bool:
 
 @cache
 def _multiplies_fp8(device: torch.device) -> bool:
-    """From compute capability 8.9."""
+    """True from compute capability 8.9."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -78,8 +79,8 @@ def scaled_linear(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """x [T, K], weight [N, K] with rows of any distance. Scales whose groups are no multiples of 32
-    columns are plain torch's.
+    """Multiply x [T, K] by weight [N, K], with rows of any stride. If a scale's group is not a
+    multiple of 32 columns, use plain torch.
     """
     (tokens, size), columns = x.shape, weight.shape[0]
     by_row = x_scale.dim() == 2
@@ -143,14 +144,14 @@ def weight_only_linear(
     bias: torch.Tensor | None,
     bits: int,
 ) -> torch.Tensor:
-    """x [T, K], rows of any distance. Groups that are no multiples of 16 columns are plain
-    torch's.
+    """Multiply x [T, K], with rows of any stride. If a group is not a multiple of 16 columns, use
+    plain torch.
     """
     (tokens, size), columns, groups = x.shape, weight.shape[0], scale.shape[1]
     tiles = _weight_only_tiles(tokens)
     deep = tiles.deep
     if x.dtype == torch.float32:
-        # Twice the bytes a number.
+        # Numbers have twice as many bytes.
         deep = min(deep, 32)
     if groups > 1:
         deep = min(deep, _largest_power(size // groups))

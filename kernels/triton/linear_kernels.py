@@ -1,5 +1,5 @@
-"""Triton kernels that multiply by quantised weights: numbers of 8 bits by numbers of 8 bits, and 16
-or 32 bits by weights of 4 or 8, widened tile by tile.
+"""Triton kernels of products with quantised weights: 8 bits by 8 bits, and 16 or 32 bits by weights
+of 4 or 8 bits, which are widened tile by tile.
 """
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Programs of this many blocks of tokens run one after another, so they find weights in the cache.
 _ROWS_TOGETHER = tl.constexpr(8)
-"""Programs of so many blocks of tokens follow each other: they find weights in the cache."""
 
 
 @triton.jit
 def _blocks(tokens, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The program's first token and first column of [tokens, columns]."""
+    """Return the program's first token and first column of [tokens, columns]."""
     program = tl.program_id(0)
     across = tl.cdiv(columns, BLOCK_N)
     band = program // (_ROWS_TOGETHER * across)
@@ -24,7 +24,7 @@ def _blocks(tokens, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _widened(code, MANTISSA: tl.constexpr):
-    """Bits of e4m3 (MANTISSA 3) or e5m2 (2) as float16, which holds them all."""
+    """Return bits of e4m3 (MANTISSA 3) or e5m2 (2) as float16, which can represent all of them."""
     bits = code.to(tl.int16)
     if MANTISSA == 2:
         return (bits << 8).to(tl.float16, bitcast=True)
@@ -59,12 +59,13 @@ def scaled_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """x [tokens, size] times weight [columns, size] to out [tokens, columns], contiguous.
+    """Multiply x [tokens, size] by weight [columns, size] and write out [tokens, columns],
+    contiguous.
 
     The scale of x[m, k] lies at m * x_scale_stride + k // x_group, that of weight[n, k] at n //
-    weight_rows * weight_scale_stride + k // weight_columns. PER_BLOCK: they change along k, at
-    multiples of BLOCK_K. MANTISSA above 0: FP8 that comes as bits, and is widened; WHOLE: size is a
-    multiple of BLOCK_K.
+    weight_rows * weight_scale_stride + k // weight_columns. PER_BLOCK: scales change along k, at
+    multiples of BLOCK_K. MANTISSA above 0: the factor is FP8 as bits and is widened. WHOLE: size is
+    a multiple of BLOCK_K.
     """
     first_m, first_n = _blocks(tokens, columns, BLOCK_M, BLOCK_N)
     m = first_m + tl.arange(0, BLOCK_M)
@@ -96,7 +97,7 @@ def scaled_linear_kernel(
             part = tl.dot(left, right).to(tl.float32)
             total += part * (of_x[:, None] * of_weight[None, :])
         else:
-            # Sums within matrix instructions keep 14 digits of FP8's products.
+            # Matrix instructions keep 14 bits of sums of FP8 products, so add up outside of them.
             total += tl.dot(left, right, max_num_imprecise_acc=BLOCK_K)
     result = total.to(tl.float32)
     if not PER_BLOCK:
@@ -134,11 +135,11 @@ def weight_only_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """x [tokens, size] times a weight of [columns, size] numbers of BITS to out [tokens, columns],
-    contiguous. A group has whole tiles of BLOCK_K, or there is one alone.
+    """Multiply x [tokens, size] by a weight [columns, size] of BITS and write out [tokens,
+    columns], contiguous. A group is a multiple of BLOCK_K columns, or the whole row.
 
-    The weight is the left factor: matrix instructions take that one from registers, where it was
-    widened.
+    The weight is the left factor, because matrix instructions can read that from registers, where
+    it was widened.
     """
     first_m, first_n = _blocks(tokens, columns, BLOCK_M, BLOCK_N)
     m = first_m + tl.arange(0, BLOCK_M)

@@ -1,7 +1,7 @@
-"""Layers of experts in Triton: signature and meaning as in `kernels.reference`.
+"""Layers of experts in Triton. Signature and meaning are those of `kernels.reference`.
 
 Rows are grouped by expert, and each block of rows finds its expert in a table that is made on the
-device: how many blocks there are at most follows from the number of tokens alone.
+device. The greatest number of blocks depends only on the number of tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from .moe_kernels import expert_linear_kernel
 
 
 class _Blocks(NamedTuple):
-    """Of each block of rows its expert, -1 for none, and its first row; the ends of experts."""
+    """For each block of rows its expert, or -1 for none, and its first row. `ends` are the ends of
+    experts.
+    """
 
     rows: int
     experts: torch.Tensor
@@ -24,7 +26,7 @@ class _Blocks(NamedTuple):
 
 
 class _Tiles(NamedTuple):
-    """How a product is cut, and how many tiles are loaded ahead."""
+    """Tile sizes of a product, and how many tiles are loaded ahead."""
 
     rows: int
     columns: int
@@ -34,7 +36,9 @@ class _Tiles(NamedTuple):
 
 
 def _tiles(pairs: int, experts: int, dtype: torch.dtype) -> _Tiles:
-    """By how many rows an expert has on average. float32 has twice the bytes."""
+    """Choose tiles by the average rows per expert. Tiles of float32 are shorter, because numbers
+    have twice the bytes.
+    """
     if pairs <= 16 * experts:
         tiles = _Tiles(16, 64, 128, 4, 4)
     elif pairs <= 64 * experts:
@@ -45,7 +49,9 @@ def _tiles(pairs: int, experts: int, dtype: torch.dtype) -> _Tiles:
 
 
 def _blocks(rows: int, chosen: torch.Tensor, experts: int) -> _Blocks:
-    """Of experts in ascending order, `experts` behind the last for rows of none."""
+    """Return the blocks of experts `chosen` in ascending order. Rows of no expert have the number
+    `experts` and come last.
+    """
     numbers = torch.arange(experts, device=chosen.device)
     ends = torch.searchsorted(chosen, numbers, right=True)
     begins = torch.searchsorted(chosen, numbers)
@@ -54,7 +60,7 @@ def _blocks(rows: int, chosen: torch.Tensor, experts: int) -> _Blocks:
     blocks = torch.arange(most, device=chosen.device)
     owners = torch.searchsorted(last_blocks, blocks, right=True)
     known = owners.clamp(max=experts - 1)
-    # The expert's blocks are the last of those up to its own last one.
+    # The expert's blocks are the last of the blocks up to its own last one.
     own = (ends - begins + rows - 1) // rows
     within = blocks - (last_blocks[known] - own[known])
     found = torch.where(owners < experts, owners, -1)
@@ -69,8 +75,8 @@ def _linear(
     blocks: _Blocks,
     tiles: _Tiles,
 ) -> torch.Tensor:
-    """Rows `sources` of x [T, K] by the weight [E * N, K] of their experts: [P, N]. Rows of none
-    are left as they were in memory.
+    """Multiply rows `sources` of x [T, K] by the weight [E * N, K] of their experts: [P, N]. Rows
+    of no expert stay uninitialised.
     """
     columns, size = weight.shape[0] // len(blocks.ends), weight.shape[1]
     out = torch.empty(len(sources), columns, dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""The Triton kernel of layers of experts: rows by the weight of the expert that chose them."""
+"""The Triton kernel of layers of experts: rows times the weight of their expert."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def expert_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """A block of rows of one expert times BLOCK_N rows of its weight: rows sources[i] of x, by
-    weight [E, columns, size], to out [P, columns], contiguous.
+    """Multiply a block of rows of one expert by BLOCK_N rows of its weight: rows sources[i] of x by
+    weight [E, columns, size] into out [P, columns], contiguous.
 
-    `experts`: of each block, -1 where it has no rows; `firsts`: its first row of out; `ends`: of
-    each expert the row behind its last. WHOLE: size is a multiple of BLOCK_K.
+    `experts`: the expert of each block, -1 if the block has no rows. `firsts`: the block's first
+    row of out. `ends`: the row after the last of each expert. WHOLE: size is a multiple of BLOCK_K.
     """
     block = tl.program_id(0)
     expert = tl.load(experts + block)

@@ -1,4 +1,4 @@
-"""Triton kernels of the ops between matrix products: one pass over memory each, rounding where
+"""Triton kernels of the ops between matrix products. Each passes over memory once and rounds where
 `kernels.reference` rounds.
 """
 
@@ -10,8 +10,8 @@ import triton.language as tl
 
 @triton.jit
 def normalised(x, weight, eps, SIZE: tl.constexpr):
-    """x [BLOCK] float32, 0 beyond SIZE: x / sqrt(mean(x^2) + eps), rounded, times weight [BLOCK] in
-    its dtype.
+    """Return x / sqrt(mean(x^2) + eps), rounded, times weight [BLOCK] in its dtype. x [BLOCK] is
+    float32, 0 beyond SIZE.
     """
     scaled = (x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)).to(weight.dtype)
     return scaled.to(tl.float32) * weight.to(tl.float32)
@@ -29,7 +29,7 @@ def rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program r: row (r / inner_size, r % inner_size) of x; `out` is contiguous."""
+    """Program r: row (r / inner_size, r % inner_size) of x. `out` is contiguous."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     live = column < SIZE
@@ -52,7 +52,7 @@ def add_rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program t: row t of x + residual to `total`, and normalised to `out`; both contiguous."""
+    """Program t: row t of x + residual to `total`, and normalised to `out`. Both are contiguous."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     live = column < SIZE
@@ -68,8 +68,8 @@ def add_rms_norm_kernel(
 
 @triton.jit
 def gated(row, column, SIZE: tl.constexpr):
-    """silu of the first half of `row`, [2 * SIZE], times the second half, at these columns; 0
-    beyond SIZE.
+    """Return silu of the first half of `row`, [2 * SIZE], times the second half, at these columns,
+    and 0 beyond SIZE.
     """
     live = column < SIZE
     gate = tl.load(row + column, mask=live, other=0.0).to(tl.float32)
@@ -99,8 +99,8 @@ def rotary_kernel(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (t, block): elements of token t, [HEADS, 2 * HALF], each beside its partner half a
-    head away; `out` is contiguous.
+    """Program (t, block): elements of token t, [HEADS, 2 * HALF], each with its partner half a head
+    away. `out` is contiguous.
     """
     token = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -142,8 +142,8 @@ def norm_rotary_kernel(
     BLOCK: tl.constexpr,
 ):
     """Program (t, block): ROWS of the heads of q and then k of token t, normalised and rotated, to
-    out [T, HEADS + KV_HEADS, 2 * HALF], contiguous. A head is [2, BLOCK], its halves beside each
-    other.
+    out [T, HEADS + KV_HEADS, 2 * HALF], contiguous. A head is [2, BLOCK], with its halves beside
+    each other.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -176,7 +176,7 @@ def norm_rotary_kernel(
 
 @triton.jit
 def _one_of(is_first, first, second, of_first, of_second):
-    """What lies at one of two places, as float32."""
+    """Load from one of two addresses, as float32."""
     one = tl.load(first, mask=of_first, other=0.0)
     other = tl.load(second, mask=of_second, other=0.0)
     return tl.where(is_first, one, other).to(tl.float32)
@@ -184,5 +184,5 @@ def _one_of(is_first, first, second, of_first, of_second):
 
 @triton.jit
 def _rounded(number, out):
-    """float32 `number` with the digits that `out` has."""
+    """Return float32 `number` rounded to the dtype of `out`."""
     return number.to(out.dtype.element_ty).to(tl.float32)

@@ -1,4 +1,4 @@
-"""The ops that layers call, in Triton: signatures and meaning as in `kernels.reference`."""
+"""The ops that layers call, in Triton. Signatures and meaning are those of `kernels.reference`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = [
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [T, H] or [T, heads, D], rows of any distance: the last dimension normalised,
+    """Normalise the last dimension of x [T, H] or [T, heads, D], rows of any stride. The result is
     contiguous.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -79,7 +79,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, residual [T, H]."""
+    """Add and normalise x, residual [T, H]."""
     out, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     assert x.stride(-1) == residual.stride(-1) == 1 and x.dim() == 2
     rows, size = x.shape
@@ -92,7 +92,7 @@ def add_rms_norm(
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """x [T, 2 * I]."""
+    """Compute silu and mul of x [T, 2 * I]."""
     rows, size = x.shape[0], x.shape[1] // 2
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1
@@ -104,7 +104,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D]; cos, signed_sin [T, 1, D]."""
+    """Rotate x [T, heads, D] by cos, signed_sin [T, 1, D]."""
     rows, heads, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     assert (
@@ -138,7 +138,7 @@ def norm_rotary_embedding(
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
 ) -> torch.Tensor:
-    """q [T, heads, D], k [T, kv heads, D]; cos, signed_sin [T, 1, D]."""
+    """Normalise and rotate q [T, heads, D] and k [T, kv heads, D] by cos, signed_sin [T, 1, D]."""
     rows, heads, size = q.shape
     kv_heads, block = k.shape[1], power_of_2(size // 2)
     out = torch.empty(rows, heads + kv_heads, size, dtype=q.dtype, device=q.device)

@@ -1,5 +1,5 @@
-"""The ops that quantise, alone and behind a norm or a gated activation, in Triton: signatures and
-meaning as in `kernels.reference`.
+"""The ops that quantise, alone and after a norm or a gated activation, in Triton. Signatures and
+meaning are those of `kernels.reference`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from .quantize_kernels import (
 )
 from .tiles import BLOCK, power_of_2, warps
 
+# Digits of the mantissa, and the bias of the exponent.
 BITS = {torch.int8: (0, 0), torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}
-"""Digits of the mantissa, and what is added to the exponent."""
 
 
 class _Output(NamedTuple):
-    """Numbers [T, SIZE] of a launch with their scales, and what its kernel is told of them."""
+    """The quantised numbers [T, SIZE] and scales of a launch, and the arguments of its kernel:
+    `arguments` are `out`, `scale` and `scale_stride`.
+    """
 
     numbers: torch.Tensor
     scale: torch.Tensor
     arguments: tuple[torch.Tensor, torch.Tensor, int]
-    """`out`, `scale`, `scale_stride`."""
     grid: tuple[int, int]
     constants: dict[str, Any]
 
@@ -39,8 +40,10 @@ def _output(
     group: int = 0,
     whole_rows: bool = False,
 ) -> _Output:
-    """For rows like x's of `size` columns. `scale`: the static one; without it each `group` columns
-    get one. `whole_rows`: a program must see all of its row.
+    """Return the output for rows like x's with `size` columns.
+
+    `scale` is the static scale. Without it, each `group` columns get a scale. `whole_rows`: a
+    program must see its whole row.
     """
     assert x.dim() == 2 and x.stride(1) == 1
     rows, dynamic = x.shape[0], scale is None
@@ -61,7 +64,7 @@ def _output(
         "BIAS": bias,
         "num_warps": warps(block),
     }
-    # Triton has no name for e4m3 on cards without it.
+    # Triton does not know e4m3 on GPUs without it.
     out = numbers if dtype == torch.int8 else numbers.view(torch.uint8)
     return _Output(
         numbers,
@@ -73,12 +76,14 @@ def _output(
 
 
 def _has_kernel(group: int, size: int) -> bool:
-    """Whether the groups of a row are a tile: all of it, or powers of two."""
+    """Return whether the groups of a row fit a tile: a group is the whole row, or a power
+    of two.
+    """
     return group == size or power_of_2(group) == group
 
 
 def quantize_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x [T, K], rows of any distance; scale [1] float32."""
+    """Quantise x [T, K], rows of any stride, by scale [1] float32."""
     made = _output(x, x.shape[1], dtype, scale)
     _quantize(x, made)
     return made.numbers
@@ -87,7 +92,7 @@ def quantize_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) ->
 def quantize_dynamic(
     x: torch.Tensor, group: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, K], rows of any distance."""
+    """Quantise x [T, K], rows of any stride."""
     if not _has_kernel(group, x.shape[1]):
         return reference.quantize_dynamic(x, group, dtype)
     made = _output(x, x.shape[1], dtype, group=group)
@@ -104,7 +109,7 @@ def _quantize(x: torch.Tensor, made: _Output) -> None:
 def rms_norm_quantize_static(
     x: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """x [T, H]."""
+    """Normalise and quantise x [T, H]."""
     made = _output(x, x.shape[1], dtype, scale, whole_rows=True)
     _normalise(x, None, weight, eps, made)
     return made.numbers
@@ -113,7 +118,7 @@ def rms_norm_quantize_static(
 def rms_norm_quantize_dynamic(
     x: torch.Tensor, weight: torch.Tensor, eps: float, group: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, H]."""
+    """Normalise and quantise x [T, H]."""
     if not _has_kernel(group, x.shape[1]):
         return reference.rms_norm_quantize_dynamic(x, weight, eps, group, dtype)
     made = _output(x, x.shape[1], dtype, group=group, whole_rows=True)
@@ -129,7 +134,7 @@ def add_rms_norm_quantize_static(
     scale: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, residual [T, H]."""
+    """Add, normalise and quantise x, residual [T, H]."""
     made = _output(x, x.shape[1], dtype, scale, whole_rows=True)
     return made.numbers, _normalise(x, residual, weight, eps, made)
 
@@ -142,7 +147,7 @@ def add_rms_norm_quantize_dynamic(
     group: int,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, residual [T, H]."""
+    """Add, normalise and quantise x, residual [T, H]."""
     if not _has_kernel(group, x.shape[1]):
         return reference.add_rms_norm_quantize_dynamic(x, residual, weight, eps, group, dtype)
     made = _output(x, x.shape[1], dtype, group=group, whole_rows=True)
@@ -156,7 +161,7 @@ def _normalise(
     eps: float,
     made: _Output,
 ) -> torch.Tensor:
-    """x + residual; x where there is none."""
+    """Return x + residual, or x if there is no residual."""
     total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     other = x if residual is None else residual
     assert other.stride(1) == 1
@@ -182,7 +187,7 @@ def _normalise(
 def silu_and_mul_quantize_static(
     x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """x [T, 2 * I]."""
+    """Compute silu and mul of x [T, 2 * I], and quantise."""
     made = _output(x, x.shape[1] // 2, dtype, scale)
     _silu_and_mul(x, made)
     return made.numbers
@@ -191,7 +196,7 @@ def silu_and_mul_quantize_static(
 def silu_and_mul_quantize_dynamic(
     x: torch.Tensor, group: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, 2 * I]."""
+    """Compute silu and mul of x [T, 2 * I], and quantise."""
     if not _has_kernel(group, x.shape[1] // 2):
         return reference.silu_and_mul_quantize_dynamic(x, group, dtype)
     made = _output(x, x.shape[1] // 2, dtype, group=group)

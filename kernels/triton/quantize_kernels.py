@@ -1,8 +1,8 @@
-"""Triton kernels that write numbers of 8 bits: quantisation alone, and behind a norm or a gated
+"""Triton kernels that write 8-bit numbers: quantisation alone, and after a norm or a gated
 activation, in one pass over memory.
 
-They round where `kernels.reference` rounds. FP8 is made of float32 by integer arithmetic, so that a
-card without such numbers writes them too; e4m3 and e5m2 are laid out as in arXiv:2209.05433.
+They round where `kernels.reference` rounds. FP8 is made from float32 by integer arithmetic, so that
+GPUs without FP8 can write it too. e4m3 and e5m2 are laid out as in arXiv:2209.05433.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import triton.language as tl
 from .op_kernels import gated, normalised
 
 _LEAST_SCALED = tl.constexpr(1e-10)
+# 1.5 * 2^23: adding it to a float32 below 2^22 rounds to a whole number.
 _HALVES_TO_EVEN = tl.constexpr(12582912.0)
-"""1.5 * 2^23: a float32 of less than 2^22 that it is added to has no digits behind the point."""
 
 
 @triton.jit
 def fp8_code(number, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
-    """The bits of float32 `number` in a format of 8, to the nearest, of two the even one."""
+    """Return the bits of float32 `number` in an 8-bit format, rounded to the nearest,
+    ties to even.
+    """
     SHIFT: tl.constexpr = 23 - MANTISSA
     EXPONENT: tl.constexpr = 24 - BIAS - MANTISSA
     signed = number.to(tl.int32, bitcast=True)
     bits = signed & 0x7FFFFFFF
     rounded = bits + ((1 << (SHIFT - 1)) - 1) + ((bits >> SHIFT) & 1)
     code = (rounded >> SHIFT) - ((127 - BIAS) << MANTISSA)
-    # The last digit of 2^EXPONENT is the distance of two numbers without a leading one.
+    # The last digit of 2^EXPONENT is the distance of two subnormal numbers.
     magnitude = bits.to(tl.float32, bitcast=True)
     shifted = (magnitude + (1 << EXPONENT)).to(tl.int32, bitcast=True)
     code = tl.where(bits < ((128 - BIAS) << 23), shifted - ((127 + EXPONENT) << 23), code)
@@ -36,7 +38,9 @@ def fp8_code(number, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
 
 @triton.jit
 def quantized(value, divisor, LARGEST: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
-    """value / divisor, both float32 of one shape, as int8 (MANTISSA 0) or the bits of FP8."""
+    """Return value / divisor, both float32 of one shape, as int8 (MANTISSA 0) or the bits
+    of FP8.
+    """
     number = tl.div_rn(value, divisor)
     kept = tl.minimum(tl.maximum(number, -LARGEST), LARGEST)
     if MANTISSA == 0:
@@ -60,13 +64,16 @@ def _store_quantized(
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """value [BLOCK] float32, 0 beyond SIZE: columns from `first` of the row `out`. `scale`: one for
-    all, or where those of the row's groups go. MANTISSA 0: int8.
+    """Quantise value [BLOCK] float32, 0 beyond SIZE, and store it in the row `out` from column
+    `first` on.
+
+    With DYNAMIC, the scales of the row's groups are stored at `scale`. Without, `scale` holds the
+    scale. MANTISSA 0: int8.
     """
     column = first + tl.arange(0, BLOCK)
     if DYNAMIC:
         groups = tl.reshape(value, (BLOCK // GROUP, GROUP))
-        # A row with NaN is to be NaN, which tl.max drops.
+        # tl.max drops NaN, but a row with NaN must become NaN.
         largest = tl.max(tl.where(groups != groups, float("inf"), tl.abs(groups)), 1)
         each = tl.div_rn(tl.maximum(largest, _LEAST_SCALED), LARGEST)
         place = first // GROUP + tl.arange(0, BLOCK // GROUP)
@@ -93,7 +100,7 @@ def quantize_kernel(
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Program (t, block): BLOCK columns of row t; `out` is contiguous."""
+    """Program (t, block): BLOCK columns of row t. `out` is contiguous."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     column = first + tl.arange(0, BLOCK)
@@ -125,8 +132,8 @@ def rms_norm_quantize_kernel(
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Program t: row t of x, normalised, to `out`. With ADD the residual is added before, and the
-    sum goes to `total`; both are contiguous.
+    """Program t: row t of x, normalised, to `out`. With ADD, the residual is added first, and the
+    sum goes to `total`. Both are contiguous.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -159,7 +166,7 @@ def silu_and_mul_quantize_kernel(
     MANTISSA: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Program (t, block): BLOCK columns of row t, [2 * SIZE] in x; `out` is contiguous."""
+    """Program (t, block): BLOCK columns of row t, [2 * SIZE] in x. `out` is contiguous."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     value = gated(x + row * x_stride, first + tl.arange(0, BLOCK), SIZE)

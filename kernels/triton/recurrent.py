@@ -1,4 +1,4 @@
-"""The steps of layers with a recurrent state, in Triton: signatures and meaning as in
+"""The steps of layers with a recurrent state, in Triton. Signatures and meaning are those of
 `kernels.recurrent_steps`.
 """
 
@@ -11,8 +11,7 @@ from .recurrent_kernels import conv_step_kernel, delta_step_kernel, ssd_step_ker
 from .tiles import power_of_2
 
 _CHANNELS = 256
-_STATE = 4096
-"""Numbers of a state that a program has, about."""
+_STATE = 4096  # About how many numbers of a state a program has.
 
 
 def conv_step(
@@ -22,7 +21,7 @@ def conv_step(
     states: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """As `recurrent_steps.conv_step`."""
+    """See `recurrent_steps.conv_step`."""
     return _convolved(x, weight, bias, states, slots, silu=False)
 
 
@@ -33,7 +32,7 @@ def mamba2_step(
     states: States,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """As `recurrent_steps.mamba2_step`."""
+    """See `recurrent_steps.mamba2_step`."""
     conv = _convolved(x, weights.conv, weights.conv_bias, states.conv, slots, silu=True)
     _, heads, size, numbers = states.recurrent.shape
     out = conv.new_empty(len(x), heads * size)
@@ -70,7 +69,7 @@ def gated_delta_step(
     states: States,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """As `recurrent_steps.gated_delta_step`."""
+    """See `recurrent_steps.gated_delta_step`."""
     conv = _convolved(x, weights.conv, None, states.conv, slots, silu=True)
     _, heads, numbers, size = states.recurrent.shape
     out = conv.new_empty(len(x), heads * size)
@@ -102,7 +101,7 @@ def gated_delta_step(
 
 
 def _tile(size: int, numbers: int) -> tuple[int, int]:
-    """How many of a head's `size` a program has, and its `numbers`, as powers of two."""
+    """Return how many of a head's `size` a program has, and all its `numbers`, as powers of two."""
     whole = power_of_2(numbers)
     return min(power_of_2(size), max(1, _STATE // whole)), whole
 
@@ -116,7 +115,7 @@ def _convolved(
     *,
     silu: bool,
 ) -> torch.Tensor:
-    """[T, C] float32."""
+    """Return the convolution [T, C] float32."""
     assert x.stride(1) == 1 and states.is_contiguous() and weight.is_contiguous()
     (tokens, channels), columns = x.shape, weight.shape[1]
     out = torch.empty(tokens, channels, dtype=torch.float32, device=x.device)

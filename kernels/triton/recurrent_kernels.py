@@ -1,5 +1,5 @@
-"""Triton kernels of the steps of layers with a recurrent state (`kernels.recurrent_steps`): states
-are read and written once. Those of slot 0, which is padding's, are not written.
+"""Triton kernels of the steps of layers with a recurrent state (`kernels.recurrent_steps`). States
+are read and written once. Those of slot 0, which belongs to padding, are not written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), with the first terms of its series where 1 + e^x would round."""
+    """Return log(1 + e^x), by the first terms of its series where 1 + e^x would round."""
     grown = tl.exp(tl.minimum(x, 20.0))
     result = tl.where(grown < 1e-3, grown - 0.5 * grown * grown, tl.log(1.0 + grown))
     return tl.where(x > 20.0, x, result)
@@ -121,8 +121,8 @@ def delta_step_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (t, h, p): BLOCK_P columns of head h's state [numbers, size], of token t. DECAYS: 1,
-    or `numbers` where each row decays on its own.
+    """Program (t, h, p): BLOCK_P columns of head h's state [numbers, size], of token t. DECAYS is
+    1, or `numbers` if each row has its own decay.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)

@@ -1,8 +1,7 @@
-"""Filtered sampling on the device: no sort of the vocabulary, and nothing that the host waits for.
+"""Filtered sampling on the device, without sorting the vocabulary and without waiting.
 
-Why not flashinfer's or sgl-kernel's: theirs draw by rejection, from random numbers that they make
-themselves, as many as it takes; here a token is a function of one number, which (seed, position)
-gives.
+flashinfer and sgl-kernel draw by rejection from a varying number of their own random numbers. Here
+a token is a function of one number, which is made from seed and position.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import torch
 
 from .sampling_kernel import sample_filtered_kernel
 
-_ROOM = 4096
-"""Candidates of a row that are searched in one tile."""
+_ROOM = 4096  # Candidates of a row that are searched in one tile.
 
 
 def sample_filtered(
@@ -25,8 +23,10 @@ def sample_filtered(
     room: int = _ROOM,
     block: int = _ROOM,
 ) -> torch.Tensor:
-    """As `kernels.reference.sample_filtered`, to the token. `room`: candidates of a row; `block`: a
-    power of two, elements in a tile.
+    """Draw the same tokens as `kernels.reference.sample_filtered`.
+
+    `room` is the number of candidates of a row. `block`, a power of two, is the number of elements
+    in a tile.
     """
     rows, vocab = probs.shape
     assert probs.dtype == torch.float32 and probs.stride(1) == 1

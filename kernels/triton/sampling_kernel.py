@@ -1,10 +1,10 @@
-"""The Triton kernel that filters and draws: a search for the drawn token's probability instead of a
-sort of the vocabulary.
+"""The Triton kernel that filters and draws. It searches for the drawn token's probability instead
+of sorting the vocabulary.
 
-Probabilities are not negative, so their bits as integers stand in their order. What top-k, top-p
-and min-p keep are all beginnings of the same descending order; where one ends, and where the draw
-falls, is a value that bisection of its bits finds. Weights are probabilities in units of 2^-52, as
-`kernels.reference.UNIT` says.
+Probabilities are not negative, so their bits, read as integers, have the same order. What top-k,
+top-p and min-p keep are beginnings of the same descending order. Where each ends, and where the
+draw falls, is a value that is found by bisection of its bits. Weights are probabilities in units of
+2^-52 (`kernels.reference.UNIT`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Bins of the exponents of probabilities: 1 down to 2^-62, and all that is less.
 _EXPONENTS = tl.constexpr(64)
-"""Bins of the exponents of probabilities: 1 down to 2^-62, and all that is less."""
+# The first bin whose probabilities are below 2^-52 and have weight 0.
 _WEIGHTLESS = tl.constexpr(53)
-"""The first bin whose probabilities are under 2^-52 and weigh nothing."""
 _EXPONENT_OF_1 = tl.constexpr(127)
 
 
@@ -26,7 +26,7 @@ def _weight(p):
 
 @triton.jit
 def _above(source, size, pivot, BLOCK: tl.constexpr):
-    """How many of source [size] have bits above `pivot`, and their weight."""
+    """Return how many of source [size] have bits above `pivot`, and their weight."""
     count = tl.zeros((BLOCK,), tl.int32)
     weight = tl.zeros((BLOCK,), tl.int64)
     for begin in range(0, size, BLOCK):
@@ -40,8 +40,8 @@ def _above(source, size, pivot, BLOCK: tl.constexpr):
 
 @triton.jit
 def _lowest(source, size, low, high, limit, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """The lowest bits in [low, high] above which there are at most `limit` tokens, or weigh at most
-    `limit`; high if none are fewer.
+    """Return the lowest bits in [low, high] above which there are at most `limit` tokens, or tokens
+    with a weight of at most `limit`. Return high if no lower bits fit.
     """
     while low < high:
         middle = low + (high - low) // 2
@@ -54,7 +54,7 @@ def _lowest(source, size, low, high, limit, BY_COUNT: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def _kept_by_top_k(source, size, low, high, top_k, total, BLOCK: tl.constexpr):
-    """Weight of the `top_k` likeliest; `total` is that of all."""
+    """Return the weight of the `top_k` likeliest tokens. `total` is the weight of all."""
     bits = _lowest(source, size, low, high, top_k - 1, True, BLOCK)
     count, weight = _above(source, size, bits, BLOCK)
     return tl.minimum(weight + (top_k - count) * _weight(bits.to(tl.float32, bitcast=True)), total)
@@ -62,7 +62,7 @@ def _kept_by_top_k(source, size, low, high, top_k, total, BLOCK: tl.constexpr):
 
 @triton.jit
 def _kept_by_top_p(source, size, low, high, needed, BLOCK: tl.constexpr):
-    """Weight of the fewest likeliest that weigh at least `needed`."""
+    """Return the weight of the fewest likeliest tokens that weigh at least `needed`."""
     bits = _lowest(source, size, low, high, needed - 1, False, BLOCK)
     _, weight = _above(source, size, bits, BLOCK)
     each = tl.maximum(_weight(bits.to(tl.float32, bitcast=True)), 1)
@@ -71,7 +71,7 @@ def _kept_by_top_p(source, size, low, high, needed, BLOCK: tl.constexpr):
 
 @triton.jit
 def _share(factor, weight):
-    """The least whole number that is not below factor * weight; factor float64."""
+    """Return factor * weight, rounded up to a whole number. factor is float64."""
     exact = factor * weight.to(tl.float64)
     whole = exact.to(tl.int64)
     return whole + (whole.to(tl.float64) < exact).to(tl.int64)
@@ -79,8 +79,8 @@ def _share(factor, weight):
 
 @triton.jit
 def _survey(row, vocab, room, BLOCK: tl.constexpr):
-    """The bits of the largest of row [vocab], and the first bin of exponents that `room` candidates
-    have no room for.
+    """Return the bits of the largest of row [vocab], and the first bin of exponents that does not
+    fit `room` candidates.
     """
     largest = tl.zeros((BLOCK,), tl.int32)
     bins = tl.zeros((_EXPONENTS,), tl.int32)
@@ -97,7 +97,7 @@ def _survey(row, vocab, room, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gather(row, vocab, candidates, ids, room, floor, BLOCK: tl.constexpr):
-    """Copy what has bits above `floor` to `candidates` [room], in the order of ids; returns how
+    """Copy numbers with bits above `floor` to `candidates` [room], in the order of ids. Return how
     many there are.
     """
     found = 0
@@ -115,7 +115,9 @@ def _gather(row, vocab, candidates, ids, room, floor, BLOCK: tl.constexpr):
 
 @triton.jit
 def _place_of(source, size, bits, rank, BLOCK: tl.constexpr):
-    """Where the one of source [size] stands that has these bits and `rank` equals before it."""
+    """Return the place in source [size] of the number with these bits that has `rank` equal numbers
+    before it.
+    """
     seen = 0
     result = 0
     for begin in range(0, size, BLOCK):
@@ -143,10 +145,10 @@ def sample_filtered_kernel(
     room,
     BLOCK: tl.constexpr,
 ):
-    """Program n: row n of probs to drawn[n]. `candidates`, `ids` [N, room] are scratch.
+    """Program n: row n of probs to drawn[n]. `candidates`, `ids` [N, room] are scratch memory.
 
-    What is likely enough to matter is copied out first; a row so flat that `room` candidates do not
-    hold what it keeps is searched as it lies, which is slower.
+    Tokens that are likely enough to matter are copied first. If `room` candidates do not hold what
+    a flat row keeps, the row itself is searched, which is slower.
     """
     n = tl.program_id(0).to(tl.int64)
     row = probs + n * row_stride
@@ -159,7 +161,7 @@ def sample_filtered_kernel(
     least = (tl.load(min_ps + n) * largest.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
     floor = ((_EXPONENT_OF_1 + 1 - end_bin) << 23) - 1
     size = _gather(row, vocab, candidate_row, id_row, room, floor, BLOCK)
-    # A row of NaN has more than the survey says.
+    # A row of NaN has more candidates than the survey says.
     held = (size > 0) & (size <= room)
     source = candidate_row
     total = one

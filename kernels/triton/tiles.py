@@ -1,16 +1,15 @@
-"""How rows are cut into tiles: what all wrappers of kernels between matrix products share."""
+"""Tile sizes that all wrappers of kernels between matrix products share."""
 
 from __future__ import annotations
 
-BLOCK = 1024
-"""Elements of a program where a row has more than one."""
+BLOCK = 1024  # Elements of a program if a row has several programs.
 
 
 def power_of_2(number: int) -> int:
-    """The least that is not below `number`."""
+    """Return the least power of 2 that is not below `number`."""
     return 1 << max(0, number - 1).bit_length()
 
 
 def warps(size: int) -> int:
-    """So that each thread has about eight elements: 16 bytes of bfloat16."""
+    """Return the warps for which each thread has about eight elements, 16 bytes of bfloat16."""
     return min(16, max(1, power_of_2(size) // 256))

@@ -116,7 +116,7 @@ def test_a_list_of_no_cores_is_one_line(text: str) -> None:
 
 
 def test_a_list_for_another_number_of_ranks_is_one_line() -> None:
-    with pytest.raises(ValueError, match=r"lists cores for 2 ranks, and this machine has 4"):
+    with pytest.raises(ValueError, match=r"lists cores for 2 ranks, but this machine has 4"):
         parse_lists("0-15,16-31", 4)
 
 
@@ -133,7 +133,9 @@ def test_cores_that_cannot_be_had_are_one_line_and_auto_does_without(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
-    with pytest.raises(ValueError, match=r"--cpu-bind 5,6: CPUs 5 cannot be had .*not permitted"):
+    with pytest.raises(
+        ValueError, match=r"--cpu-bind 5,6: CPUs 5 are not available .*not permitted"
+    ):
         binding.bind(frozenset([5]), "5,6")
     assert binding.bind(frozenset([5]), "auto") == ("not bound: [Errno 1] Operation not permitted")
 
@@ -141,7 +143,7 @@ def test_cores_that_cannot_be_had_are_one_line_and_auto_does_without(
 def test_where_no_process_can_be_bound_auto_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     assert split_cores("auto", 2) == ((), None)
-    with pytest.raises(ValueError, match="this system binds no process to cores"):
+    with pytest.raises(ValueError, match="this system cannot bind a process to cores"):
         split_cores("0,1", 2)
 
 

@@ -1,5 +1,5 @@
-"""Which cores each rank of this machine computes on (`--cpu-bind`): a NUMA node each where there
-are several, else an even part of the cores that this process may use.
+"""The cores on which each rank of this machine computes (`--cpu-bind`): a NUMA node per rank if
+there are several nodes, otherwise an equal part of the cores that this process may use.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ _TASKS = Path("/proc/self/task")
 def split_cores(
     lists: str, ranks: int, root: Path = _ROOT
 ) -> tuple[tuple[frozenset[int], ...], str | None]:
-    """The CPUs of each of `ranks`, none where they are not bound, and what is to be said of it.
+    """Return the CPUs of each of `ranks` (empty if ranks are not bound), and a remark for the
+    start-up summary or None.
 
-    `lists`: auto, none, or a list of CPUs a rank (`parse_lists`). `root`: of the file system.
-    Raises `ValueError` with a remedy.
+    `lists` is "auto", "none", or a list of CPUs per rank (`parse_lists`). `root` is that of the
+    file system. Raise `ValueError` with a remedy.
     """
     if lists == "none" or (lists == "auto" and ranks == 1):
         return (), None
     if not hasattr(os, "sched_setaffinity"):
         if lists == "auto":
             return (), None
-        raise ValueError(f"--cpu-bind {lists}: this system binds no process to cores; leave it out")
+        raise ValueError(
+            f"--cpu-bind {lists}: this system cannot bind a process to cores; omit --cpu-bind"
+        )
     parts = _parts(ranks, root) if lists == "auto" else parse_lists(lists, ranks)
     shared = len(frozenset().union(*parts)) < sum(map(len, parts))
     text = " | ".join(write_list(part) for part in parts)
@@ -38,29 +41,33 @@ def split_cores(
 
 
 def bind(cpus: frozenset[int], lists: str) -> str | None:
-    """Every thread of this process, and with them those that they start, to `cpus`. Returns why
-    that could not be; raises `ValueError` instead where `lists` asked for these cores by number.
+    """Bind all threads of this process, and the threads that they start, to `cpus`. Return why that
+    failed, or None.
+
+    If `lists` names the CPUs, a failure raises `ValueError` instead.
     """
     try:
-        # The calling thread first: it tells whether that is allowed.
+        # Bind the calling thread first, which shows whether binding is allowed.
         os.sched_setaffinity(0, cpus)
         if had := cpus - os.sched_getaffinity(0):
             raise OSError(f"this process may not use CPU {write_list(had)}")
         for thread in _TASKS.iterdir() if _TASKS.is_dir() else ():
-            with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
+            with contextlib.suppress(ProcessLookupError):  # The thread has ended.
                 os.sched_setaffinity(int(thread.name), cpus)
     except OSError as error:
         if lists == "auto":
             return f"not bound: {error}"
         raise ValueError(
-            f"--cpu-bind {lists}: CPUs {write_list(cpus)} cannot be had ({error}); give those that "
-            f"this process may use ({write_list(allowed_cpus())}), auto or none"
+            f"--cpu-bind {lists}: CPUs {write_list(cpus)} are not available ({error}); choose "
+            f"from the CPUs that this process may use ({write_list(allowed_cpus())}), auto or none"
         ) from None
     return None
 
 
 def _parts(ranks: int, root: Path) -> tuple[frozenset[int], ...]:
-    """Ranks stay within a NUMA node, or have whole ones, where the numbers allow it."""
+    """Return the CPUs of each rank. Ranks stay within a NUMA node, or have whole nodes, if the
+    numbers allow it.
+    """
     allowed = allowed_cpus()
     nodes = _nodes(allowed, root)
     if ranks % len(nodes) == 0:
@@ -75,7 +82,7 @@ def _parts(ranks: int, root: Path) -> tuple[frozenset[int], ...]:
 
 
 def _even(cores: Sequence[frozenset[int]], ranks: int) -> tuple[frozenset[int], ...]:
-    """Neighbours; with fewer cores than ranks several ranks get the same one."""
+    """Split neighbouring cores evenly. With fewer cores than ranks, several ranks share a core."""
     bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]
     return tuple(
         frozenset().union(*cores[first : max(first + 1, last)]) for first, last in pairwise(bounds)
@@ -83,7 +90,7 @@ def _even(cores: Sequence[frozenset[int]], ranks: int) -> tuple[frozenset[int], 
 
 
 def _nodes(allowed: frozenset[int], root: Path) -> list[frozenset[int]]:
-    """The allowed CPUs of each NUMA node that has some; all in one where the kernel tells of
+    """Return the allowed CPUs of each NUMA node that has some, or one node if the kernel reports
     none.
     """
     folders = (root / "sys/devices/system/node").glob("node[0-9]*")
@@ -96,7 +103,7 @@ def _nodes(allowed: frozenset[int], root: Path) -> list[frozenset[int]]:
 
 
 def _read(file: Path) -> frozenset[int]:
-    """What the kernel lists; nothing for a node of memory alone."""
+    """Return the CPUs in a file of the kernel. Empty for a node that has only memory."""
     try:
         text = file.read_text().strip()
         return parse_list(text, text) if text else frozenset()
@@ -105,7 +112,7 @@ def _read(file: Path) -> frozenset[int]:
 
 
 def _cores(cpus: frozenset[int], root: Path) -> list[frozenset[int]]:
-    """The CPUs of each core, in the order of their first ones."""
+    """Return the CPUs of each core, in the order of their first CPUs."""
     cores: dict[str, set[int]] = {}
     for cpu in sorted(cpus):
         cores.setdefault(siblings(cpu, root) or str(cpu), set()).add(cpu)

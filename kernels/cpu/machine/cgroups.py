@@ -1,8 +1,7 @@
-"""What the control groups of this process allow it: CPU time and memory, by version 1 and version 2
-alike.
+"""CPU time and memory that the control groups of this process allow, for version 1 and version 2.
 
-A limit of any group above holds too, so all of them are read, as far as they can be seen: in a
-container the folders above its own are hidden, and where nothing is mounted at all nothing limits.
+A limit of any parent group holds too, so all visible groups are read. In a container the folders
+above its own are hidden. If nothing is mounted, there is no limit.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from pathlib import Path, PurePosixPath
 from ...memory_info import MemoryInfo
 
 _ROOT = Path("/")
+# Keys of memory.stat: bytes that count as used, but that the kernel frees when memory is needed.
 _FILE_CACHE = {"active_file", "inactive_file"}
-"""Of memory.stat: bytes that count as used, and that the kernel gives back when they are wanted."""
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """How many CPUs' worth of time this process gets, None where that is not limited. `root`: of
-    the file system.
+    """Return how many CPUs' worth of time this process gets, or None without a limit. `root` is
+    that of the file system.
     """
     quotas = [_quota(folder) for folder in _groups("cpu", root)]
     return min([quota for quota in quotas if quota is not None], default=None)
 
 
 def memory_limit(root: Path = _ROOT) -> MemoryInfo | None:
-    """The least limit of this process's memory, and the least that is left of any; None where there
-    is none.
+    """Return the smallest memory limit of this process, and the smallest rest of any limit. None
+    without a limit.
     """
     limits = [limit for folder in _groups("memory", root) if (limit := _limit(folder)) is not None]
     return (
@@ -45,12 +44,12 @@ def _quota(folder: Path) -> float | None:
     try:
         quota, period = map(int, text.split())
     except ValueError:
-        return None  # "max", or no such files.
+        return None  # "max", or the files do not exist.
     return quota / period if quota > 0 and period > 0 else None
 
 
 def _limit(folder: Path) -> MemoryInfo | None:
-    # Above memory.high a group is slowed down until nothing moves.
+    # Above memory.high a group is slowed down until it nearly stops.
     totals = [
         _number(folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")
     ]
@@ -62,8 +61,8 @@ def _limit(folder: Path) -> MemoryInfo | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Version 1 has a group's own figures and, under `total_...`, those with all groups below it,
-    which its limit is for.
+    """Return the reclaimable bytes. In version 1, the limit applies to the `total_...` values,
+    which include child groups.
     """
     figures = dict(
         line.split()
@@ -74,8 +73,8 @@ def _reclaimable(folder: Path) -> int:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """Folders of this process's groups and of those above them, in each hierarchy that may limit
-    `controller`.
+    """Yield the folders of this process's groups and their parents, in each hierarchy that may
+    limit `controller`.
     """
     own: dict[str, PurePosixPath] = {}
     for line in _read(root / "proc/self/cgroup").splitlines():
@@ -93,7 +92,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _upwards(point: Path, group: PurePosixPath, shown: PurePosixPath) -> Iterator[Path]:
-    """The folders of `group` and of those above it under the mount point, which shows the hierarchy
+    """Yield the folders of `group` and its parents under the mount point, which shows the hierarchy
     from `shown` on.
     """
     inside = (
@@ -112,7 +111,7 @@ def _number(path: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    """Nothing where the file is not there or may not be read."""
+    """Return the text of a file, or "" if it does not exist or cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Lists of CPUs as the kernel writes them (0-3,8), and as `--cpu-bind` takes them: one a rank."""
+"""Lists of CPUs as the kernel writes them (0-3,8), and as `--cpu-bind` takes them: one per rank."""
 
 from __future__ import annotations
 
@@ -9,45 +9,47 @@ _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 def check_lists(text: str) -> None:
-    """Raises `ValueError` where `text` is nothing that `--cpu-bind` takes, for any number of
-    ranks.
-    """
+    """Raise `ValueError` if `text` is not valid for `--cpu-bind` with any number of ranks."""
     if text not in ("auto", "none"):
         for part in text.split("|"):
             parse_list(part, text)
 
 
 def parse_lists(text: str, ranks: int) -> tuple[frozenset[int], ...]:
-    """The CPUs of each rank, of `0-15,16-31`, or of `0-7,32-39|8-15,40-47` where a rank has several
-    ranges. Raises `ValueError` for what is no such list, or not one for each of `ranks`.
+    """Return the CPUs of each rank from `0-15,16-31`, or from `0-7,32-39|8-15,40-47` if a rank has
+    several ranges.
+
+    Raise `ValueError` if the text is invalid or does not have one list for each of `ranks`.
     """
     lists = [text] if ranks == 1 and "|" not in text else text.split("|" if "|" in text else ",")
     parts = tuple(parse_list(part, text) for part in lists)
     if len(parts) != ranks:
         raise ValueError(
-            f"--cpu-bind {text} lists cores for {len(parts)} ranks, and this machine has {ranks}; "
+            f"--cpu-bind {text} lists cores for {len(parts)} ranks, but this machine has {ranks}; "
             "give one list for each, separated by |"
         )
     return parts
 
 
 def parse_list(part: str, text: str) -> frozenset[int]:
-    """The CPUs of one list, a part of `text`, which errors quote. Raises `ValueError`."""
+    """Return the CPUs of one list, which is a part of `text`. Raise `ValueError` that quotes
+    `text`.
+    """
     found: set[int] = set()
     for piece in part.split(","):
         match = _RANGE.fullmatch(piece.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ValueError(
-                f"--cpu-bind {text}: {piece.strip()!r} is no range of CPUs; give auto, none, or a "
-                "list for each rank such as 0-15,16-31"
+                f"--cpu-bind {text}: {piece.strip()!r} is not a range of CPUs; give auto, none, or "
+                "a list for each rank such as 0-15,16-31"
             )
         found.update(range(first, last + 1))
     return frozenset(found)
 
 
 def write_list(cpus: Iterable[int]) -> str:
-    """As the kernel writes them: 0-3,8."""
+    """Return a list as the kernel writes it: 0-3,8."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and runs[-1][-1] == cpu - 1:

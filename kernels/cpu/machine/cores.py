@@ -1,5 +1,5 @@
-"""How many threads compute: one for each core that this process may use, and no more than its CPU
-time feeds.
+"""The number of threads that compute: one per core that this process may use, within its
+CPU quota.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import psutil
 from .cgroups import cpu_quota
 
 _ROOT = Path("/")
+# Files that name the CPUs of one core, for newer and for older kernels.
 _SIBLINGS = ("core_cpus_list", "thread_siblings_list")
-"""Files that name the CPUs of one core: that of today's kernels, and that of older ones."""
 
 
 class Threads(NamedTuple):
-    """A number of threads. `reason`: how it came about, where it is less than the machine's
-    CPUs.
-    """
+    """A number of threads. `reason` explains it if it is less than the machine's CPUs."""
 
     number: int
     reason: str | None = None
@@ -35,13 +33,14 @@ def choose_threads(
     ranks: int = 1,
     bound: Sequence[frozenset[int]] = (),
 ) -> Threads:
-    """`asked`, or one thread for each physical core that is allowed, within the CPU quota; an equal
-    part of them for each of the `ranks` of this machine. `root`: of the file system; `bound`: the
-    CPUs of each rank.
+    """Return `asked` threads, or one per allowed physical core within the CPU quota, divided by the
+    `ranks` of this machine.
+
+    `root` is that of the file system; `bound` holds the CPUs of each rank.
 
     Two threads on one core share its vector units, which one thread of the kernels keeps busy.
-    Ranks wait for one another, so all have as many threads as the one with the fewest cores, and
-    none has more: they would wait for each other's turns on a core at every sum.
+    Ranks wait for one another, so all have as many threads as the rank with the fewest cores. With
+    more threads than cores, ranks would wait for a core at every sum.
     """
     machine = os.cpu_count() or 1
     allowed = allowed_cpus()
@@ -66,33 +65,33 @@ def choose_threads(
 
 
 def _whole(quota: float) -> int:
-    """The nearest number of threads, of two as near the less.
+    """Round a quota to the nearest number of threads, halves down.
 
-    A thread more than the time is for stops all of them, and the web process, for the rest of each
-    period of usually 100 ms.
+    One thread too many would use up the quota, which stops all threads and the web process for the
+    rest of the period, usually 100 ms.
     """
     return max(1, math.ceil(quota - 0.5))
 
 
 def allowed_cpus() -> frozenset[int]:
-    """Which this process may use: as many as the machine has where there are no masks."""
+    """Return the CPUs that this process may use. Without affinity masks, these are all."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def _count_cores(allowed: Iterable[int], root: Path) -> int:
-    """Physical cores that have one of these CPUs; a CPU of which the kernel tells nothing is
-    one.
+    """Return how many physical cores have one of these CPUs. A CPU without topology information
+    counts as a core.
     """
     if not hasattr(os, "sched_getaffinity"):
-        # Neither Linux's files nor its masks: macOS, Windows.
+        # macOS and Windows have neither Linux's files nor its masks.
         return psutil.cpu_count(logical=False) or os.cpu_count() or 1
     return len({siblings(cpu, root) or cpu for cpu in allowed})
 
 
 def siblings(cpu: int, root: Path = _ROOT) -> str | None:
-    """The CPUs of this one's core, as the kernel lists them; None where it tells nothing."""
+    """Return the kernel's list of the CPUs of this CPU's core, or None if there is none."""
     topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     for name in _SIBLINGS:
         try:

@@ -1,4 +1,4 @@
-"""How much memory the machine has, and has left, for this process."""
+"""The memory that the machine has, and has free, for this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .cgroups import memory_limit
 
 
 def host_memory() -> MemoryInfo:
-    """The host's memory, or what is left of it for this process's control group."""
+    """Return the host's memory, or what the control group of this process leaves of it."""
     memory = psutil.virtual_memory()
     host, group = MemoryInfo(free=memory.available, total=memory.total), memory_limit()
     if group is None:

@@ -1,5 +1,5 @@
-"""Memory on huge pages, where Linux lends them: a decode reads each weight once, and finding pages
-of 4 KiB takes a good part of the time of reading them.
+"""Memory on huge pages, if Linux provides them. A decode reads each weight once, and translating
+addresses of 4 KiB pages takes a considerable part of that time.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from threading import Lock
 import torch
 
 _HUGE_PAGE = 2 * 2**20
-_MADV_HUGEPAGE = 14
-"""Of Linux, whose Python may have been built without it."""
+_MADV_HUGEPAGE = 14  # Linux's value. Python may have been built without it.
 _SLAB = 16 * _HUGE_PAGE
-_LINE = 64
-"""Bytes at multiples of which weights begin: a line of the cache."""
+_LINE = 64  # Weights begin at multiples of a cache line, in bytes.
 
 
 def on_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, whose memory nobody has written yet, so that it gets huge pages when somebody
-    does. Where the system has none, or refuses, it stays as it is.
+    """Ask for huge pages for a tensor that was not written yet, and return it. If the system
+    refuses, the tensor stays as it is.
     """
     if sys.platform == "linux":
         begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -34,7 +32,7 @@ def on_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Slabs:
-    """Memory for many weights, one after another, for most are smaller than a huge page. A slab
+    """Memory for many weights, one after another, because most are smaller than a huge page. A slab
     lives as long as one of its weights.
     """
 
@@ -43,13 +41,13 @@ class Slabs:
         self._left = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """uint8, not written, from the beginning of a line on."""
+        """Return uninitialised uint8 memory that begins at a cache line."""
         size = prod(shape)
         taken = -(-size // _LINE) * _LINE
         with self._lock:
             if taken > len(self._left):
                 slab = on_huge_pages(torch.empty(max(taken, _SLAB), dtype=torch.uint8))
-                if taken >= _SLAB:  # the one that is open goes on
+                if taken >= _SLAB:  # The open slab stays open.
                     return slab[:size].view(shape)
                 self._left = slab
             found, self._left = self._left[:size], self._left[taken:]
