@@ -39,6 +39,7 @@ PLAIN = (
     "runtime/process/",
     "server/core/__init__.py",
     "server/engine/",
+    "server/fleet/",
     "server/parsing/catalog.py",
     "server/parsing/choice.py",
     "server/serving/",

@@ -1,5 +1,6 @@
-"""The settings of a server of several models; imports nothing heavy, for it also makes command-line
-flags.
+"""The settings of a server of several models.
+
+The command line makes flags from them, so this file imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ _RESPONSES = ("responses_store", "responses_store_size", "responses_store_days")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberConfig:
-    """One model. `server`: what it would be served with alone, under its name in the fleet; what
-    `of_all_models` names is not asked there.
+    """One model of the fleet.
+
+    `server` holds the settings with which the model would be served alone, with its name in the
+    fleet. The settings that `of_all_models` names are not read from there.
     """
 
     name: str
@@ -43,11 +46,11 @@ class MemberConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLimits:
-    """How much may be loaded at once. Raises `ValueError` with a remedy."""
+    """How much may be loaded at once. Raises `ValueError` for invalid values."""
 
     fleet_memory: float | None = option(
         None,
-        "GiB that all loaded models may take together; default: what the machine has free at the "
+        "GiB that all loaded models may take together; default: the memory that is free at the "
         "start",
         group=FLEET,
         metavar="GIB",
@@ -77,8 +80,9 @@ class FleetLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig(ServerConfig):
-    """Settings of a server of several models. Of those that it has as any server, it is
-    `of_all_models` that hold for it. Raises `ValueError` with a remedy.
+    """Settings of a server of several models. Raises `ValueError` for invalid values.
+
+    Only those inherited settings count that `of_all_models` names.
     """
 
     limits: FleetLimits = field(default_factory=FleetLimits)
@@ -86,16 +90,16 @@ class FleetConfig(ServerConfig):
 
     def __post_init__(self) -> None:
         ServerConfig.__post_init__(self)
-        pinned, most = [each.name for each in self.members if each.pinned], self.limits
-        if most.max_loaded_models is not None and len(pinned) > most.max_loaded_models:
+        pinned, limits = [each.name for each in self.members if each.pinned], self.limits
+        if limits.max_loaded_models is not None and len(pinned) > limits.max_loaded_models:
             raise ValueError(
                 f"{', '.join(pinned)} are pinned, more than --max-loaded-models "
-                f"{most.max_loaded_models}; raise it, or unpin some"
+                f"{limits.max_loaded_models}; raise it, or unpin some models"
             )
 
 
 def of_all_models() -> frozenset[str]:
-    """The names of the settings that a server has once, however many models it has."""
+    """Return the names of the settings that hold for the server, not for one model."""
     common = {each.name for each in fields(BatchServerConfig)} - _OF_A_MODEL - {"engine"}
     return frozenset(common | {*_RESPONSES, "fleet_memory", "max_loaded_models"})
 

@@ -1,4 +1,4 @@
-"""Gives each request to the application of the model that it names."""
+"""Dispatches each request to the application of the model that it names."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .fleet import Fleet
 from .member import Member
 from .waiting import STREAMED_PATHS, WaitingStream
 
+# Header of answers that waited for their model: their first place in the queue.
 QUEUE_PLACE = b"x-queue-place"
-"""Header of answers that waited for their model: at which place of the queue they began."""
-_OF_AN_APPLICATION = ("app", "router", "endpoint", "path_params", "route")
-"""What the fleet's application puts into a scope, and a member's puts there for itself."""
-Routes = Mapping[type, Sequence[BaseRoute]]
-"""Kind of settings -> the routes of its application."""
+# Keys that the fleet's application adds to a scope. The member's application adds its own.
+_APPLICATION_KEYS = ("app", "router", "endpoint", "path_params", "route")
+Routes = Mapping[type, Sequence[BaseRoute]]  # From a class of settings to its routes.
 
 
 class _Named(msgspec.Struct):
-    """All that is read of a body here; the rest is passed over, and checked to be JSON. Nothing is
-    made of it, whatever it is: that a client sends millions of lists must cost nothing.
+    """The fields of a body that are read here. The rest is only checked to be JSON.
+
+    Raw fields are not decoded, so a body with millions of lists creates no objects.
     """
 
     model: msgspec.Raw = msgspec.Raw(b"null")
@@ -43,16 +43,15 @@ class _Named(msgspec.Struct):
 
 
 class MemberRoute(BaseRoute):
-    """Every path that an application of one of the models has and the fleet's own has not.
+    """Matches every path of the models' applications that the fleet's own application lacks.
 
-    A request with a JSON body has the model in it, as `model`; the others may have it in their
-    query. Who names none, or "default", means the first model that takes the path.
+    A request names its model by the field `model` of its JSON body, or by its query if it has no
+    body. Without a name, or with "default", it goes to the first model that serves the path.
     """
 
     def __init__(self, fleet: Fleet, routes: Routes) -> None:
         self._fleet, self._routes = fleet, routes
-        self._held = 0
-        """Bytes of large bodies whose requests wait for their model."""
+        self._held = 0  # Bytes of large bodies of requests that wait for their model.
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         found = self._find(self._routes, scope)
@@ -63,7 +62,7 @@ class MemberRoute(BaseRoute):
         assert found is not None
         match, route = found
         if match is Match.PARTIAL:
-            await route.handle(scope, receive, send)  # it says which methods there are
+            await route.handle(scope, receive, send)  # answers 405 with the allowed methods
             return
         request = Request(scope, receive)
         named = request.query_params.get("model")
@@ -73,8 +72,8 @@ class MemberRoute(BaseRoute):
             body_names, streams = _read(content or route.empty)
             member = self._member(body_names if body_names is not None else named, scope)
             is_stream = streams and scope["path"] in STREAMED_PATHS
-            async with self._held_back(len(content), member):
-                await self._give_loaded(member, content, scope, receive, send, is_stream=is_stream)
+            async with self._reserve(len(content), member):
+                await self._serve(member, content, scope, receive, send, is_stream=is_stream)
             return
         member = self._member(named, scope, only_ready=True)
         if not member.admits or member.service is None:
@@ -87,7 +86,7 @@ class MemberRoute(BaseRoute):
         async with self._fleet.use(member):
             await member.service.app(_inner(scope), receive, send)
 
-    async def _give_loaded(
+    async def _serve(
         self,
         member: Member,
         content: bytes,
@@ -97,13 +96,14 @@ class MemberRoute(BaseRoute):
         *,
         is_stream: bool,
     ) -> None:
-        """Wait for the model as long as the client does, and let it answer. A stream is kept open
-        meanwhile.
+        """Wait for the model while the client stays connected, then let it answer.
+
+        A stream is kept open meanwhile.
         """
         answer = WaitingStream(scope, send)
         try:
             async with AsyncExitStack() as stack:
-                # Whoever is cancelled between the end of this and its result leaves nevertheless.
+                # The stack leaves the model even if this task is cancelled right after entering.
                 entering = stack.enter_async_context(self._fleet.use(member))
                 if member.admits:
                     place = await entering
@@ -111,8 +111,8 @@ class MemberRoute(BaseRoute):
                     waiting = unless_client_goes(receive, entering)
                     place = await (answer.wait(waiting) if is_stream else waiting)
                 assert member.service is not None
-                told = _with_place(answer.send, place)
-                await member.service.app(_inner(scope), _replayed(content, receive), told)
+                send_placed = _with_place(answer.send, place)
+                await member.service.app(_inner(scope), _replayed(content, receive), send_placed)
         except Exception as error:
             if not answer.is_open:
                 raise
@@ -122,12 +122,12 @@ class MemberRoute(BaseRoute):
                 await answer.fail(known)
 
     @asynccontextmanager
-    async def _held_back(self, size: int, member: Member) -> AsyncIterator[None]:
-        """Bodies that wait are bounded together."""
+    async def _reserve(self, size: int, member: Member) -> AsyncIterator[None]:
+        """Count a body that waits for its model. Raises `Unavailable` if too many bytes wait."""
         held = 0 if member.admits or size <= LARGE_BODY_BYTES else size
         if self._held + held > MAX_LARGE_BYTES:
             raise Unavailable(
-                f"Requests of more than {MAX_LARGE_BYTES} bytes together wait for their models. "
+                f"The bodies of requests that wait for models exceed {MAX_LARGE_BYTES} bytes. "
                 "Try again in 5 s.",
                 code="bodies_full",
                 headers={"Retry-After": "5"},
@@ -139,7 +139,7 @@ class MemberRoute(BaseRoute):
             self._held -= held
 
     def _member(self, name: str | None, scope: Scope, *, only_ready: bool = False) -> Member:
-        """Raises `NotFound` for a model that is not there, or does not take the path."""
+        """Return the model of a request. Raises `NotFound` if no model fits name and path."""
         members = self._fleet.members
         if name not in (None, "", DEFAULT_MODEL):
             return self._named(str(name), scope)
@@ -155,7 +155,7 @@ class MemberRoute(BaseRoute):
         members = self._fleet.members
         if name not in members:
             raise NotFound(
-                f"The model {name!r:.200} does not exist; this server has {told(members)}.",
+                f"The model {name!r:.200} does not exist; this server has {list_names(members)}.",
                 param="model",
                 code="model_not_found",
             )
@@ -163,7 +163,7 @@ class MemberRoute(BaseRoute):
             fitting = [each.name for each in members.values() if self._takes(each, scope)]
             raise NotFound(
                 f"The model {name!r} does not answer {scope['path']:.200}; models that do: "
-                f"{told(fitting)}.",
+                f"{list_names(fitting)}.",
                 param="model",
                 code="model_not_for_path",
             )
@@ -176,7 +176,7 @@ class MemberRoute(BaseRoute):
 
     @staticmethod
     def _find(routes: Routes, scope: Scope) -> tuple[Match, BaseRoute] | None:
-        """The route of a request, or one that takes its path by another method."""
+        """Return the route of a request, or a route with its path but another method."""
         partial = None
         for route in (route for kind in routes.values() for route in kind):
             match, _ = route.matches(scope)
@@ -187,15 +187,16 @@ class MemberRoute(BaseRoute):
         return partial
 
 
-def told(names: Iterable[str]) -> str:
-    """Names of models in a sentence, not too many of them, and of those for this request's key."""
+def list_names(names: Iterable[str]) -> str:
+    """List at most 10 names of models that the key of this request may use."""
     listed = [repr(name) for name in names if may_use(name)] or ["none"]
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
 
 
 def _read(content: bytes) -> tuple[str | None, bool]:
-    """Return the model that a body names, and whether the body asks for a stream. Raises
-    `InvalidRequest` for what is no JSON object, or names a model by no text.
+    """Return the model that a body names, and whether the body asks for a stream.
+
+    Raises `InvalidRequest` if the body is no JSON object or `model` is no string.
     """
     if not content:
         raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
@@ -216,19 +217,19 @@ def _inner(scope: Scope) -> Scope:
     return {
         name: value
         for name, value in scope.items()
-        if name not in _OF_AN_APPLICATION and not name.startswith(("fastapi", "starlette."))
+        if name not in _APPLICATION_KEYS and not name.startswith(("fastapi", "starlette."))
     }
 
 
 def _replayed(content: bytes, receive: Receive) -> Receive:
-    """A body that has been read, to be read again; behind it what may still come."""
-    is_given = False
+    """Return a `receive` that gives a body which was already read, then later messages."""
+    is_sent = False
 
     async def replay() -> Message:
-        nonlocal is_given
-        if is_given:
+        nonlocal is_sent
+        if is_sent:
             return await receive()
-        is_given = True
+        is_sent = True
         return {"type": "http.request", "body": content, "more_body": False}
 
     return replay

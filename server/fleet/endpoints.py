@@ -1,6 +1,4 @@
-"""What a server of several models answers itself: which there are, where they stand, loading and
-unloading; and what belongs to none of them or to all.
-"""
+"""The endpoints of a server of several models: list them, load and unload them."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from ..page.status import ServerStatus
 from ..pooling.config import PoolingServerConfig
 from ..pooling.state import PoolingServing
 from ..serving.state import AnyServingDep, Serving, json_response
-from .dispatch import told
+from .dispatch import list_names
 from .fleet import Fleet
 from .member import Member, MemberState
 
@@ -46,8 +44,10 @@ _KINDS: dict[type, str] = {
 
 
 class MemberStatus(Answer):
-    """`kind`: what the model makes. `value`: where it stands. Memory in bytes: what it takes now,
-    and what it takes or will take at most. `failure`: why it failed.
+    """The state of a model.
+
+    `kind` is the kind of its output. `memory` is what it takes now, and `memory_needed` its
+    maximum, both in bytes. `failure` is the reason why it failed.
     """
 
     kind: Literal["text", "images", "pooling"]
@@ -71,7 +71,7 @@ class MemberList(Answer):
 
 
 class ModelBody(WireModel):
-    """Which model."""
+    """The name of a model."""
 
     model: str
 
@@ -86,7 +86,7 @@ FleetDep = Annotated[Fleet, Depends(_fleet_of)]
 
 @router.get("/v1/models", responses=answers(MemberList | MessagesModels, error=_ERROR))
 async def list_models(request: Request, fleet: FleetDep) -> Response:
-    """All models of this server, and where they stand."""
+    """List all models of this server and their states."""
     cards = [card(fleet, member) for member in fleet.members.values() if may_use(member.name)]
     if VERSION_HEADER in request.headers:
         return json_response(model_list(cards))
@@ -98,14 +98,14 @@ async def list_models(request: Request, fleet: FleetDep) -> Response:
     responses=answers(MemberCard | MessagesModel, errors=(404,), error=_ERROR),
 )
 async def retrieve_model(model_id: str, request: Request, fleet: FleetDep) -> Response:
-    """One model by its name."""
+    """Return one model by its name."""
     found = card(fleet, _member(fleet, model_id))
     return json_response(model_info(found) if VERSION_HEADER in request.headers else found)
 
 
 @body_router.post("/v1/models/load", responses=answers(MemberCard, errors=BODY_ERRORS))
 async def load_model(body: ModelBody, fleet: FleetDep) -> Response:
-    """Load a model, and answer once it is ready; at once where it is already."""
+    """Load a model and answer once it is ready."""
     member = _member(fleet, body.model)
     await fleet.load(member)
     return json_response(card(fleet, member))
@@ -113,8 +113,9 @@ async def load_model(body: ModelBody, fleet: FleetDep) -> Response:
 
 @body_router.post("/v1/models/unload", responses=answers(MemberCard, errors=BODY_ERRORS))
 async def unload_model(body: ModelBody, fleet: FleetDep) -> Response:
-    """Unload a model once its requests have ended, and answer then; requests that come meanwhile
-    wait, and have it loaded again.
+    """Unload a model once its requests have ended, then answer.
+
+    Requests that arrive meanwhile wait and cause the model to be loaded again.
     """
     member = _member(fleet, body.model)
     await fleet.unload(member)
@@ -123,7 +124,7 @@ async def unload_model(body: ModelBody, fleet: FleetDep) -> Response:
 
 @body_router.post("/abort_request", responses=answers(AbortCount, errors=(400, 413, 415)))
 async def abort_request(body: AbortBody, fleet: FleetDep) -> Response:
-    """End one request, or every request, whichever model has it."""
+    """Abort one request or all requests, on every model."""
     rid = None if body.abort_all else body.rid
     engines: list[Any] = [
         each.service.engine for each in fleet.members.values() if each.service is not None
@@ -133,7 +134,7 @@ async def abort_request(body: AbortBody, fleet: FleetDep) -> Response:
 
 @router.get("/v1/status", responses=answers(ServerStatus, errors=(404,)))
 async def status(fleet: FleetDep, serving: AnyServingDep, model: str | None = None) -> Response:
-    """What a model does now; without `model`, the one that was asked last of those loaded."""
+    """Return what a model does now; without `model`, that of the last used loaded model."""
     ready = [each for each in fleet.members.values() if each.admits and may_use(each.name)]
     member = (
         _member(fleet, model)
@@ -147,9 +148,7 @@ async def status(fleet: FleetDep, serving: AnyServingDep, model: str | None = No
 
 @router.get(**FILE_ROUTE)
 async def get_image(name: str, fleet: FleetDep) -> Response:
-    """An image that was asked for as a URL, until it expires, whether or not its model is still
-    loaded.
-    """
+    """Return an image of a model that is loaded or was, until the image expires."""
     for member in fleet.members.values():
         serving = None if member.service is None else member.service.app.state.serving
         if isinstance(serving, ImageServing) and serving.store.get(name) is not None:
@@ -158,7 +157,7 @@ async def get_image(name: str, fleet: FleetDep) -> Response:
 
 
 def card(fleet: Fleet, member: Member) -> dict[str, Any]:
-    """A model as `/v1/models` shows it."""
+    """Return a model in the form of `/v1/models`."""
     config, service = member.config, member.service
     known = service is not None and service.engine.info is not None
     shown: dict[str, Any] = (
@@ -192,11 +191,11 @@ def card(fleet: Fleet, member: Member) -> dict[str, Any]:
 
 
 def _member(fleet: Fleet, name: str) -> Member:
-    """Raises `NotFound`, also for one that is not for this request's key."""
+    """Return a model. Raises `NotFound`, also if the request's key may not use it."""
     check_access(name)
     if name not in fleet.members:
         raise NotFound(
-            f"The model {name!r:.200} does not exist; this server has {told(fleet.members)}.",
+            f"The model {name!r:.200} does not exist; this server has {list_names(fleet.members)}.",
             param="model",
             code="model_not_found",
         )

@@ -1,5 +1,6 @@
-"""Which models are loaded: each when it is asked for, as long as there is room, and none that has
-requests is ended for another.
+"""Loads models when requests ask for them, and unloads others to make room.
+
+A model that has requests finishes them before it is unloaded.
 """
 
 from __future__ import annotations
@@ -26,21 +27,17 @@ from .member import Closing, MakesService, Member, MemberState
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
-_LOOK = 1.0
-"""Seconds between two looks at what is idle, and at how much memory is taken."""
-_PATIENCE = 5.0
-"""Seconds for which models that are busy go on to take requests while another waits for their
-room: each switch costs seconds, and what waits meanwhile is answered together.
-"""
-_FULL_SECONDS = 5
-"""What `Retry-After` says where too many wait: a model takes seconds to load."""
-_RUNNING = 16
-"""Lines of batches that are under way at once, where no model says how many it runs."""
+_CHECK_SECONDS = 1.0  # Seconds between two checks of idle models and of memory.
+# Seconds for which busy models still take requests while another model waits for their room. Each
+# switch costs seconds, and requests that wait meanwhile are then served together.
+_SWITCH_SECONDS = 5.0
+_FULL_SECONDS = 5  # `Retry-After` if too many requests wait; a model takes seconds to load.
+_DEFAULT_RUNNING = 16  # Lines of batches that run at once if no model is loaded.
 
 
 @dataclass(frozen=True, slots=True)
 class FleetInfo:
-    """What the runner of batches asks of an engine."""
+    """The engine info that the runner of batches reads."""
 
     max_running_requests: int
 
@@ -53,8 +50,11 @@ class _Waiter:
 
 
 class Fleet:
-    """The models of one server and the requests that wait for them, started, drained and stopped
-    like an engine. `service_of` makes a model's service, which `adopt` is then called with.
+    """The models of one server and the requests that wait for them, with the interface of an
+    engine.
+
+    `service_of` makes the service of a model. `adopt` is called with each new service.
+    `memory_limit` is in bytes.
     """
 
     restarts = hangs = 0
@@ -76,7 +76,6 @@ class Fleet:
             None if config.limits.fleet_memory is None else int(config.limits.fleet_memory * _GIB)
         )
         self.memory_limit = wanted or free
-        """Bytes."""
         self._changed = asyncio.Event()
         self.members = {
             each.name: Member(
@@ -93,15 +92,15 @@ class Fleet:
         self._most_waiting = max(1, preloaded, config.max_queued_requests)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # What a server asks of an engine
+    # The interface of an engine
 
     async def start(self) -> None:
-        """Returns at once, `wait_ready` waits for the models that are to be loaded first."""
-        self._run(self._arrange_for_ever())
-        self._run(self._look_for_ever())
+        """Start and return at once. `wait_ready` waits for the models that are preloaded."""
+        self._run(self._arrange_forever())
+        self._run(self._check_forever())
 
     async def wait_ready(self) -> bool:
-        """True, once each model that is loaded at the start is ready, or has failed."""
+        """Return True once each preloaded model is ready or has failed."""
         first = [member for member in self.members.values() if member.config.preload]
         results = await asyncio.gather(*map(self.load, first), return_exceptions=True)
         for member, result in zip(first, results, strict=True):
@@ -112,12 +111,10 @@ class Fleet:
         return True
 
     async def drain(self, timeout: float) -> None:
-        """Take no new request; wait for those under way, and after `timeout` seconds abort what is
-        left.
-        """
+        """Refuse new requests, wait for the others, and abort them after `timeout` seconds."""
         self.state = EngineState.DRAINING
         self._refuse(list(self._waiting), EngineUnavailable("the server is stopping"))
-        # Also of those that were giving way: they have requests.
+        # This includes models that are about to be unloaded, because they have requests.
         ready = [each for each in self.members.values() if each.state is MemberState.READY]
         loaded = [each.service for each in ready if each.service is not None]
         await asyncio.gather(*[each.engine.drain(timeout) for each in loaded])
@@ -144,15 +141,15 @@ class Fleet:
         return len(self._waiting) + sum(each.num_unfinished for each in self._engines)
 
     def unfinished(self) -> Iterator[Any]:
-        """Of each model, the oldest first."""
+        """The unfinished requests of each model, oldest first."""
         return chain.from_iterable(each.unfinished() for each in self._engines)
 
     def require_room(self, count: int) -> None:
-        """Each model asks its own engine; here nothing is computed."""
+        """Do nothing: the engine of each model checks its own room."""
 
     @property
     def stats(self) -> EngineStats:
-        """Each model has its own."""
+        """Empty statistics: each model has its own."""
         return EngineStats()
 
     @property
@@ -162,15 +159,18 @@ class Fleet:
     @property
     def info(self) -> FleetInfo:
         ready = [each.service for each in self.members.values() if each.admits and each.service]
-        return FleetInfo(sum(one.engine.info.max_running_requests for one in ready) or _RUNNING)
+        return FleetInfo(
+            sum(service.engine.info.max_running_requests for service in ready) or _DEFAULT_RUNNING
+        )
 
-    # What requests ask
+    # Requests
 
     @contextlib.asynccontextmanager
     async def use(self, member: Member) -> AsyncIterator[int]:
-        """The model, loaded for as long as the block lasts; gives the place in the queue that was
-        waited at, 0: it was ready. Raises `QueueFull`, `EngineUnavailable`, and `Unavailable` where
-        it cannot be loaded.
+        """Wait until the model is loaded, and keep it loaded inside the block.
+
+        Yields the place in the queue at which the caller waited, or 0 if the model was ready.
+        Raises `QueueFull`, `EngineUnavailable`, and `Unavailable` if the model cannot be loaded.
         """
         place = await self._enter(member)
         try:
@@ -179,14 +179,14 @@ class Fleet:
             self._leave(member)
 
     async def load(self, member: Member) -> None:
-        """Have it loaded, also one that has just failed. Raises as `use`."""
+        """Load a model, also one that has just failed. Raises the same errors as `use`."""
         if member.state is MemberState.FAILED:
             member.state = MemberState.UNLOADED
         async with self.use(member):
             pass
 
     async def unload(self, member: Member) -> None:
-        """Have it end what it does, and then unloaded; who asks for it meanwhile waits."""
+        """Unload a model once its requests have ended. Requests that arrive meanwhile wait."""
         if member.state is MemberState.FAILED:
             member.state = MemberState.UNLOADED
         ends = member.ends
@@ -194,13 +194,13 @@ class Fleet:
             if member.state is not MemberState.UNLOADING:
                 member.closing = Closing.ASKED
             self._changed.set()
-            await asyncio.sleep(_LOOK / 20)
+            await asyncio.sleep(_CHECK_SECONDS / 20)
 
     def waiting_for(self, member: Member) -> int:
         return sum(waiter.member is member for waiter in self._waiting)
 
     def status(self, member: Member) -> MemberState:
-        """Where it stands, to be told."""
+        """Return the state of a model for clients: also `QUEUED`."""
         is_queued = member.state is MemberState.UNLOADED and self.waiting_for(member) > 0
         return MemberState.QUEUED if is_queued else member.state
 
@@ -241,36 +241,36 @@ class Fleet:
         if member.under_way == 0:
             self._changed.set()
 
-    # What is loaded
+    # Loading and unloading
 
-    async def _arrange_for_ever(self) -> None:
+    async def _arrange_forever(self) -> None:
         while self.state is not EngineState.STOPPED:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK):
+                async with asyncio.timeout(_CHECK_SECONDS):
                     await self._changed.wait()
             self._changed.clear()
             try:
                 self._arrange()
             except Exception:
-                # Nothing would ever be loaded any more.
-                logger.exception("the models could not be arranged")
+                # Without this, no model would ever be loaded again.
+                logger.exception("models could not be loaded or unloaded")
 
-    async def _look_for_ever(self) -> None:
-        """Beside what is arranged, which must not wait for a thread or a slow /proc."""
+    async def _check_forever(self) -> None:
+        """Check memory in a task of its own: `_arrange` must not wait for a thread or /proc."""
         while self.state is not EngineState.STOPPED:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_CHECK_SECONDS)
             try:
-                await self._look()
+                await self._check_memory()
             except Exception:
-                logger.exception("the memory of the models could not be looked at")
+                logger.exception("the memory of the models could not be read")
 
-    async def _look(self) -> None:
-        """What the models take of the memory, and which of them are idle for long."""
+    async def _check_memory(self) -> None:
+        """Measure the models' memory, and close models that are idle for long or too large."""
         loaded = [each for each in self.members.values() if each.holds_memory]
         pids = [each.engine_pids for each in loaded]
         found = await asyncio.to_thread(lambda: [*map(resident_memory, pids)])
         for member, resident in zip(loaded, found, strict=True):
-            member.look(resident)
+            member.update_memory(resident)
         for member in self._movable(only_idle=True):
             own = member.config.idle_unload
             seconds = self.config.limits.idle_unload if own is None else own
@@ -278,26 +278,26 @@ class Fleet:
                 member.closing = Closing.IDLE
         taken = sum(each.resident for each in loaded if each.closing is None)
         if taken > self.memory_limit:
-            # The next load of each knows what it took.
+            # The next load of the model knows its real size.
             for member in self._movable(only_idle=True)[:1]:
                 member.closing = Closing.MEMORY
 
     def _arrange(self) -> None:
-        """Begin what can begin now: requests that waited, loads, unloads."""
+        """Start all loads and unloads that are possible now, and let waiting requests enter."""
         for member in self.members.values():
             self._let_in(member)
-        giving_way: Sequence[Member] = ()
+        to_unload: Sequence[Member] = ()
         while (head := self._next_to_load()) is not None:
             others = [each for each in self.members.values() if each.holds_memory]
             if not self._fits(head, others):
-                giving_way = self._room_for(head, others)
+                to_unload = self._room_for(head, others)
                 break
             head.state = MemberState.LOADING
             self._run(head.load())
         for member in self.members.values():
             if member.state is not MemberState.READY:
                 continue
-            if member in giving_way:
+            if member in to_unload:
                 member.closing = member.closing or Closing.ROOM
             elif member.closing is Closing.ROOM:
                 member.closing = None
@@ -307,7 +307,7 @@ class Fleet:
                 self._run(member.unload())
 
     def _let_in(self, member: Member) -> None:
-        """Whoever waits for a model that is ready, or has failed, waits no longer."""
+        """Let the waiting requests of a ready model enter, or refuse those of a failed one."""
         if member.state is MemberState.FAILED:
             self._refuse(self._waiters_of(member), _has_failed(member))
         elif member.admits:
@@ -316,7 +316,7 @@ class Fleet:
                 waiter.let_in.set_result(None)
 
     def _next_to_load(self) -> Member | None:
-        """The model that whoever waits longest of those that nobody loads yet wants."""
+        """Return the unloaded model whose request has waited longest, or None."""
         wanted = (
             waiter.member
             for waiter in self._waiting
@@ -331,31 +331,32 @@ class Fleet:
         )
 
     def _room_for(self, member: Member, others: Sequence[Member]) -> Sequence[Member]:
-        """The models that must give way to it now, the longest unused first. Refuses who waits for
-        it where none of them may.
+        """Return the models to unload now to make room, least recently used first.
+
+        If no set of models would make room, the requests that wait for `member` are refused.
         """
         left = [each for each in others if each.state is not MemberState.UNLOADING]
         gone: list[Member] = []
         candidates = iter(self._movable(only_idle=False))
         while not self._fits(member, left):
-            if (one := next(candidates, None)) is None:
+            if (candidate := next(candidates, None)) is None:
                 if not any(each.state is MemberState.LOADING for each in left):
                     self._refuse(self._waiters_of(member), self._no_room(member, left))
                     self._changed.set()
                 return ()
-            left.remove(one)
-            gone.append(one)
-        for one in list(gone):
-            if self._fits(member, [*left, one]):
-                left.append(one)
-                gone.remove(one)
+            left.remove(candidate)
+            gone.append(candidate)
+        for candidate in list(gone):
+            if self._fits(member, [*left, candidate]):
+                left.append(candidate)
+                gone.remove(candidate)
         since = self._waiters_of(member)[0].since
-        if any(not each.is_idle for each in gone) and time.monotonic() < since + _PATIENCE:
+        if any(not each.is_idle for each in gone) and time.monotonic() < since + _SWITCH_SECONDS:
             return ()
         return gone
 
     def _movable(self, *, only_idle: bool) -> list[Member]:
-        """Models that may be unloaded: idle ones first, of these the longest unused."""
+        """The models that may be unloaded: idle ones first, then least recently used."""
         found = [
             each
             for each in self.members.values()
@@ -376,9 +377,9 @@ class Fleet:
     def _no_room(self, member: Member, holders: Sequence[Member]) -> Unavailable:
         held = ", ".join(f"{each.name} {each.size / _GIB:.2f} GiB" for each in holders)
         return Unavailable(
-            f"The model {member.name} needs {member.size / _GIB:.2f} GiB and has no room: "
-            f"{self.memory_limit / _GIB:.2f} GiB are for all models (--fleet-memory), of which "
-            f"{held or 'none'} {'is' if len(holders) < 2 else 'are'} held and pinned.",
+            f"The model {member.name} needs {member.size / _GIB:.2f} GiB and does not fit: all "
+            f"models may take {self.memory_limit / _GIB:.2f} GiB together, of which pinned models "
+            f"take {held or 'nothing'}. Raise --fleet-memory.",
             code="model_does_not_fit",
             headers={"Retry-After": "60"},
         )
@@ -392,8 +393,8 @@ class Fleet:
 def _has_failed(member: Member) -> Unavailable:
     seconds = max(1, round(member.retry_at - time.monotonic()))
     return Unavailable(
-        f"The model {member.name} could not be loaded: {member.failure}. It is tried again in "
-        f"{seconds} s, or by POST /v1/models/load.",
+        f"The model {member.name} could not be loaded: {member.failure}. The next try is in "
+        f"{seconds} s, or at once by POST /v1/models/load.",
         code="model_failed",
         headers={"Retry-After": str(seconds)},
     )

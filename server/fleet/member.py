@@ -1,4 +1,4 @@
-"""One model of a fleet: where it stands, its service, and the memory that it takes."""
+"""One model of a fleet: its state, its service and its memory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ MakesService = Callable[[Any, subprocess.Popen[bytes]], Callable[[], Service]]
 # Takes the settings of a model's server and a process of its engine that waits for its job. Returns
 # a function that makes the service in the event loop. Raises `ValueError`.
 
+# Seconds for which requests are refused after a failed load. The next request tries again.
 RETRY_SECONDS = 30.0
-"""For so long the requests of a model that could not be loaded are refused, before one tries."""
+# Histogram bounds in seconds.
 _LOAD = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 15, 20, 30, 45, 60, 120, 300, 600)
-"""Histogram bounds in seconds."""
 
 
 class MemberState(StrEnum):
-    """Where a model stands, as `/v1/models` tells it."""
+    """The state of a model, as in `/v1/models`."""
 
     UNLOADED = "unloaded"
-    QUEUED = "queued"
-    """It is to be loaded, as soon as there is room."""
+    QUEUED = "queued"  # It is loaded as soon as there is room.
     LOADING = "loading"
     READY = "ready"
     UNLOADING = "unloading"
@@ -41,7 +40,7 @@ class MemberState(StrEnum):
 
 
 class Closing(StrEnum):
-    """Why a model takes no new request, and is unloaded once it has none."""
+    """Why a model refuses new requests and is unloaded once it has none."""
 
     ROOM = "room"
     MEMORY = "memory"
@@ -50,11 +49,18 @@ class Closing(StrEnum):
 
 
 class Member:
-    """A model and, from its first load on, its service, which outlives the engine's processes: what
-    it has counted, and what it keeps for clients, stays.
+    """A model and its service.
 
-    `estimate`: bytes that it is taken to need before it was ever loaded. `adopt`: called with the
-    service when it is made; `changed`: whenever requests that wait may go on, or must not.
+    The service is made at the first load and stays when the model is unloaded, so its counters and
+    the files it keeps for clients stay.
+
+    Attributes:
+        retry_at: Time of `time.monotonic` from which a failed model may be loaded again.
+        closing: Why the model is about to be unloaded, or None.
+        under_way: Requests that entered and have not left.
+        resident: Bytes of its processes in memory at the last check.
+        size: Maximum bytes that it takes or will take. During the first load this is at least
+            `estimate`, because the model may still grow.
     """
 
     def __init__(
@@ -65,24 +71,22 @@ class Member:
         service_of: MakesService,
         changed: Callable[[], None],
     ) -> None:
+        """Create an unloaded model of `estimate` bytes.
+
+        `adopt` is called with the new service. `changed` is called when requests that wait may
+        continue or must be refused.
+        """
         self.config, self.name = config, config.name
         self.state = MemberState.UNLOADED
         self.service: Service | None = None
         self.failure: str | None = None
         self.retry_at = 0.0
-        """On the clock of `time.monotonic`."""
         self.closing: Closing | None = None
         self.under_way = 0
-        """Requests that were let in and have not ended."""
         self.last_used = 0.0
         self.resident = 0
-        """Bytes that its processes have in memory, when it was last looked at."""
         self.size = estimate
-        """Bytes that it takes, or will take, at most. While it is loaded for the first time the
-        estimate holds where it is larger: it may yet grow.
-        """
-        self._needed = 0
-        """What its last life is known to have needed."""
+        self._needed = 0  # Bytes that the model was measured to need since its first load.
         self.load_seconds = Latency(
             "model_load_seconds", "From the beginning of a model's load to its end.", _LOAD
         )
@@ -93,12 +97,12 @@ class Member:
 
     @property
     def admits(self) -> bool:
-        """A request may go to its service now."""
+        """Whether a request may enter now."""
         return self.state is MemberState.READY and self.closing is None
 
     @property
     def is_idle(self) -> bool:
-        """It has no request, nor anything that goes on without one."""
+        """Whether the model has no request and its engine computes nothing."""
         return self.under_way == 0 and (
             self.service is None or self.service.engine.num_unfinished == 0
         )
@@ -109,7 +113,7 @@ class Member:
 
     @property
     def ends(self) -> int:
-        """How often it was unloaded, or failed."""
+        """How often the model was unloaded or failed."""
         return self.failures + sum(self.unloads.values())
 
     @property
@@ -120,7 +124,7 @@ class Member:
         return [each.engine_pid for each in engine.replicas or [engine] if each.engine_pid]
 
     async def load(self) -> None:
-        """Until it is ready, or has failed."""
+        """Load the model. Return when it is ready or has failed."""
         began = time.monotonic()
         self.state, self.failure = MemberState.LOADING, None
         logger.info("loading model %s", self.name)
@@ -144,7 +148,7 @@ class Member:
         self._changed()
 
     async def unload(self) -> None:
-        """Until its memory is free."""
+        """Unload the model. Return when its memory is free."""
         self.state = MemberState.UNLOADING
         reason = self.closing or Closing.ASKED
         logger.info("unloading model %s (%s)", self.name, reason)
@@ -154,25 +158,25 @@ class Member:
         self.state, self.closing = MemberState.UNLOADED, None
         self._changed()
 
-    def look(self, resident: int) -> None:
-        """Its processes have so many bytes in memory now."""
+    def update_memory(self, resident: int) -> None:
+        """Set the bytes that the model's processes have in memory now."""
         self.resident = resident if self.holds_memory else 0
         if self.state is MemberState.READY:
             self._needed = max(self._needed, resident)
             self.size = max(self.size, self._needed)
 
     def _measure(self, resident: int) -> None:
-        """It is ready: what is set aside for keys and values gets into memory as it is used."""
+        """Set the size after a load. The KV cache becomes resident only when it is used."""
         assert self.service is not None
         info = self.service.engine.info
         self.resident = resident
-        copies = max(1, len(self.service.engine.replicas))
-        held = copies * info.weight_bytes
-        self._needed = max(resident, held) + copies * getattr(info, "kv_bytes", 0)
+        engines = max(1, len(self.service.engine.replicas))
+        weights = engines * info.weight_bytes
+        self._needed = max(resident, weights) + engines * getattr(info, "kv_bytes", 0)
         self.size = max(self.size, self._needed)
 
     async def _make(self) -> Service:
-        """The process imports what an engine needs while its tokenizer is read."""
+        """Make the service. The engine process imports its modules meanwhile."""
         process = spawn(self.config.server.engine_command)
         try:
             service = (await asyncio.to_thread(self._service_of, self.config.server, process))()
@@ -198,7 +202,7 @@ class Member:
         self.failure = " ".join(reason.split())
         logger.error("model %s failed: %s", self.name, self.failure)
         is_loading = self.state is MemberState.LOADING
-        # Several engines take a while to end: meanwhile nobody is let in, and nobody else ends it.
+        # While the engines end, no request may enter and nothing else may end the model.
         self.state = MemberState.UNLOADING
         await self._stop(at_once=is_loading)
         self.state, self.closing = MemberState.FAILED, None
@@ -213,6 +217,7 @@ class Member:
             try:
                 await self.service.engine.stop(at_once=at_once)
             except Exception:
-                # It would be ending for ever, and who waits for its room would wait with it.
-                logger.exception("the engine of model %s did not end in order", self.name)
+                # Without this, the member would stay in state UNLOADING, and requests that wait
+                # for its memory would hang.
+                logger.exception("the engine of model %s could not be stopped", self.name)
         self.resident = 0

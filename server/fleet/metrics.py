@@ -1,8 +1,9 @@
-"""What a fleet counts, and the figures of all of its models as one exposition."""
+"""The metrics of a fleet, exported together with those of its models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,16 +15,14 @@ from .member import Member, MemberState
 
 
 class FleetMetrics(MetricRegistry):
-    """Each model's series have its name as `model_name`; what the server does for none of them has
-    none.
-    """
+    """The fleet's metrics. Series of a model have its name as `model_name`, others an empty one."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet, "")
         self._fleet = fleet
 
     def exposition(self) -> bytes:
-        return generate_latest(cast(CollectorRegistry, _Together(self._registries())))
+        return generate_latest(cast(CollectorRegistry, _Merged(self._registries())))
 
     def collect(self) -> Iterator[Metric]:
         members = list(self._fleet.members.values())
@@ -63,15 +62,15 @@ class FleetMetrics(MetricRegistry):
                 yield member.service.app.state.serving.metrics
 
 
-class _Together:
-    """Registries as one: families of one name are one family."""
+class _Merged:
+    """Several registries as one. Families with the same name are merged."""
 
     def __init__(self, registries: Iterable[MetricRegistry]) -> None:
         self._registries = list(registries)
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for family in (one for each in self._registries for one in each.families()):
+        for family in chain.from_iterable(each.families() for each in self._registries):
             if family.name in families:
                 families[family.name].samples += family.samples
             else:

@@ -1,4 +1,4 @@
-"""The answer of a stream whose model is being loaded: kept open until the model answers.
+"""Keeps the answer of a streamed request open while its model is being loaded.
 
 stream = WaitingStream(scope, send)
 place = await stream.wait(entering)
@@ -19,18 +19,20 @@ from ..core.errors import ERROR, REQUEST_ID, ApiError
 from ..serving.sse import BEGIN_SECONDS, COMMENT, QUIET_SECONDS, event, named_event
 
 T = TypeVar("T")
+# Paths whose answer is a stream of events if the body has `"stream": true`.
 STREAMED_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"}
 )
-"""Paths whose answer is a stream of events if the body has `"stream": true`."""
 _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"))  # fmt: skip
 _PING = named_event("ping", {"type": "ping"})
 
 
 class WaitingStream:
-    """The answer to one request. The status line waits `BEGIN_SECONDS` for the model. After that an
-    error is the stream's only event, because the status 200 has been sent.
+    """The answer to one request.
+
+    The status line waits `BEGIN_SECONDS` for the model. After that an error is sent as the stream's
+    only event, because status 200 has been sent.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -39,7 +41,7 @@ class WaitingStream:
         self._error: bytearray | None = None
 
     async def wait(self, model: Awaitable[T]) -> T:
-        """Return what `model` gives. Until then the client gets a sign that the stream goes on."""
+        """Return the result of `model`. Meanwhile the client gets comments or pings."""
         waiting = asyncio.ensure_future(model)
         seconds = BEGIN_SECONDS
         try:
@@ -60,7 +62,7 @@ class WaitingStream:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def send(self, message: Message) -> None:
-        """Take a message of the model's answer."""
+        """Send a message of the model's answer."""
         if not self.is_open:
             await self._send(message)
         elif message["type"] == "http.response.start":
@@ -78,13 +80,13 @@ class WaitingStream:
         self._scope[ERROR] = error
         await self._end(error.told(self._scope["path"], self._scope.get(REQUEST_ID, ""))[1])
 
-    async def _end(self, told: dict[str, object]) -> None:
-        """`told`: the JSON object of an error, in the shape of the request's endpoint family."""
+    async def _end(self, body: dict[str, object]) -> None:
+        """Send an error and end the stream. `body` has the form of the request's endpoint."""
         path = self._scope["path"]
         if path == "/v1/responses":
-            detail = told["error"]
+            detail = body["error"]
             assert isinstance(detail, dict)
-            told = {**detail, "type": "error", "sequence_number": 0}
+            body = {**detail, "type": "error", "sequence_number": 0}
         named = path == "/v1/responses" or is_messages(path)
-        body = named_event("error", told) if named else event(told)
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        data = named_event("error", body) if named else event(body)
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})

@@ -12,6 +12,6 @@ from piecework.server.fleet import fleet as fleet_module
 
 @pytest.fixture
 def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedFleet:
-    monkeypatch.setattr(fleet_module, "_PATIENCE", 0.05)
-    monkeypatch.setattr(fleet_module, "_LOOK", 0.01)
+    monkeypatch.setattr(fleet_module, "_SWITCH_SECONDS", 0.05)
+    monkeypatch.setattr(fleet_module, "_CHECK_SECONDS", 0.01)
     return ScriptedFleet(tmp_path, monkeypatch)

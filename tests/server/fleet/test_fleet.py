@@ -344,7 +344,9 @@ def test_weights_that_have_no_room_beside_the_pinned_ones_are_told_at_the_start(
     save_file(tensors, tmp_path / "model.safetensors")
     config = scripted.config("a", "b", a={"pinned": True}, fleet_memory=3 / 1024)
     check_room(config.members, 2**21 + 2**12)
-    with pytest.raises(ValueError, match=r"weights of b .* no room: .* pinned are a 0.00 GiB"):
+    with pytest.raises(
+        ValueError, match=r"weights of b .* do not fit: .* pinned models take a 0.00 GiB"
+    ):
         check_room(config.members, 2**20 + 2**19)
 
 
@@ -399,7 +401,7 @@ def test_all_are_answered_within_the_memory(
         await service.engine.stop()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet_module, "_PATIENCE", 0.0)
+        patch.setattr(fleet_module, "_SWITCH_SECONDS", 0.0)
         asyncio.run(run(ScriptedFleet(tmp_path_factory.mktemp("fleet"), patch)))
 
 

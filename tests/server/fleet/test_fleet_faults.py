@@ -154,7 +154,7 @@ async def test_models_are_switched_while_nobody_can_look_at_their_memory(
         return GIB
 
     monkeypatch.setattr(fleet_module, "resident_memory", stuck)
-    monkeypatch.setattr(fleet_module, "_LOOK", 0.01)
+    monkeypatch.setattr(fleet_module, "_CHECK_SECONDS", 0.01)
     async with served(scripted, "a", "b", max_loaded_models=1) as client:
         try:
             for name in "abab":
