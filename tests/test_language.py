@@ -23,6 +23,7 @@ PLAIN = (
     "kernels/triton/",
     "runtime/cache/",
     "runtime/core/",
+    "runtime/diffusion/",
     "runtime/distributed/",
     "runtime/engine/",
     "runtime/executor/",

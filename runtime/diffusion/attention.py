@@ -1,4 +1,4 @@
-"""What computes a diffusion transformer's attention: one of diffusers' backends, tried before the
+"""The attention backend of a diffusion transformer: one of diffusers' backends, tried before the
 first request.
 """
 
@@ -11,18 +11,17 @@ import torch
 
 from ...kernels.platform import Platform
 
-_TOKENS = 64
-"""Of the trial: more than any kernel's smallest tile."""
+_TOKENS = 64  # Tokens of the trial, more than any kernel's smallest tile.
 
 
 def choose_attention(
     models: Mapping[str, torch.nn.Module], asked: str, platform: Platform, *, masked: bool
 ) -> None:
-    """Let `models` compute attention by `asked`, one of `ATTENTION_BACKENDS`; auto: as they are.
-    `masked`: some of their tokens may be padding.
+    """Let `models` compute attention by the backend `asked`, one of `ATTENTION_BACKENDS`. "auto"
+    changes nothing. `masked`: some tokens may be padding.
 
-    Raises `ValueError` with a remedy where it is not installed, or refuses a model's heads, its
-    number format, its ranks or the device.
+    Raise `ValueError` with a remedy if the backend is not installed, or does not support a model's
+    heads, its number format, its ranks or the device.
     """
     if asked == "auto":
         return
@@ -33,7 +32,8 @@ def choose_attention(
         try:
             if asked not in names:
                 raise ValueError("this version of diffusers does not have it")
-            # Inside, for it would also be that of any other model of the process.
+            # Without this context, diffusers would set the backend for other models of the process
+            # too.
             with attention_dispatch.attention_backend("native"):
                 any_model: Any = model
                 any_model.set_attention_backend(names[asked].value)

@@ -1,4 +1,6 @@
-"""Times stages and denoising steps, each from an idle device to an idle device."""
+"""Measure stages and denoising steps. The device is idle at the start and end of each
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ...kernels.platform import MemoryUse, Platform
 
 
 class Stage(StrEnum):
-    """The stages in their order, under the names that SGLang's reports have."""
+    """The stages in order, by the names in SGLang's reports."""
 
     INPUT_VALIDATION = "InputValidationStage"
     TEXT_ENCODING = "TextEncodingStage"
@@ -22,7 +24,7 @@ class Stage(StrEnum):
 
 
 class Clock:
-    """Milliseconds of each stage and step, and the memory that was in use after each stage."""
+    """Milliseconds of each stage and step, and the memory used after each stage."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -32,7 +34,7 @@ class Clock:
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
-        """Add what runs inside to `stage`."""
+        """Add the time of the block to `stage`."""
         start = self._now()
         try:
             yield
@@ -42,7 +44,7 @@ class Clock:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A denoising step, which counts for its stage too."""
+        """Measure a denoising step. It counts for its stage too."""
         with self.stage(Stage.DENOISING):
             start = self._now()
             yield

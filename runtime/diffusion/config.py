@@ -1,4 +1,6 @@
-"""What a diffusion engine is told; imports nothing heavy, for it also makes command-line flags."""
+"""The settings of a diffusion engine. Imports nothing heavy, because the module also defines
+command-line flags.
+"""
 
 from __future__ import annotations
 
@@ -48,27 +50,27 @@ class DiffusionConfig:
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
     num_threads: int | None = option(
         None,
-        "compute threads on a CPU; default: one a core that is allowed, within the CPU quota",
+        "compute threads on a CPU; default: one per allowed core, within the CPU quota",
         group=MODEL,
         metavar="N",
     )
     num_gpus: int | None = option(
         None,
-        "how many ranks make a picture together, a process and a device each; on a CPU they share "
+        "ranks that make an image together, each with a process and a device; on a CPU they share "
         "the cores; default: --ulysses-degree",
         group=RANKS,
         metavar="N",
     )
     ulysses_degree: int | None = option(
         None,
-        "over how many ranks a transformer's tokens are split, and for attention its heads; "
+        "ranks over which a transformer's tokens are split, and for attention its heads; "
         "default: --num-gpus",
         group=RANKS,
         metavar="N",
     )
     dist_timeout: float = option(
         DIST_TIMEOUT,
-        "seconds that ranks wait for one that does not come before all of them end",
+        "timeout in seconds after which ranks end if another rank does not respond",
         group=RANKS,
         metavar="SECONDS",
     )
@@ -86,24 +88,26 @@ class DiffusionConfig:
     )
     attention_backend: str = option(
         "auto",
-        "what computes the transformers' attention, by diffusers' names; native: what torch "
-        "chooses, as auto",
+        "attention backend of the transformers, by diffusers' names; native: chosen by torch, "
+        "as with auto",
         group=DIFFUSION,
         choices=ATTENTION_BACKENDS,
     )
     dit_cpu_offload: bool = option(
         False,
-        "keep the transformers' weights in the CPU's memory, and bring each block's to the device "
-        "when it is run",
+        "keep the transformers' weights in the CPU's memory, and copy each block's weights to the "
+        "device when the block runs",
         group=DIFFUSION,
     )
     text_encoder_cpu_offload: bool = option(
-        False, "the same for the text encoders, layer by layer", group=DIFFUSION
+        False, "offload the text encoders' weights, layer by layer", group=DIFFUSION
     )
-    vae_cpu_offload: bool = option(False, "the same for the VAE, layer by layer", group=DIFFUSION)
+    vae_cpu_offload: bool = option(
+        False, "offload the VAE's weights, layer by layer", group=DIFFUSION
+    )
     pin_cpu_memory: bool = option(
         False,
-        "pin the memory of what is offloaded, and copy the next block while one is run",
+        "pin the memory of offloaded weights, and copy the next block while one runs",
         group=DIFFUSION,
     )
     enable_torch_compile: bool = option(
@@ -111,25 +115,25 @@ class DiffusionConfig:
     )
     regional_compile: bool = option(
         False,
-        "compile only the transformers' repeated blocks, once for all of a kind; needs "
+        "compile only the transformers' repeated blocks, each kind once; needs "
         "--enable-torch-compile",
         group=DIFFUSION,
     )
     warmup: bool = option(
-        False, "warm up: --warmup-mode request of generate, server of serve", group=DIFFUSION
+        False, "warm up: --warmup-mode request (generate) or server (serve)", group=DIFFUSION
     )
     warmup_mode: str | None = option(
         None,
-        "request: run the request's shape through a few steps before it is timed (generate); "
-        "server: run the pipeline's default "
-        "size before the server is ready (serve); default: off, unless transformers are compiled",
+        "request: run a few steps of the request's shape before it is timed (generate); server: "
+        "run the pipeline's default size before the server is ready (serve); default: off, unless "
+        "transformers are compiled",
         group=DIFFUSION,
         choices=WARMUP_MODES,
     )
     warmup_resolutions: str | None = option(
         None,
         "sizes that a server warms up before it is ready, such as 1024x1024,512x768; default: the "
-        "pipeline's own size",
+        "pipeline's default size",
         group=DIFFUSION,
         metavar="LIST",
         items=r"[\dx,]+",
@@ -137,15 +141,15 @@ class DiffusionConfig:
     warmup_steps: int = option(1, "denoising steps of a warm-up", group=DIFFUSION, metavar="N")
     max_batch_size: int | None = option(
         None,
-        "most images or videos of one shape that are denoised side by side; default: 4, and 1 "
-        "where transformers are compiled",
+        "most images or videos of one shape that are denoised together; default: 4, or 1 if "
+        "transformers are compiled",
         group=DIFFUSION,
         metavar="N",
     )
     max_image_pixels: int | None = option(
         None,
-        "most pixels (width times height) of an image that a server makes; default: four times the "
-        "pipeline's own, at least 1,048,576",
+        "most pixels (width times height) of an image; default: four times the pixels of the "
+        "pipeline's default size, at least 1,048,576",
         group=DIFFUSION,
         metavar="N",
     )
@@ -159,21 +163,22 @@ class DiffusionConfig:
         ):
             raise ValueError(
                 f"--num-gpus {self.num_gpus} and --ulysses-degree {self.ulysses_degree} disagree: "
-                "all ranks share the tokens; give one of them"
+                "all ranks share the tokens, so set only one of them"
             )
         if not 1 <= self.dist_timeout < float("inf"):
             raise ValueError(f"--dist-timeout must be at least 1 second, got {self.dist_timeout}")
         self._check_offload()
         if self.warmup and self.warmup_mode == "off":
             raise ValueError(
-                f"--warmup and --warmup-mode {self.warmup_mode} disagree; give one of them"
+                f"--warmup and --warmup-mode {self.warmup_mode} contradict each other; "
+                "omit one of them"
             )
         if self.warmup_resolutions is not None and not self.warms_up:
-            raise ValueError("--warmup-resolutions says what is warmed up; give --warmup too")
+            raise ValueError("--warmup-resolutions has no effect without a warm-up; add --warmup")
         parse_resolutions(self.warmup_resolutions)
         if self.regional_compile and not self.enable_torch_compile:
             raise ValueError(
-                "--regional-compile chooses what is compiled; give --enable-torch-compile too"
+                "--regional-compile has no effect without --enable-torch-compile; add it"
             )
 
     def _check_offload(self) -> None:
@@ -181,13 +186,13 @@ class DiffusionConfig:
             self.dit_cpu_offload or self.text_encoder_cpu_offload or self.vae_cpu_offload
         ):
             raise ValueError(
-                "--pin-cpu-memory pins what is offloaded; give --dit-cpu-offload, "
-                "--text-encoder-cpu-offload or --vae-cpu-offload too"
+                "--pin-cpu-memory has no effect without offloading; add --dit-cpu-offload, "
+                "--text-encoder-cpu-offload or --vae-cpu-offload"
             )
         if self.dit_cpu_offload and self.enable_torch_compile and not self.regional_compile:
             raise ValueError(
-                "--dit-cpu-offload brings in block by block, and --enable-torch-compile makes one "
-                "of all blocks; give --regional-compile too"
+                "--dit-cpu-offload copies block by block, but --enable-torch-compile compiles all "
+                "blocks as one; add --regional-compile"
             )
 
     @property
@@ -196,23 +201,25 @@ class DiffusionConfig:
 
     @property
     def warmup_sizes(self) -> list[tuple[int | None, int | None]]:
-        """Widths and heights to warm up; None: the pipeline's own."""
+        """Widths and heights to warm up. None: the pipeline's default size."""
         return [*parse_resolutions(self.warmup_resolutions)] or [(None, None)]
 
     @property
     def batch_size(self) -> int:
-        # Each size of a batch would be compiled on its own.
+        # Each batch size would be compiled separately.
         return self.max_batch_size or (1 if self.enable_torch_compile else 4)
 
     @property
     def warms_up(self) -> bool:
-        """Whether something is to be run before the first request is timed."""
+        """Whether a warm-up runs before the first request is measured."""
         default = "request" if self.enable_torch_compile else "off"
         return self.warmup or (self.warmup_mode or default) != "off"
 
 
 def parse_resolutions(text: str | None) -> list[tuple[int, int]]:
-    """`1024x1024,512x768` to widths and heights in pixels. Raises `ValueError` with a remedy."""
+    """Return widths and heights in pixels from `1024x1024,512x768`. Raise `ValueError` with a
+    remedy.
+    """
     sizes = (
         [_RESOLUTION.fullmatch(part.strip()) for part in text.split(",")]
         if text is not None

@@ -1,4 +1,4 @@
-"""The engine of a diffusion pipeline as a process of its own, see `..process`."""
+"""The engine of a diffusion pipeline in a separate process, see `..process`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 class DiffusionProcess:
-    """Receives messages, steps the scheduler, sends what it delivers. Raises `ValueError` that the
-    user can mend.
+    """Receives messages, steps the scheduler and sends its results. Raises `ValueError` for faults
+    that the user can repair.
     """
 
     def __init__(self, config: DiffusionConfig, mailbox: Mailbox) -> None:
@@ -35,7 +35,8 @@ class DiffusionProcess:
         self._mailbox = mailbox
         self._heart = Heartbeat(mailbox.send)
         if self._model.compiled is None:
-            # A step may take minutes. Where it is compiled, a hook would be compiled too.
+            # A step may take minutes, so each block reports. With compiled models, the hook would
+            # be compiled too.
             self._model.tell_each_block(self._heart.beat_again)
 
     def ready(self) -> DiffusionReady:
@@ -62,7 +63,9 @@ class DiffusionProcess:
         return DiffusionReady(info=info)
 
     def run(self) -> None:
-        """Raises `SystemExit` where the ranks cannot go on together."""
+        """Run until the mailbox is closed. Raise `SystemExit` if the ranks cannot continue
+        together.
+        """
         ranks = self._model.ranks
         try:
             self._loop()
@@ -83,10 +86,10 @@ class DiffusionProcess:
                 self._mailbox.send(self._scheduler.step())
 
     def _warm_up(self) -> float:
-        """Every size of an image and of a batch: with `torch.compile` each may be code of its own.
-        Returns the seconds.
+        """Warm up every size of image and batch, because `torch.compile` may compile each. Return
+        the seconds.
 
-        Raises `ValueError` for a size that the pipeline cannot make.
+        Raise `ValueError` for a size that the pipeline cannot make.
         """
         counts = range(1, self._model.config.batch_size + 1 if self._model.stepwise else 2)
         seconds = 0.0
@@ -112,7 +115,9 @@ class DiffusionProcess:
         return seconds
 
     def _between_steps(self) -> None:
-        """Within an image that the scheduler makes in one step."""
+        """Receive and send between two denoising steps of an image that the scheduler makes in one
+        step.
+        """
         self._beat()
         self._receive()
         self._mailbox.send(self._scheduler.take())
@@ -121,7 +126,7 @@ class DiffusionProcess:
         self._heart.beat("making images", may_build=self._model.compiled is not None)
 
     def _receive(self) -> None:
-        """Take every message that is there."""
+        """Handle every message that has arrived."""
         for message in self._mailbox.received(0):
             self._handle(message)
 
@@ -131,10 +136,10 @@ class DiffusionProcess:
                 self._scheduler.add(message)
             case AbortRequests(rids=rids):
                 self._scheduler.abort(rids)
-                # No step may follow: without this the figures would stay as they were.
+                # No step may follow, so send the statistics now.
                 self._mailbox.send(ImageStep(outputs=[], stats=self._scheduler.stats()))
 
 
 def build(settings: dict[str, Any], mailbox: Mailbox) -> DiffusionProcess:
-    """As `process.Build`."""
+    """See `process.Build`."""
     return DiffusionProcess(DiffusionConfig(**settings), mailbox)

@@ -1,4 +1,4 @@
-"""What differs between pipelines that are denoised step by step: a class a family, each stage a
+"""Families of pipelines that are denoised step by step. A family is a class, and each stage is a
 method.
 """
 
@@ -20,7 +20,7 @@ from .ulysses import check_heads, check_version
 
 
 class Defaults(NamedTuple):
-    """What a request that says nothing gets."""
+    """Values of parameters that a request does not set."""
 
     width: int
     height: int
@@ -32,9 +32,12 @@ class Defaults(NamedTuple):
 class Family:
     """A loaded diffusers pipeline whose stages are run one by one.
 
-    Schedulers keep what they saw between steps, so each state gets a copy. `pipeline` supplies the
-    parts and what is peculiar to its text encoders and its VAE. `device`: where it runs; its
-    weights may be elsewhere. `ranks`: over how many the tokens are split, equally.
+    Schedulers have a state, so each image gets a copy.
+
+    Attributes:
+        pipeline: Supplies the parts and what is special about its text encoders and VAE.
+        device: Where the pipeline runs. Its weights may be elsewhere.
+        ranks: Number of ranks that share the tokens equally.
     """
 
     makes_video = False
@@ -45,8 +48,8 @@ class Family:
 
     @classmethod
     def check_ranks(cls, folder: Path, ranks: int) -> None:
-        """Raises `ValueError` where so many ranks cannot share the work of the pipeline in
-        `folder`, before it is loaded.
+        """Raise `ValueError` if `ranks` ranks cannot share the work of the pipeline in `folder`.
+        Nothing is loaded yet.
         """
         check_version()
         check_heads(folder, ranks)
@@ -54,10 +57,10 @@ class Family:
     def transformers(self) -> dict[str, torch.nn.Module]:
         return transformers_of(self.pipeline)
 
-    # Stages, in their order
+    # Stages, in order
 
     def validate(self, params: DiffusionParams) -> DiffusionParams:
-        """The same parameters with every choice made. Raises `InvalidParams`."""
+        """Return the parameters with defaults filled in. Raise `InvalidParams`."""
         chosen = {
             name: value
             for name, value in self.defaults._asdict().items()
@@ -92,43 +95,45 @@ class Family:
         raise NotImplementedError
 
     def draw_latents(self, params: DiffusionParams, generator: torch.Generator) -> torch.Tensor:
-        """Noise [1, ...], as the transformer takes it."""
+        """Return noise [1, ...] in the transformer's layout."""
         raise NotImplementedError
 
     def set_timesteps(self, scheduler: Any, state: State) -> None:
         raise NotImplementedError
 
     def predict(self, states: Sequence[State]) -> torch.Tensor:
-        """What the transformers say of each state's noise, guidance applied: [len(states), ...]."""
+        """Return the transformer's noise prediction for each state, with guidance applied:
+        [len(states), ...].
+        """
         raise NotImplementedError
 
     def decode(self, state: State) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Pixels [F, H, W, 3] between 0 and 1."""
+        """Return pixels [F, H, W, 3] between 0 and 1."""
         raise NotImplementedError
 
-    # What families share
+    # Shared by all families
 
     def num_tokens(self, params: DiffusionParams) -> int:
-        """Tokens of the picture or video."""
+        """Return the number of tokens of the image or video."""
         assert params.height is not None and params.width is not None
         return (params.height // self.size_multiple) * (params.width // self.size_multiple)
 
     @property
     def size_multiple(self) -> int:
-        """Width and height must be multiples of this: the VAE's factor, and patches of two by
-        two.
+        """Width and height must be multiples of this: the VAE's factor times patches of
+        two by two.
         """
         return int(self.pipeline.vae_scale_factor) * 2
 
     @property
     def default_area(self) -> int:
-        """Pixels of an image whose size nobody chose."""
+        """Pixels of an image of default size."""
         return self.defaults.width * self.defaults.height
 
     @property
     def min_steps(self) -> int:
-        # A schedule of one step cannot be stretched to end at a given noise level: diffusers would
-        # divide 0 by 0.
+        # A schedule of one step cannot end at a given noise level, because diffusers would divide 0
+        # by 0.
         return 2 if self.pipeline.scheduler.config.get("shift_terminal") else 1
 
     def new_scheduler(self) -> Any:
@@ -141,7 +146,7 @@ class Family:
 
 
 def transformers_of(pipeline: Any) -> dict[str, torch.nn.Module]:
-    """The models that denoise, by the names of their folders."""
+    """Return the models that denoise, by the names of their folders."""
     parts = pipeline.components.items()
     return {
         name: part
@@ -151,7 +156,7 @@ def transformers_of(pipeline: Any) -> dict[str, torch.nn.Module]:
 
 
 def call_defaults(pipeline: Any) -> dict[str, Any]:
-    """The defaults of diffusers' own pipeline call."""
+    """Return the defaults of diffusers' pipeline call."""
     parameters = inspect.signature(type(pipeline).__call__).parameters
     return {
         name: parameter.default
@@ -163,8 +168,8 @@ def call_defaults(pipeline: Any) -> dict[str, Any]:
 def truncation_warning(
     tokenizer: Any, text: str, limit: int, name: str, what: str = "prompt"
 ) -> tuple[str, ...]:
-    """A sentence where `tokenizer` gives more tokens of `text`, which is the request's `what`, than
-    the encoder of that name reads.
+    """Return a warning if `tokenizer` gives more tokens of `text` than the encoder `name` reads.
+    `what` names the text in the request.
     """
     length = len(tokenizer(text, truncation=False, verbose=False).input_ids)
     return (
@@ -175,16 +180,14 @@ def truncation_warning(
 
 
 def stacked(conditions: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The conditions of several states side by side."""
+    """Concatenate the conditions of several states."""
     return {
         name: torch.cat([condition[name] for condition in conditions]) for name in conditions[0]
     }
 
 
 def check_size(params: DiffusionParams, multiple: int) -> None:
-    """Raises `InvalidParams` for a width or height that was chosen and is no multiple of
-    `multiple`.
-    """
+    """Raise `InvalidParams` if width or height is not a multiple of `multiple`."""
     for name in ("width", "height"):
         value = getattr(params, name) or 0
         below = value // multiple * multiple

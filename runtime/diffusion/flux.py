@@ -1,6 +1,4 @@
-"""FLUX.1: CLIP and T5 prompts, guidance that the transformer was distilled with, latents packed two
-by two.
-"""
+"""FLUX.1: CLIP and T5 prompts, a transformer distilled for guidance, latents packed two by two."""
 
 from __future__ import annotations
 
@@ -106,7 +104,7 @@ class Flux(Family):
         return pixels
 
     def _image_ids(self, params: DiffusionParams, dtype: torch.dtype) -> torch.Tensor:
-        """Row and column of each packed latent: [rows * columns, 3]."""
+        """Return row and column of each packed latent: [rows * columns, 3]."""
         assert params.height is not None and params.width is not None
         rows, columns = params.height // self.size_multiple, params.width // self.size_multiple
         ids: torch.Tensor = self.pipeline._prepare_latent_image_ids(

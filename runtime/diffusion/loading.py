@@ -1,4 +1,4 @@
-"""Reads a folder in diffusers' layout: checks that it is whole, then lets diffusers load it."""
+"""Check that a folder in diffusers' layout is complete, and load it by diffusers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def load_pipeline(folder: Path, config: DiffusionConfig, platform: Platform) -> Any:
-    """The diffusers pipeline of `folder`, on the device. Raises `ValueError` with a remedy."""
+    """Return the diffusers pipeline of `folder`, on the device. Raise `ValueError` with a
+    remedy.
+    """
     diffusers = _diffusers()
     index = read_index(folder)
     kind = index["_class_name"]
@@ -33,8 +35,8 @@ def load_pipeline(folder: Path, config: DiffusionConfig, platform: Platform) -> 
             f"{folder} needs {kind}, which diffusers {diffusers.__version__} does not have; pip "
             "install -U diffusers"
         )
-    # What stands in for a pipeline whose libraries are missing is no pipeline either, and says so
-    # when it is loaded.
+    # If a pipeline's libraries are missing, diffusers puts another class in its place, which
+    # reports them when it is loaded.
     if not (
         isinstance(pipeline_class, type)
         and (
@@ -51,7 +53,8 @@ def load_pipeline(folder: Path, config: DiffusionConfig, platform: Platform) -> 
         _precision(config.dit_precision, folder / "transformer"),
         _precision(config.vae_precision, folder / "vae"),
     )
-    # Said again: diffusers takes some components to be there unless the call says otherwise, too.
+    # Diffusers expects some components even if the index has none, so name the missing ones in the
+    # call.
     left_out = {
         name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None
     }
@@ -70,13 +73,12 @@ def _from_pretrained(
     config: DiffusionConfig,
     platform: Platform,
 ) -> Any:
-    """The pipeline on the device, but for what is offloaded.
-
-    Raises `ValueError` that says in one line what diffusers says in many.
+    """Return the pipeline on the device, except for offloaded parts. Raise `ValueError` with
+    diffusers' error in one line.
     """
     try:
         with warnings.catch_warnings():
-            # Newer versions call the parameter `dtype`, and take this name too.
+            # Newer versions name the parameter `dtype`, and accept this name too.
             warnings.simplefilter("ignore", FutureWarning)
             pipeline = pipeline_class.from_pretrained(
                 folder, torch_dtype=dict(dtypes), local_files_only=True, **left_out
@@ -100,8 +102,8 @@ def _from_pretrained(
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """model_index.json. Raises `ValueError` where there is none, or where the folder holds
-    something else.
+    """Return model_index.json. Raise `ValueError` if it is missing or if the folder holds something
+    else.
     """
     file = folder / PIPELINE_FILE
     if not file.is_file():
@@ -130,7 +132,7 @@ def _diffusers() -> Any:
         raise ValueError(f"{_INSTALL} ({error})") from None
     import transformers
 
-    # What they tell is told here in one line, or as a warning of the request.
+    # Errors of these libraries are reported in one line, or as a warning of the request.
     diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
@@ -140,8 +142,8 @@ def _diffusers() -> Any:
 
 
 def _components(folder: Path, index: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Library and class of each component that the pipeline has. Raises `ValueError` for an entry
-    that is none.
+    """Return library and class of each component of the pipeline. Raise `ValueError` for an invalid
+    entry.
     """
     components = {}
     for name, entry in index.items():
@@ -161,7 +163,7 @@ def _components(folder: Path, index: dict[str, Any]) -> dict[str, tuple[str, str
 def _check_components(
     folder: Path, components: Mapping[str, tuple[str, str]], pipeline: str
 ) -> None:
-    """Raises `ValueError` that names the first component that is not there."""
+    """Raise `ValueError` that names the first missing component."""
     if not any(name.startswith("transformer") for name in components):
         raise ValueError(
             f"{folder} ({pipeline}) has no transformer; pipelines with a U-Net are not supported"
@@ -189,8 +191,8 @@ def _check_components(
 
 
 def _precision(asked: str, part: Path) -> torch.dtype:
-    """The number format asked for; auto: that of most tensors in the first weights file of the
-    folder.
+    """Return the requested number format. "auto": the format of most tensors in the folder's first
+    file of weights.
     """
     if asked != "auto":
         return _DTYPES[asked]
@@ -206,8 +208,8 @@ def _precision(asked: str, part: Path) -> torch.dtype:
 
 
 def _lacking_weight(pipeline: Any) -> str | None:
-    """A sentence about the first weight that the files did not have; diffusers leaves it without
-    memory.
+    """Return a sentence about the first weight that the files lack. Diffusers leaves it on the meta
+    device.
     """
     for part_name, part in pipeline.components.items():
         for name, weight in part.named_parameters() if isinstance(part, torch.nn.Module) else ():

@@ -1,4 +1,4 @@
-"""Pixels to files: PNG for an image, MP4 or PNG frames for a video."""
+"""Write pixels as files: PNG for an image, MP4 or PNG frames for a video."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-FRAMES_PER_SECOND = 16
-"""What Wan was trained on."""
+FRAMES_PER_SECOND = 16  # Wan was trained with this rate.
 _SUFFIXES = (".png", ".mp4")
 _OTHER_SUFFIXES = (
     ".jpg",
@@ -29,18 +28,17 @@ _OTHER_SUFFIXES = (
 )
 _NAME_LENGTH = 60
 
-Pixels = np.ndarray[Any, np.dtype[np.float32]]
-"""[F, H, W, 3] between 0 and 1."""
+Pixels = np.ndarray[Any, np.dtype[np.float32]]  # [F, H, W, 3] between 0 and 1.
 
 
 def png(image: np.ndarray[Any, np.dtype[np.float32]]) -> bytes:
-    """A PNG file of one frame [H, W, 3]."""
+    """Return a PNG file of one frame [H, W, 3]."""
     return _file(to_bytes(image), "png")
 
 
 def encode_image(pixels: bytes, width: int, height: int, format: str, quality: int) -> bytes:
-    """A file of `height` rows of `width` pixels, 3 bytes each. `format`: png, jpeg or webp;
-    `quality`: 0 to 100, for the latter two.
+    """Return a file of `height` rows of `width` pixels, 3 bytes each. `format` is png, jpeg or
+    webp; `quality`, 0 to 100, applies to the last two.
     """
     image = np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
     return _file(image, format, **({} if format == "png" else {"quality": quality}))
@@ -55,16 +53,15 @@ def _file(image: np.ndarray[Any, np.dtype[np.uint8]], format: str, **settings: A
 
 
 def to_bytes(pixels: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """0..1 as 0..255, rounded to the nearest."""
+    """Scale 0..1 to 0..255, rounded to the nearest."""
     return (pixels * 255).round().astype(np.uint8)
 
 
 class Output:
-    """Where files go: `path` is a folder, or a file that ends in .png or .mp4. A video as .png is
-    written frame by frame.
+    """Where files are written: `path` is a folder, or a file that ends in .png or .mp4. A video as
+    .png is written frame by frame.
 
-    Raises `ValueError` where nothing can be written there; better now than after minutes of
-    computing.
+    Raises `ValueError` if the path cannot be written, before minutes of computing.
     """
 
     def __init__(self, path: str) -> None:
@@ -93,15 +90,15 @@ class Output:
             ) from None
 
     def check(self, num_frames: int) -> None:
-        """Raises `ValueError` where what is to be made is no video, and the file would be one."""
+        """Raise `ValueError` if the output is an image, but the file would be a video."""
         if num_frames == 1 and self._is_file and self._path.suffix.lower() == ".mp4":
             raise ValueError(
                 f"--output-path {self._path} is a video, but an image is to be made; end it in .png"
             )
 
     def save(self, pixels: Pixels, prompt: str, seed: int, number: int, count: int) -> list[Path]:
-        """Write output `number` of `count`; returns the files. Raises `ValueError` where the disk
-        is full, or the like.
+        """Write output `number` of `count`, and return the files. Raise `ValueError` if writing
+        fails, such as on a full disk.
         """
         try:
             return self._save(pixels, prompt, seed, number, count)
@@ -134,7 +131,7 @@ def _write(path: Path, content: bytes) -> Path:
 def _write_video(path: Path, pixels: Pixels) -> Path:
     import imageio.v3 as imageio
 
-    # Sizes are multiples of the VAE's factor already; the encoder must not change them.
+    # Sizes are multiples of the VAE's factor. The encoder must not change them.
     imageio.imwrite(
         path,
         to_bytes(pixels),

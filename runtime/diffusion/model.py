@@ -1,4 +1,4 @@
-"""A loaded diffusion pipeline and its stages: what both the command line and the server run."""
+"""A loaded diffusion pipeline and its stages, for the command line and the server."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from .ulysses import collective_errors, split_tokens
 from .wan import Wan
 from .whole_pipeline import WholePipeline
 
+# Pipelines whose stages are run one by one. Other pipelines run as a whole.
 FAMILIES: dict[str, type[Family]] = {
     "FluxPipeline": Flux,
     "QwenImagePipeline": QwenImage,
     "WanPipeline": Wan,
 }
-"""Pipelines whose stages are run one by one; any other runs whole."""
-_TIMES_DEFAULT = 4
-_LEAST_LIMIT = 2**20
-"""Pixels; attention's work grows with their square, and no step can be left half done."""
+_AREA_FACTOR = 4  # Default limit of pixels, as a multiple of the default area.
+# Pixels. The work of attention grows with their square, and a step cannot be interrupted.
+_LEAST_AREA = 2**20
+# Called with (steps done, steps in all) before each denoising step and after the last.
 OnStep = Callable[[int, int], None]
-"""Told (steps done, steps in all) before each denoising step and after the last."""
 
 
 class OutOfMemory(ValueError):
@@ -49,25 +49,25 @@ class OutOfMemory(ValueError):
 
 
 def check_ranks(folder: Path, ranks: int) -> None:
-    """Raises `ValueError` where so many ranks cannot share the pipeline in `folder`, before it is
-    loaded.
+    """Raise `ValueError` if `ranks` ranks cannot share the pipeline in `folder`. Nothing is loaded
+    yet.
     """
     architecture = read_index(folder)["_class_name"]
     kind = FAMILIES.get(architecture)
     if kind is None:
         raise ValueError(
-            f"--ulysses-degree is for {', '.join(FAMILIES)}, and {folder} holds a {architecture}; "
-            "leave it out"
+            f"--ulysses-degree supports {', '.join(FAMILIES)}, but {folder} holds a "
+            f"{architecture}; omit it"
         )
     kind.check_ranks(folder, ranks)
 
 
 class DiffusionModel:
-    """Loads a pipeline; then `prepare`, `denoise` until denoised, `decode`, or `generate` for all
-    of it.
+    """Loads a pipeline. Then call `prepare`, `denoise` until the state is denoised, and `decode`,
+    or `generate` for all of them.
 
-    `ranks`: every one has the whole model and the same states, and computes its part of the tokens.
-    Raises `ValueError` that the user can mend.
+    Every rank has the whole model and the same states, and computes its part of the tokens. Raises
+    `ValueError` for faults that the user can repair.
     """
 
     def __init__(self, config: DiffusionConfig, ranks: Ranks = ALONE) -> None:
@@ -96,7 +96,8 @@ class DiffusionModel:
             ranks.gathered(None)
             self.platform.groups_of_torch = True
             ranks.make_group(self.platform)
-            # After compiling: what splits and gathers stands around what is compiled.
+            # Split tokens after compiling, because splitting and gathering happen outside of
+            # compiled code.
             split_tokens(self.family.transformers(), self.platform.device_type)
         choose_attention(
             self.family.transformers(),
@@ -110,12 +111,12 @@ class DiffusionModel:
 
     @property
     def stepwise(self) -> bool:
-        """Whether states can be denoised side by side, a step at a time."""
+        """Whether states can be denoised together, step by step."""
         return isinstance(self.family, Family)
 
     def tell_each_block(self, callback: Callable[[], None]) -> None:
-        """`callback` is called before each block of each of the pipeline's models: a sign that a
-        long step goes on.
+        """Set a function that is called before each block of the pipeline's models: the step is
+        alive.
         """
         parts = [
             part for part in self.pipeline.components.values() if isinstance(part, torch.nn.Module)
@@ -130,11 +131,11 @@ class DiffusionModel:
                 block.register_forward_pre_hook(lambda *_: callback())
 
     def check_area(self, params: DiffusionParams) -> None:
-        """Raises `InvalidParams` for an image of which one step would hold up a server for very
-        long.
+        """Raise `InvalidParams` for an image with a step that would block a server for
+        very long.
         """
         most = self.config.max_image_pixels or max(
-            _LEAST_LIMIT, _TIMES_DEFAULT * self.family.default_area
+            _LEAST_AREA, _AREA_FACTOR * self.family.default_area
         )
         area = (params.width or 0) * (params.height or 0)
         if area > most:
@@ -161,13 +162,13 @@ class DiffusionModel:
         return str(next(iter(self.family.transformers().values())).dtype).removeprefix("torch.")
 
     def validate(self, params: DiffusionParams, clock: Clock) -> State:
-        """Raises `InvalidParams`."""
+        """Return the state of a valid request. Raise `InvalidParams`."""
         with clock.stage(Stage.INPUT_VALIDATION):
             return State(params=self.family.validate(params))
 
     @torch.no_grad()
     def prepare(self, state: State, clock: Clock) -> None:
-        """The stages between validation and denoising."""
+        """Run the stages between validation and denoising."""
         assert isinstance(self.family, Family)
         with self._memory_errors(), clock.stage(Stage.TEXT_ENCODING):
             state.text = self._encode(state.params)
@@ -183,7 +184,7 @@ class DiffusionModel:
 
     @torch.no_grad()
     def denoise(self, states: Sequence[State], clock: Clock) -> None:
-        """One step of each of `states`, which have one shape."""
+        """Run one step of each of `states`, which have one shape."""
         assert isinstance(self.family, Family)
         with self._memory_errors(), clock.step():
             noise = self.predict(states)
@@ -195,7 +196,7 @@ class DiffusionModel:
 
     @torch.no_grad()
     def decode(self, state: State, clock: Clock) -> None:
-        """On rank 0, which alone answers."""
+        """Decode on rank 0, which alone sends the answer."""
         assert isinstance(self.family, Family)
         if self.ranks.rank != 0:
             state.pixels = np.zeros((1, 1, 1, 3), np.float32)
@@ -206,9 +207,10 @@ class DiffusionModel:
     def generate(
         self, params: Sequence[DiffusionParams], clock: Clock, on_step: OnStep
     ) -> list[State]:
-        """All outputs of one request, as many side by side as the configuration allows.
+        """Return all outputs of one request, computing as many together as the configuration
+        allows.
 
-        Raises `InvalidParams`, `OutOfMemory`, and what `on_step` raises.
+        Raise `InvalidParams`, `OutOfMemory`, and errors of `on_step`.
         """
         states = [self.validate(each, clock) for each in params]
         self.ranks.tell("generate", params)
@@ -226,10 +228,10 @@ class DiffusionModel:
     def make_whole(
         self, family: WholePipeline, state: State, clock: Clock, on_step: OnStep
     ) -> None:
-        """All stages after validation in one call. As in `predict`, a compiler that fails is left
-        out, and the output begun again.
+        """Run all stages after validation in one call. If a compiler fails, start again without it,
+        as in `predict`.
 
-        Raises `InvalidParams`, `OutOfMemory`, and what `on_step` raises.
+        Raise `InvalidParams`, `OutOfMemory`, and errors of `on_step`.
         """
         with self._memory_errors():
             try:
@@ -242,7 +244,7 @@ class DiffusionModel:
             self.compiled.settle()
 
     def warm_up(self, params: DiffusionParams, num_outputs: int = 1) -> float:
-        """Run a request's shape through `--warmup-steps` steps; returns the seconds."""
+        """Run a request's shape through `--warmup-steps` steps. Return the seconds."""
         start = time.perf_counter()
         least = self.family.min_steps if isinstance(self.family, Family) else 1
         few = replace(params, num_inference_steps=max(least, self.config.warmup_steps), group="")
@@ -252,10 +254,10 @@ class DiffusionModel:
         return time.perf_counter() - start
 
     def predict(self, states: Sequence[State]) -> torch.Tensor:
-        """What the next step's forward says of the noise of each state: [len(states), ...].
+        """Return the noise prediction of the next step for each state: [len(states), ...].
 
-        States are not touched, so a compiler that fails can be left out and the forward tried
-        again. Raises `CollectiveError` where a rank does not come.
+        States do not change, so if a compiler fails, the forward can be tried again without it.
+        Raise `CollectiveError` if a rank is missing.
         """
         assert isinstance(self.family, Family)
         with collective_errors():
@@ -281,15 +283,13 @@ class DiffusionModel:
             self.decode(state, clock)
 
     def give_back_memory(self) -> None:
-        """To be called when there is nothing to do for a while, on every rank."""
+        """Return unused memory on every rank. Call this when there is no work."""
         self.ranks.tell("give_back_memory")
         self.platform.give_back_memory()
 
     @contextmanager
     def _memory_errors(self) -> Iterator[None]:
-        """A failed allocation as `OutOfMemory`; the memory of what failed is free again once it is
-        handled.
-        """
+        """Raise `OutOfMemory` for a failed allocation, after freeing the memory of what failed."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -306,7 +306,7 @@ class DiffusionModel:
         raise failure
 
     def _encode(self, params: DiffusionParams) -> Text:
-        """Outputs of one request share their encoded prompts."""
+        """Return encoded prompts. Outputs of one request share them."""
         assert isinstance(self.family, Family)
         key = (params.group, repr((params.prompt, params.negative_prompt, params.guidance_scale)))
         if params.group and self._encoded is not None and self._encoded[0] == key:

@@ -1,5 +1,5 @@
-"""Weights that wait in the CPU's memory: diffusers brings a block's to the device when it is run,
-and takes them away behind it.
+"""Weights in the CPU's memory: diffusers copies a block's weights to the device when the block
+runs, and drops them afterwards.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import torch
 from ...kernels.platform import Platform
 from .config import DiffusionConfig
 
+# By the beginning of a part's name: the setting for the part.
 _KINDS = {
     "transformer": "dit_cpu_offload",
     "text_encoder": "text_encoder_cpu_offload",
     "vae": "vae_cpu_offload",
 }
-"""How the names of a pipeline's parts begin, and the setting that is for them."""
 
 
 def is_offloaded(name: str, config: DiffusionConfig) -> bool:
-    """Whether the pipeline's part of this name is to wait in the CPU's memory."""
+    """Return whether the pipeline's part `name` is offloaded to the CPU's memory."""
     return any(
         name.startswith(kind) and getattr(config, setting) for kind, setting in _KINDS.items()
     )
 
 
 def check_offload(config: DiffusionConfig, platform: Platform) -> None:
-    """Raises `ValueError` where the weights have no other memory to go to."""
+    """Raise `ValueError` if the weights are in the CPU's memory anyway."""
     for setting in _KINDS.values():
         if getattr(config, setting) and not platform.has_own_memory:
             raise ValueError(
@@ -37,11 +37,11 @@ def check_offload(config: DiffusionConfig, platform: Platform) -> None:
 
 
 def offload(pipeline: Any, config: DiffusionConfig, platform: Platform) -> None:
-    """From now on the parts that `config` names have their weights on the device only while they
-    run: a transformer's block by block, others' layer by layer.
+    """Keep the weights of the parts that `config` names on the device only while they run: a
+    transformer's per block, others' per layer.
 
-    Pinned memory is copied beside the work on what came before, on a stream of its own. Raises
-    `ValueError` where the device cannot do that.
+    Pinned memory is copied on a separate stream while the previous block runs. Raise `ValueError`
+    if the device cannot do that.
     """
     from diffusers.hooks import apply_group_offloading
 

@@ -1,5 +1,5 @@
-"""Timesteps of families whose noise levels shift with the number of packed latents, as FLUX.1 and
-Qwen-Image.
+"""Timesteps of families whose noise levels shift with the number of packed latents, such as FLUX.1
+and Qwen-Image.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from .state import State
 
 
 def set_shifted_timesteps(scheduler: Any, state: State, device: torch.device) -> None:
-    """Sigmas from 1 to 1/S, shifted by the image's length: the line that both families' reference
-    pipelines draw.
+    """Set sigmas from 1 to 1/S, shifted by the image's length as in both families' reference
+    pipelines.
     """
     steps = state.params.num_inference_steps
     assert steps is not None and state.latents is not None

@@ -1,5 +1,5 @@
-"""Qwen-Image: prompts through Qwen2.5-VL, classifier-free guidance whose result keeps its length,
-latents packed two by two.
+"""Qwen-Image: prompts through Qwen2.5-VL, classifier-free guidance that keeps the length of the
+prediction, latents packed two by two.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from .packed_latents import set_shifted_timesteps
 from .state import State, Text
 
 _LENGTH = 512
-_NO_NEGATIVE = " "
-"""The negative prompt of who gives none, as the model's authors recommend."""
+_NO_NEGATIVE = " "  # The default negative prompt, as the model's authors recommend.
 
 
 class QwenImage(Family):
-    """`QwenImagePipeline` of diffusers. `guidance_scale` is its `true_cfg_scale`; above 1 each step
-    runs the transformer twice.
+    """`QwenImagePipeline` of diffusers. `guidance_scale` is its `true_cfg_scale`. If it is above 1,
+    each step runs the transformer twice.
     """
 
     def encode_text(self, params: DiffusionParams) -> Text:
@@ -32,7 +31,7 @@ class QwenImage(Family):
             else None
         )
         template = self.pipeline.prompt_template_encode
-        # The template's beginning is read, and dropped afterwards.
+        # The template's beginning is encoded, and its embeddings are dropped.
         limit = _LENGTH + self.pipeline.prompt_template_encode_start_idx
         warnings: tuple[str, ...] = ()
         for text, what in (
@@ -139,8 +138,8 @@ class QwenImage(Family):
 def _padded(
     embeds: Sequence[torch.Tensor], multiple: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Prompts [1, length, width] of one or several lengths, side by side, as long as the longest
-    and a multiple of `multiple`; and where they are text, None: everywhere.
+    """Pad prompts [1, length, width] to the longest, rounded up to `multiple`, and concatenate
+    them. Return them and a mask of the text, or None if there is no padding.
     """
     longest = -(-max(embed.shape[1] for embed in embeds) // multiple) * multiple
     if all(embed.shape[1] == longest for embed in embeds):
@@ -154,12 +153,12 @@ def _padded(
 
 
 def unscaled(latents: torch.Tensor, vae: Any) -> torch.Tensor:
-    """Latents [1, C, F, h, w] with the mean and the deviation that the VAE's decoder was trained
-    on.
+    """Return latents [1, C, F, h, w] with the mean and the deviation that the VAE's decoder was
+    trained with.
     """
     mean, deviation = (
         torch.tensor(values).view(1, vae.config.z_dim, 1, 1, 1).to(latents.device, latents.dtype)
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
-    # Divided by the inverse, as the reference does: the last digits are the same.
+    # Divide by the inverse, as the reference does, for the same last digits.
     return latents / (1.0 / deviation) + mean

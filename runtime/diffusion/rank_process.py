@@ -1,8 +1,7 @@
-"""The ranks of a diffusion engine other than the first: `python -m
-piecework.runtime.diffusion.rank_process`, started by `start_ranks`, their job as the first line of
-their standard input.
+"""The other ranks of a diffusion engine: `python -m piecework.runtime.diffusion.rank_process`,
+started by `start_ranks`. The job is the first line of standard input.
 
-Each has the whole pipeline, does what rank 0 tells it, and ends when rank 0 does.
+Each rank has the whole pipeline, executes rank 0's calls, and ends when rank 0 ends.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 def start_ranks(config: DiffusionConfig, when_lost: Callable[[str], None] | None = None) -> Ranks:
-    """The ranks of an engine, seen from rank 0, which this process is; the others begin to load.
+    """Start the other ranks of an engine, which begin to load. This process is rank 0.
 
-    `when_lost`: as in `distributed.processes.start_ranks`. Raises `ValueError` for ranks that the
-    machine or the pipeline cannot have.
+    `when_lost`: see `distributed.processes.start_ranks`. Raise `ValueError` if the machine or the
+    pipeline does not support the number of ranks.
     """
     if config.num_ranks == 1:
         return ALONE
@@ -50,7 +49,7 @@ def start_ranks(config: DiffusionConfig, when_lost: Callable[[str], None] | None
 
 
 def follow(model: DiffusionModel, ranks: Follower) -> None:
-    """Do with this rank's pipeline what rank 0 does with its own, until that ends."""
+    """Do the same with this rank's pipeline as rank 0 with its own, until rank 0 ends."""
     scheduler = ImageScheduler(model)
 
     def generate(params: list[DiffusionParams]) -> None:
@@ -69,12 +68,12 @@ def follow(model: DiffusionModel, ranks: Follower) -> None:
 
 
 def main() -> int:
-    # Rank 0 decides when it ends, whoever stops a group of processes.
+    # Rank 0 decides when the ranks end, even if a whole process group is stopped.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job = json.loads(read_line())
     config, rank = DiffusionConfig(**job["config"]), job["rank"]
-    # What all ranks would say, rank 0 says.
+    # Rank 0 logs what all ranks would log.
     set_up_logging("CRITICAL", rank=rank)
     end_with_parent()
     ranks = follower(job)
@@ -88,14 +87,14 @@ def main() -> int:
     except (EngineEnded, RankEnded):
         return 0
     except CollectiveError:
-        return 1  # Rank 0 finds it out, too.
+        return 1  # Rank 0 notices it too.
     except Exception as error:
         logger.critical("%s", error, exc_info=error)
     return 1
 
 
 if __name__ == "__main__":
-    # Not through the interpreter's end, where a group may wait for the others.
+    # Skip the interpreter's exit, in which a group may wait for the other ranks.
     code = main()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""What a run took: SGLang's performance report, and a table for people."""
+"""The duration of a run: SGLang's performance report, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MIB = 2**20
 def performance_report(
     clock: Clock, total_ms: float, meta: Mapping[str, Any], *, request_id: str
 ) -> dict[str, Any]:
-    """The members of SGLang's `--perf-dump-path`, for the tools that read those. Durations in ms,
-    memory in MiB.
+    """Return the members of SGLang's `--perf-dump-path`, for tools that read such files. Durations
+    are in ms, memory in MiB.
     """
     memory = {
         f"after_{stage}": {
@@ -47,13 +47,13 @@ def performance_report(
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
-    """Raises `OSError`."""
+    """Write the report. Raise `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def table(clock: Clock, total_ms: float) -> str:
-    """Seconds by stage, and what a step takes."""
+    """Return a table of the seconds of each stage, and of a step."""
     names = {
         Stage.INPUT_VALIDATION: "input validation",
         Stage.TEXT_ENCODING: "text encoding",

@@ -1,5 +1,5 @@
-"""Which image is worked on next: requests in their order, a few in the making, those of one shape
-denoised side by side.
+"""Choose the next image to work on: requests in their order, a few at a time, those of one shape
+denoised together.
 """
 
 from __future__ import annotations
@@ -23,40 +23,41 @@ _Shape = tuple[int | None, ...]
 
 
 class _Job:
-    """A request, and its state from the moment it is valid. `alone`: something failed when it was
-    denoised with others.
+    """A request and its state, from its validation on.
+
+    Attributes:
+        alone: Denoise it alone, because a step with others failed.
+        reported: Progress of an image that diffusers' pipeline call makes.
     """
 
     def __init__(self, rid: str, state: State) -> None:
         self.rid = rid
         self.state = state
         self.alone = False
-        self.told = (0, 0)
-        """Steps of one that diffusers' own call makes."""
+        self.reported = (0, 0)
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Denoising steps that are done, and all; 0 of 0 before that is known."""
+        """Denoising steps done, and all steps. 0 of 0 while that is unknown."""
         if self.state.timesteps is None:
-            return self.told
+            return self.reported
         return self.state.step, self.state.num_steps
 
 
-class _Left(Exception):
-    """Nobody waits any more for the image that is being made."""
+class _Aborted(Exception):
+    """The request of the image that is being made was aborted."""
 
 
 class ImageScheduler:
-    """Up to `--max-batch-size` images are in the making; the others wait in the order in which they
-    came.
+    """Works on up to `--max-batch-size` images. The others wait in the order of their arrival.
 
-    Each `step` is one piece of work, so that between any two requests may come and go: prepare the
-    next image, one denoising step of all images of one shape, or decode one. Shapes take turns. A
-    pipeline of diffusers' own call makes one image a step, and `between_steps` is called, and
-    requests may leave, before each of its denoising steps.
+    Each `step` does one piece of work, and requests may be added or aborted between two of them:
+    prepare the next image, run one denoising step of all images of one shape, or decode one image.
+    Shapes take turns. Pipelines that run as a whole make one image per step. Before each of its
+    denoising steps `between_steps` is called, and requests may be aborted.
 
-    What a pipeline raises ends the image that it was raised for, and no other. What a broken device
-    raises is let through.
+    An error of the pipeline ends only the image for which it was raised. An error of a broken
+    device is raised.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class ImageScheduler:
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._outputs: list[ImageOutput] = []
+        # Shapes that the device has no memory to denoise together.
         self._alone: set[_Shape] = set()
-        """Shapes of which the device has no memory for several side by side."""
         self._steps = 0
         self._images = 0
         self._seconds: dict[str, float] = {}
@@ -78,7 +79,7 @@ class ImageScheduler:
         return bool(self._waiting or self._running or self._outputs)
 
     def add(self, request: GenerateImage) -> None:
-        """Take a request; one that the pipeline cannot serve is answered with the next step."""
+        """Add a request. If the pipeline cannot serve it, the next step returns the error."""
         self._model.ranks.tell("add", request)
         clock = Clock(self._model.platform)
         try:
@@ -90,14 +91,14 @@ class ImageScheduler:
         self._count(clock)
 
     def abort(self, rids: list[str]) -> None:
-        """Forget these requests; ids that are not known are ignored."""
+        """Drop these requests. Unknown ids are ignored."""
         self._model.ranks.tell("abort", rids)
         gone = set(rids)
         self._waiting = deque(job for job in self._waiting if job.rid not in gone)
         self._running = [job for job in self._running if job.rid not in gone]
 
     def step(self) -> ImageStep:
-        """Do one piece of work, and tell what has ended."""
+        """Do one piece of work, and return the outputs that are ready."""
         self._model.ranks.tell("step")
         clock = Clock(self._model.platform)
         if not self._outputs:
@@ -106,7 +107,7 @@ class ImageScheduler:
         return self.take()
 
     def take(self) -> ImageStep:
-        """What has ended and was not told yet."""
+        """Return outputs that were not returned yet."""
         outputs, self._outputs = self._outputs, []
         progress = {job.rid: job.progress for job in self._running}
         return ImageStep(outputs=outputs, stats=self.stats(), progress=progress)
@@ -140,7 +141,9 @@ class ImageScheduler:
             self._finish(job, self._failure(job.rid, error))
 
     def _next_batch(self) -> list[_Job]:
-        """The images of the shape whose turn it is; they go to the end of the row."""
+        """Return the images of the shape whose turn it is, and move them to the end of
+        the queue.
+        """
         assert isinstance(self._model.family, Family)
         first = self._running[0]
         shape = first.state.shape
@@ -157,15 +160,15 @@ class ImageScheduler:
                 self._finish(batch[0], self._failure(batch[0].rid, error))
             elif isinstance(error, OutOfMemory):
                 logger.warning(
-                    "no memory for %d images side by side; those of this size are made one at a "
-                    "time from now on",
+                    "no memory to denoise %d images together; images of this size are made one at "
+                    "a time from now on",
                     len(batch),
                 )
                 self._alone.add(batch[0].state.shape)
             else:
                 self._model.platform.synchronize()
                 logger.warning(
-                    "a step of %d images side by side failed, so they go on one at a time",
+                    "a step of %d images together failed, so they continue one at a time",
                     len(batch),
                     exc_info=error,
                 )
@@ -186,27 +189,27 @@ class ImageScheduler:
 
         def watch(done: int, total: int) -> None:
             self._steps += 1
-            job.told = (done, total)
+            job.reported = (done, total)
             self._between_steps()
             if job not in self._running:
-                raise _Left
+                raise _Aborted
 
         try:
             self._model.make_whole(family, job.state, clock, watch)
             self._finish(job, self._image(job))
-        except _Left:
+        except _Aborted:
             pass
         except Exception as error:
             self._finish(job, self._failure(job.rid, error))
 
     def _failure(self, rid: str, error: Exception) -> ImageOutput:
-        """The answer to what was raised for one image. Raises what the device has to say where it
-        is the device that is broken.
+        """Return the output for an error of one image. Raise the error of the device if the device
+        is broken.
         """
         if isinstance(error, InvalidParams):
             return _refusal(rid, error)
         if self._model.ranks.size > 1:
-            # The other ranks may not have failed, and would go on without this one.
+            # The other ranks may not have failed, and would continue without this rank.
             raise error
         if isinstance(error, OutOfMemory):
             return _refusal(rid, error)
@@ -219,7 +222,7 @@ class ImageScheduler:
         )
 
     def _finish(self, job: _Job, output: ImageOutput) -> None:
-        """Unless its client has left meanwhile."""
+        """Finish a job, unless its request was aborted."""
         if job in self._running:
             self._running.remove(job)
             self._outputs.append(output)

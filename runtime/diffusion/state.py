@@ -1,7 +1,7 @@
-"""The state that all stages work on: one image or video in the making.
+"""The state that all stages work on: one image or video that is being made.
 
 C latent channels, F frames, H and W pixels, S denoising steps. A batch is a list of states of one
-shape, so states may join and leave between any two steps, each at its own step.
+shape. States may join and leave between two steps, and each has its own step number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..core.image_params import DiffusionParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Encoded prompts, as keyword arguments of the transformer: each a tensor [1, ...] of one
+    """Encoded prompts, as keyword arguments of the transformer. Each is a tensor [1, ...] of one
     state.
     """
 
@@ -28,10 +28,13 @@ class Text:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class State:
-    """What is known of one output so far.
+    """All that is computed of one output so far.
 
-    `latents`: [1, ...], packed as the transformer takes them. `timesteps`: [S]; `step`: how many of
-    them are done. `pixels`: [F, H, W, 3] float32 between 0 and 1; an image has one frame.
+    Attributes:
+        latents: [1, ...], packed for the transformer.
+        timesteps: [S].
+        step: The number of steps done.
+        pixels: [F, H, W, 3] float32 between 0 and 1. An image has one frame.
     """
 
     params: DiffusionParams
@@ -54,8 +57,8 @@ class State:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """States of one shape may be denoised side by side. Packed latents would not tell wide
-        images from high ones.
+        """States of one shape may be denoised together. The shape of packed latents is the same for
+        wide and high images.
         """
         return (self.params.width, self.params.height, self.params.num_frames)
 

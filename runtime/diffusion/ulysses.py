@@ -1,9 +1,9 @@
 """Ulysses: a transformer's tokens split over ranks (DeepSpeed-Ulysses, arXiv:2309.14509).
 
-Between attentions each rank has its part of the tokens; for attention they exchange them for all
-tokens of a part of the heads, and back. diffusers does so where a model says which of its inputs
-are tokens (`_cp_plan`); text tokens are split as image tokens are, for they are projected and fed
-forward the same, but not those that Wan's tokens only look at.
+Outside of attention each rank has a part of the tokens. For attention the ranks exchange these for
+all tokens of a part of the heads, and back. diffusers does this for models that list which of their
+inputs are tokens (`_cp_plan`). Text tokens are split like image tokens, because they pass through
+the same layers. Text tokens that Wan only attends to are not split.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch.distributed as dist
 
 from ...kernels.collectives import CollectiveError
 
+# The tested version. The splitting is new, and older versions may ignore masks.
 _DIFFUSERS = (0, 42)
-"""What is tested: its splitting is new, and older ones may pass over masks."""
 
 
 def check_version() -> None:
-    """Raises `ValueError` where diffusers is too old to split tokens."""
+    """Raise `ValueError` if diffusers is too old to split tokens."""
     try:
         found = version("diffusers")
     except PackageNotFoundError:
-        return  # Which loading says.
+        return  # Loading reports this.
     if tuple(map(int, re.findall(r"\d+", found)[:2])) < _DIFFUSERS:
         least = ".".join(map(str, _DIFFUSERS))
         raise ValueError(
@@ -40,8 +40,8 @@ def check_version() -> None:
 
 
 def check_heads(folder: Path, ranks: int) -> None:
-    """Raises `ValueError` where `ranks` do not divide the heads of a transformer of the pipeline in
-    `folder`, before its weights are loaded.
+    """Raise `ValueError` if `ranks` does not divide the heads of a transformer of the pipeline in
+    `folder`. No weights are loaded yet.
     """
     for file in sorted(folder.glob("transformer*/config.json")):
         try:
@@ -57,11 +57,11 @@ def check_heads(folder: Path, ranks: int) -> None:
 
 
 def split_tokens(models: Mapping[str, torch.nn.Module], device_type: str) -> None:
-    """From now on each rank of torch.distributed's default group computes its part of the tokens
-    of `models`, all of which have the whole input and get the whole output.
+    """Let each rank of torch.distributed's default group compute its part of the tokens of
+    `models`. Every rank passes the whole input and gets the whole output.
 
-    The numbers of tokens must be multiples of the number of ranks. Raises `ValueError` where
-    diffusers cannot split a model.
+    The numbers of tokens must be multiples of the number of ranks. Raise `ValueError` if diffusers
+    cannot split a model.
     """
     from diffusers.hooks.context_parallel import apply_context_parallel
     from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
@@ -75,8 +75,8 @@ def split_tokens(models: Mapping[str, torch.nn.Module], device_type: str) -> Non
                 f"--ulysses-degree: diffusers does not know how to split {type(model).__name__} "
                 f"({name}); leave it out"
             )
-        # Not `enable_parallelism`, which takes its device from torch.accelerator: there is none on
-        # a CPU. The default group is taken as it is, with its time limit.
+        # `enable_parallelism` takes its device from torch.accelerator, which does not exist on a
+        # CPU. The default group is used with its timeout.
         config = ContextParallelConfig(ulysses_degree=size)
         config._flattened_mesh = config._ulysses_mesh = mesh
         parallel = ParallelConfig(context_parallel_config=config)
@@ -89,11 +89,13 @@ def split_tokens(models: Mapping[str, torch.nn.Module], device_type: str) -> Non
 
 @contextmanager
 def collective_errors() -> Iterator[None]:
-    """What torch.distributed raises inside as `CollectiveError`: a rank is gone, or is late."""
+    """Raise `CollectiveError` for errors of torch.distributed inside the block: a rank is gone or
+    late.
+    """
     try:
         yield
     except RuntimeError as error:
-        # gloo's are plain errors that begin with the place in its source.
+        # gloo raises plain errors that begin with the place in its source.
         text = str(error)
         if not isinstance(error, dist.DistError) and "gloo" not in text:
             raise

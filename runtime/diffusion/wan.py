@@ -1,5 +1,5 @@
-"""Wan 2.x: videos, UMT5 prompts, one transformer or two of which the second takes the steps of
-little noise.
+"""Wan 2.x: videos, UMT5 prompts, and one transformer or two, of which the second computes the steps
+with little noise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LENGTH = 512
 
 
 class Wan(Family):
-    """`WanPipeline` of diffusers. Guidance above 1 runs each step's transformer twice."""
+    """`WanPipeline` of diffusers. If guidance is above 1, each step runs its transformer twice."""
 
     makes_video = True
 
@@ -92,7 +92,9 @@ class Wan(Family):
         scheduler.set_timesteps(state.params.num_inference_steps, device=self.device)
 
     def predict(self, states: Sequence[State]) -> torch.Tensor:
-        """States on either side of the boundary go through different transformers."""
+        """Return the prediction. States on different sides of the boundary use different
+        transformers.
+        """
         first = [index for index, state in enumerate(states) if self._is_noisy(state)]
         second = [index for index in range(len(states)) if index not in first]
         noise: list[torch.Tensor | None] = [None] * len(states)
@@ -140,7 +142,7 @@ class Wan(Family):
         latents = torch.cat([state.latents for state in states if state.latents is not None])
         timestep = torch.stack([state.timestep for state in states])
         if self.pipeline.config.expand_timesteps:
-            # Wan 2.2's 5B model takes a noise level for each patch.
+            # Wan 2.2's 5B model needs a noise level for each patch.
             tokens = latents.shape[2] * -(-latents.shape[3] // 2) * -(-latents.shape[4] // 2)
             timestep = timestep.float()[:, None].expand(-1, tokens)
         noise: torch.Tensor = transformer(

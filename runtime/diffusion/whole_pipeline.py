@@ -1,5 +1,5 @@
-"""Any other pipeline with a transformer: diffusers' own call, watched from outside at its stages
-and steps.
+"""Any other pipeline with a transformer: diffusers' pipeline call, whose stages and steps are
+measured from outside.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .clock import Clock, Stage
 from .family import call_defaults, check_size, transformers_of, truncation_warning
 from .state import State
 
+# Called with (steps done, steps in all) before each step. An error that it raises ends the work.
 Watch = Callable[[int, int], None]
-"""Told (steps done, steps in all) before each step; what it raises ends the work."""
 _STAGES = (
     ("encode_prompt", Stage.TEXT_ENCODING),
     ("prepare_latents", Stage.LATENT_PREPARATION),
@@ -31,9 +31,7 @@ _STAGES = (
 
 
 class WholePipeline:
-    """Runs one output at a time. What a pipeline does not call by the usual names counts as no
-    stage's time.
-    """
+    """Runs one output at a time. Methods without the usual names do not count for a stage."""
 
     def __init__(self, pipeline: Any, device: torch.device) -> None:
         self.pipeline, self._device = pipeline, device
@@ -53,8 +51,8 @@ class WholePipeline:
         return transformers_of(self.pipeline)
 
     def validate(self, params: DiffusionParams) -> DiffusionParams:
-        """Raises `InvalidParams` for what the pipeline does not take; its own checks come when it
-        runs.
+        """Return the parameters with defaults filled in. Raise `InvalidParams` for parameters that
+        the pipeline does not have; its own checks run later.
         """
         defaults, chosen = call_defaults(self.pipeline), dict[str, Any]()
         for name in (
@@ -75,7 +73,7 @@ class WholePipeline:
         return replace(params, **chosen)
 
     def run(self, state: State, clock: Clock, watch: Watch) -> None:
-        """From prompt to pixels. Raises `InvalidParams`, and what `watch` raises."""
+        """Run from prompt to pixels. Raise `InvalidParams`, and errors of `watch`."""
         params = state.params
         asked = {
             name: getattr(params, name)
@@ -94,7 +92,7 @@ class WholePipeline:
             elif "callback" in self._takes:
                 asked["callback"] = steps.end
             if "use_resolution_binning" in self._takes:
-                # The size that was asked for, rather than one nearby.
+                # Use the requested size instead of one near it.
                 asked["use_resolution_binning"] = False
             try:
                 output = self.pipeline(
@@ -112,7 +110,7 @@ class WholePipeline:
 
     @property
     def default_area(self) -> int:
-        """Pixels of an image whose size nobody chose, as far as the pipeline tells; otherwise 0."""
+        """Pixels of an image of default size, or 0 if the pipeline does not tell."""
         config = next(iter(self.transformers().values())).config
         side = getattr(self.pipeline, "default_sample_size", None) or getattr(
             config, "sample_size", None
@@ -138,8 +136,8 @@ class WholePipeline:
 
     @property
     def _size_multiple(self) -> int:
-        """Pixels of the VAE's factor times those of a patch, as far as the pipeline has them under
-        the usual names.
+        """The VAE's factor times the pixels of a patch, if the pipeline has them under the usual
+        names.
         """
         config = next(iter(self.transformers().values())).config
         patch = getattr(config, "patch_size", None)
@@ -147,8 +145,8 @@ class WholePipeline:
         return self._vae_factor * (patch if isinstance(patch, int) else 1)
 
     def _truncation_warnings(self, params: DiffusionParams) -> tuple[str, ...]:
-        """Which encoders read less than all of the prompt, by the limits of their tokenizers and of
-        the pipeline's call.
+        """Return warnings about encoders that read only a part of the prompt, by the limits of
+        their tokenizers and of the pipeline's call.
         """
         limit = call_defaults(self.pipeline).get("max_sequence_length")
         warnings: tuple[str, ...] = ()
@@ -165,7 +163,7 @@ class WholePipeline:
 
 
 def _needed_beside_a_prompt(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Parameters without a default, as the picture that is to be changed."""
+    """Return parameters without a default, such as the image to change."""
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     known = ("self", "prompt")
     return [
@@ -176,7 +174,9 @@ def _needed_beside_a_prompt(parameters: Mapping[str, inspect.Parameter]) -> list
 
 
 class _Steps:
-    """A denoising step goes from its first call of a transformer to the pipeline's callback."""
+    """Measures denoising steps. A step lasts from its first call of a transformer to the pipeline's
+    callback.
+    """
 
     def __init__(self, clock: Clock, watch: Watch, total: int) -> None:
         self._clock = clock
@@ -199,8 +199,8 @@ class _Steps:
                 hook.remove()
 
     def end(self, *arguments: Any) -> Any:
-        """`callback_on_step_end` of diffusers, which wants its last argument back, or `callback` of
-        its older pipelines.
+        """End a step. This is diffusers' `callback_on_step_end`, which must return its last
+        argument, or `callback` of older pipelines.
         """
         self._finish()
         self._done += 1
@@ -220,7 +220,7 @@ class _Steps:
 
 @contextmanager
 def _timed(pipeline: Any, path: str, clock: Clock, stage: Stage) -> Iterator[None]:
-    """Inside, calls of the pipeline's method at `path` count for `stage`."""
+    """Count calls of the pipeline's method at `path` for `stage` inside the block."""
     *owners, name = path.split(".")
     owner = pipeline
     for part in owners:
@@ -230,13 +230,14 @@ def _timed(pipeline: Any, path: str, clock: Clock, stage: Stage) -> Iterator[Non
         yield
         return
 
-    # Its signature stays: pipelines ask it what their scheduler can do.
+    # Keep the signature, because pipelines read it to learn what their scheduler supports.
     @functools.wraps(method)
     def timed(*arguments: Any, **named: Any) -> Any:
         with clock.stage(stage):
             return method(*arguments, **named)
 
-    # Set on the object, so that the class is left alone and the attribute can be taken away again.
+    # Set the attribute on the object, so that the class does not change and the attribute can be
+    # removed.
     object.__setattr__(owner, name, timed)
     try:
         yield

@@ -111,7 +111,7 @@ def test_lists_name_the_cores_of_each_rank() -> None:
 
 @pytest.mark.parametrize("text", ["", "0-", "3-1", "a", "0,,1", "0|", "-1", "0-999999", "auto,0"])
 def test_a_list_of_no_cores_is_one_line(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--cpu-bind.*no range of CPUs"):
+    with pytest.raises(ValueError, match=r"--cpu-bind.*not a range of CPUs"):
         check_lists(text)
 
 

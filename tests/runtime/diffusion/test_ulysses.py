@@ -217,7 +217,7 @@ def test_heads_that_ranks_do_not_divide_are_refused_before_a_rank_starts(
 
 def test_a_pipeline_of_diffusers_own_call_is_refused(pixart: Path) -> None:
     config = DiffusionConfig(model_path=str(pixart), ulysses_degree=2)
-    with pytest.raises(ValueError, match=r"--ulysses-degree is for FluxPipeline, .*PixArtSigma"):
+    with pytest.raises(ValueError, match=r"--ulysses-degree supports FluxPipeline, .*PixArtSigma"):
         start_ranks(config)
 
 
