@@ -101,7 +101,12 @@ class ArgumentParser(argparse.ArgumentParser):
             self.error(f"unexpected argument {unknown[0]!r}")
         if (instead := self.instead_of(flags[0])) is not None:
             self.error(f"{flags[0]} is no flag here: {instead}")
-        known = [name for action in self._actions for name in action.option_strings]
+        known = [
+            name
+            for action in self._actions
+            if action.help is not argparse.SUPPRESS  # Flags of other servers are hidden.
+            for name in action.option_strings
+        ]
         # Short names are all alike, and a wrong guess is worse than none.
         is_long = flags[0].startswith("--")
         close = difflib.get_close_matches(flags[0], known, n=1, cutoff=0.82) if is_long else []

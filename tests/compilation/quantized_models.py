@@ -137,14 +137,16 @@ def inputs(tokens: int) -> list[torch.Tensor]:
 
 def run(found: Trace, tokens: int, rank: int = 0) -> torch.Tensor:
     """The traced forward on other tokens. Attention only mixes, and knows no cache."""
-    taken = iter(inputs(tokens))
+    input_ids, positions = inputs(tokens)
     values: list[Any] = []
-    for value in found.values:
+    names = [node.name for node in found.graph.nodes if node.op == "placeholder"]
+    for name, value in zip(names, found.values, strict=True):
         if not isinstance(value, torch.Tensor):
             values.append(tokens)
+        elif value.dtype is torch.int64:
+            values.append(input_ids if "input_ids" in name else positions)
         else:
-            numbers = getattr(value, "by_rank", [value] * (rank + 1))[rank]
-            values.append(next(taken) if value.dtype is torch.int64 else numbers)
+            values.append(getattr(value, "by_rank", [value] * (rank + 1))[rank])
     (result,) = _Mixing(fx.GraphModule(nn.Module(), found.graph)).run(*values)
     return result
 

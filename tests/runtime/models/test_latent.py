@@ -52,7 +52,7 @@ def test_a_cache_of_fewer_bits_says_about_the_same(
 
 
 def test_a_cache_of_int8_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="--kv-cache-dtype int8: layers of latent attention"):
+    with pytest.raises(ValueError, match="--kv-cache-dtype int8 does not support latent attention"):
         LLM(str(folder), kv_cache_dtype="int8", max_total_tokens=256)
 
 
