@@ -1,4 +1,4 @@
-"""What stands between the products of a feed-forward layer."""
+"""Activations of feed-forward layers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from ...kernels import ops
 
+# Activations of feed-forward layers without a gate, by transformers' names.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -19,7 +20,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
-"""By transformers' names, of feed-forward layers without a gate."""
 
 
 def _gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -32,16 +32,17 @@ def _gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+# Functions from x [T, 2 * I], gate before up projection, to activation(gate) * up [T, I]. By
+# `ModelConfig.activation`.
 GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": ops.silu_and_mul,
     "gelu": _gelu_and_mul,
     "gelu_pytorch_tanh": _gelu_tanh_and_mul,
 }
-"""By `ModelConfig.activation`: x [T, 2 * I], the gate before the up projection, to activation(gate)
-* up, [T, I].
-"""
 
 
 def soft_cap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """x held softly between -cap and cap (Gemma 2, arXiv:2408.00118); None: as it is."""
+    """Return cap * tanh(x / cap), which lies between -cap and cap (Gemma 2, arXiv:2408.00118). If
+    `cap` is None, return x.
+    """
     return x if cap is None else torch.tanh(x / cap) * cap

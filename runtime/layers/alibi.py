@@ -1,4 +1,4 @@
-"""ALiBi (arXiv:2108.12409): heads know no positions, and favour near keys, each by a slope."""
+"""ALiBi (arXiv:2108.12409): scores fall with the distance of a key, by a slope for each head."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from math import ceil, log2
 
 
 def alibi_slope(head: int, heads: int, steepest: float = 8.0) -> float:
-    """Return the slope of a head of `heads`, as `KVLayout` has it: powers of two, evenly spaced
-    down to 2^-`steepest`.
+    """Return the slope of head number `head`: powers of two, evenly spaced down to 2^-`steepest`.
 
-    If `heads` is no power of two, the slopes are every other one of the next larger power, and
-    behind these as many of the others as there are heads left.
+    If `heads` is not a power of two, the slopes of the next power of two are used: first every
+    second slope, then as many of the remaining slopes as there are heads left.
     """
     count = 2 ** ceil(log2(heads))
     number = head + 1

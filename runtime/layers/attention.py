@@ -1,7 +1,9 @@
-"""Attention as one op, `piecework::attention`: the only op that touches the KV cache, and where
-graphs are cut. `piecework::attention_quantize` is the same with a result in 8 bits, which a pass
-puts in its place, `piecework::latent_attention` that of layers which keep latent vectors, and
-`piecework::sparse_latent_attention` that of layers whose queries see a choice of those alone.
+"""Attention as ops. Only these ops read and write the KV cache, and graphs are cut at them.
+
+- `piecework::attention`: attention over cached keys and values.
+- `piecework::attention_quantize`: the same with a result in 8 bits. A pass inserts it.
+- `piecework::latent_attention`: attention of layers that cache latent vectors.
+- `piecework::sparse_latent_attention`: the same where a query sees only selected vectors.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def _attention_quantize(
     scale: torch.Tensor,
     layer: int,
 ) -> None:
-    """`_attention`, then `quantize_static`, by the backend where that writes 8 bits itself."""
+    """Compute `_attention` and `quantize_static`, in one call if the backend can."""
     context = current_context()
     if not isinstance(context.backend, QuantizedAttention):
         result = q.new_empty(out.shape)
@@ -84,10 +86,10 @@ def _latent_attention(
 def _latent_plan(
     context: ForwardContext, metadata: AttentionMetadata | None, call: LatentLayer
 ) -> LatentPlan | None:
-    """Which requests of `metadata` are expanded, found by the step's first layer."""
+    """Return the plan of expanded requests. The first layer of a step makes it."""
     memo, backend = context.memo, context.backend
     if "latent" not in memo and metadata is not None:
-        # Without pages there is nothing to be expanded.
+        # Without pages nothing is expanded.
         is_long = are_long(metadata, call, backend) if metadata.block_table.dim() == 2 else []
         memo["latent"] = plan_latent(backend, metadata, context.pool.page_size, is_long)
     plan: LatentPlan | None = memo.get("latent")
@@ -111,8 +113,8 @@ def _sparse_latent_attention(
     assert metadata is not None and layout.selected is not None
     if metadata.block_table.dim() != 2 and max(metadata.seq_lens) > layout.selected:
         raise ValueError(
-            f"a text of {max(metadata.seq_lens)} tokens has no vector here: in texts of more than "
-            f"{layout.selected} this model chooses what tokens see; send shorter texts"
+            f"the text has {max(metadata.seq_lens)} tokens, but this model embeds texts of at most "
+            f"{layout.selected} tokens; send shorter texts"
         )
     call = LatentLayer(q, k, weight, out, pool.k[layer], layout)
     if metadata.block_table.dim() != 2:
@@ -148,7 +150,7 @@ _registered: set[str] = set()
 
 
 def register_attention(dispatch_key: str) -> None:
-    """Make the ops run on tensors of a platform's dispatch key; calling again is harmless."""
+    """Register the ops for a platform's dispatch key. Repeated calls do nothing."""
     if dispatch_key not in _registered:
         for name, kernel in _KERNELS.items():
             _LIBRARY.impl(name, kernel, dispatch_key)  # type: ignore[no-untyped-call]
@@ -156,11 +158,11 @@ def register_attention(dispatch_key: str) -> None:
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-    """Causal attention of q [T, H, D] over the cached and the new k [T, K, D] and v [T, K, E];
-    returns [T, H * E].
+    """Return causal attention [T, H * E] of q [T, H, D] over the cached and the new k [T, K, D] and
+    v [T, K, E].
 
-    The result goes into a buffer made here, on the side that a graph captures, so that its address
-    is the graph's own.
+    The result buffer is allocated here, in the part that a graph captures, so that its address
+    belongs to the graph.
     """
     out = q.new_empty(*q.shape[:2], v.shape[2])
     torch.ops.piecework.attention(q, k, v, out, layer)
@@ -170,8 +172,10 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> 
 def latent_attention(
     q: torch.Tensor, k: torch.Tensor, weight: torch.Tensor, value_size: int, layer: int
 ) -> torch.Tensor:
-    """Causal attention of q [T, H, N + P] over latent vectors, of which k [T, 1, R + P] are new,
-    whose products with `weight` [H * (N + V), R] are keys and values: [T, H * V].
+    """Return causal attention [T, H * V] of q [T, H, N + P] over latent vectors.
+
+    k [T, 1, R + P] are the new vectors. Their products with `weight` [H * (N + V), R] are the keys
+    and values. V is `value_size`.
     """
     out = q.new_empty(*q.shape[:2], value_size)
     torch.ops.piecework.latent_attention(q, k, weight, out, layer)
@@ -186,9 +190,10 @@ def sparse_latent_attention(
     layer: int,
     index: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """`latent_attention` where each query sees some of the tokens before it: those that `index`
-    chooses, queries [T, I, D], keys [T, D] and weights [T, I] float32 (`kernels.sparse_attention`);
-    None: those of the layer before.
+    """Return `latent_attention` in which each query sees only selected tokens.
+
+    `index` selects them by queries [T, I, D], keys [T, D] and weights [T, I] float32
+    (`kernels.sparse_attention`). If `index` is None, the selection of the previous layer is used.
     """
     out = q.new_empty(*q.shape[:2], value_size)
     index_q, index_k, index_weights = index or (None, None, None)

@@ -1,7 +1,7 @@
-"""A decoder of whatever layers a model gives it.
+"""A decoder made of the layers that a model gives it.
 
-T tokens. Layers carry a residual stream: what they return last is yet to be added to it, by the
-norm that comes next, which is one op.
+Shapes: T tokens. Layers carry a residual stream. A layer returns a summand and the stream; the next
+norm adds the two and normalises the sum in one op.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from .rotary import Rotations
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each on the normalised sum of everything before (Llama).
+    """Attention and feed-forward, each applied to the normalised residual stream (Llama).
 
-    `attention`: of x [T, hidden] and rotations, or what takes its place, as `name` calls it; `mlp`:
-    of x [T, hidden]. `norm` makes a norm with RMSNorm's methods; None: RMSNorm itself. A layer of
-    another shape is a class of its model's file with the same `forward`.
+    A layer of another structure is a class in the file of its model with the same `forward`.
+
+    Attributes:
+        attention: A module of x [T, hidden] and rotations: attention or another mixer. It is
+            registered under `name`.
+        mlp: A module of x [T, hidden].
+        norm: Makes a norm with the methods of `RMSNorm`. None stands for `RMSNorm` itself.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(a summand, the stream that it is to be added to); `residual` None: x is the stream."""
+        """Return (summand, stream it is added to). If `residual` is None, x is the stream."""
         x, residual = (
             (self.input_layernorm(x), x)
             if residual is None
@@ -68,7 +72,7 @@ class DecoderLayer(nn.Module):
 
 
 class ParallelLayer(nn.Module):
-    """Attention and feed-forward beside one another, on one norm of everything before (GPT-J)."""
+    """Attention and feed-forward computed from the same normalised residual stream (GPT-J)."""
 
     def __init__(self, norm: nn.Module, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
@@ -79,7 +83,7 @@ class ParallelLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `DecoderLayer`."""
+        """See `DecoderLayer.forward`."""
         x, residual = (
             (self.input_layernorm(x), x)
             if residual is None
@@ -89,7 +93,7 @@ class ParallelLayer(nn.Module):
 
 
 class MixerLayer(nn.Module):
-    """One mixer of x [T, hidden] and rotations on the normalised sum of everything before, and no
+    """One mixer of x [T, hidden] and rotations on the normalised residual stream, without a
     feed-forward (Mamba).
     """
 
@@ -101,14 +105,16 @@ class MixerLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `DecoderLayer`."""
+        """See `DecoderLayer.forward`."""
         x, residual = (self.norm(x), x) if residual is None else self.norm.add(x, residual)
         return self.mixer(x, rotations), residual
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states. `rotaries`: the tables that layers turn by, a
-    `Rotary` each or another function of positions, by their index.
+    """Maps token ids to hidden states.
+
+    `rotaries` are the modules that map positions to rotations, such as `Rotary`. Layers choose one
+    by its index.
     """
 
     def __init__(
@@ -128,7 +134,7 @@ class Decoder(nn.Module):
         self.embedding_scale = embedding_scale
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """What the first layer takes: [T, hidden]."""
+        """Return the input [T, hidden] of the first layer."""
         x: torch.Tensor = self.embed_tokens(input_ids)
         return x if self.embedding_scale is None else x * self.embedding_scale
 

@@ -1,4 +1,4 @@
-"""Gated DeltaNet (arXiv:2412.06464) as Qwen3-Next has it, and its relatives."""
+"""Gated DeltaNet (arXiv:2412.06464) as in Qwen3-Next, and its relatives."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from .rotary import Rotations
 
 
 class DeltaSizes(NamedTuple):
-    """Heads of queries and keys, and of values, which are a multiple of them; the numbers of each;
-    tokens that the convolution sees. `decays`: numbers of a head's key that decay on their own, 1
-    or all. `most_written`: as of `DeltaWeights`.
+    """The sizes of a Gated DeltaNet.
+
+    Attributes:
+        key_heads: Heads of queries and keys.
+        value_heads: Heads of values, a multiple of `key_heads`.
+        key_dim, value_dim: Numbers of a head.
+        conv: Tokens that the convolution reads.
+        decays: Decays of a head: 1, or one for each number of its key.
+        most_written: See `DeltaWeights`.
     """
 
     key_heads: int
@@ -30,17 +36,17 @@ class DeltaSizes(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """Numbers of a token's keys, and of its queries."""
+        """Numbers of the keys of a token. Its queries have as many."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Numbers of a token's values, and of their gates."""
+        """Numbers of the values of a token. Their gates have as many."""
         return self.value_heads * self.value_dim
 
 
 class GatedDeltaNet(nn.Module):
-    """x [T, hidden] to [T, hidden]. How it is projected is the model's: `project`."""
+    """Maps x [T, hidden] to [T, hidden]. Subclasses define the projections (`project`)."""
 
     def __init__(self, layer: int, hidden_size: int, sizes: DeltaSizes, eps: float) -> None:
         super().__init__()
@@ -52,7 +58,7 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = Linear(sizes.values, hidden_size)
 
     def hold_heads(self, key_heads: Stretch, value_heads: Stretch) -> None:
-        """From now on it has these heads."""
+        """Keep only these heads, for a layer that is split over ranks."""
         sizes, self.held_rows = self.sizes, value_heads
         self.sizes = sizes._replace(key_heads=key_heads.size, value_heads=value_heads.size)
         self._make_decays()
@@ -63,7 +69,9 @@ class GatedDeltaNet(nn.Module):
         self.dt_bias = float_weight(heads) if decays == 1 else float_weight(heads, decays)
 
     def state_layout(self, dtype: torch.dtype) -> StateLayout:
-        """What the layer keeps of a request: tokens for its convolution, and each head's state."""
+        """Return the shapes of the state of a request: inputs of the convolution, and the state of
+        each head.
+        """
         sizes = self.sizes
         return StateLayout(
             (
@@ -73,16 +81,17 @@ class GatedDeltaNet(nn.Module):
         )
 
     def sections(self) -> dict[Linear, dict[str, list[int]]]:
-        """Of each of its projections and their parts, the rows of the stretches in which heads lie
-        in order.
+        """Return for each projection and each of its parts the sizes of its sections.
+
+        Within a section the rows are ordered by heads.
         """
         raise NotImplementedError
 
     def project(
         self, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values side by side, gates of the result [T, values], a number a head
-        [T, value_heads] for how much is written, and `decays` a head for how much is kept.
+        """Return (queries, keys and values side by side; gates of the result [T, values]; write
+        strength [T, value_heads]; decay inputs, `decays` for each head).
         """
         raise NotImplementedError
 

@@ -1,10 +1,11 @@
 """Multi-head latent attention (DeepSeek V2, arXiv:2405.04434).
 
-Of each token one vector of R numbers is kept, of which every head's key and value are products, and
-behind it P numbers of a key that is turned and shared by all heads. When those products are made is
-a matter of the step: `kernels.latent_attention`.
+The cache holds one vector of R numbers for each token. The keys and values of all heads are
+products of this vector. Behind it lie P numbers of a rotated key that all heads share.
+`kernels.latent_attention` decides when the products are computed.
 
-T tokens, H heads, N numbers of a head's query that are not turned, V of its value.
+Shapes: T tokens, H heads, N numbers of a head's query that are not rotated, V numbers of a head's
+value.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from .linear import Linear
 from .norm import RMSNorm
 from .rotary import Rotations, rotate
 
-_NORM_EPS = 1e-6
-"""Of the norms inside, in all models."""
+_NORM_EPS = 1e-6  # Used by the norms inside this layer, in all models.
 
 
 class LatentSizes(NamedTuple):
-    """R, P, N and V, and the rank of the queries' projection, where that is a product of two."""
+    """R, P, N, V, and the rank of the queries' projection, or None if it is a single matrix."""
 
     latent: int
     turned: int
@@ -40,9 +40,13 @@ class _ReadLinear(Linear):
 
 
 class LatentAttention(nn.Module):
-    """`scale`: of scores. `interleaved`: pairs that are turned lie side by side. `bias`: of what
-    reads and writes the hidden states. `latent_scale`: what the normalised vectors are multiplied
-    by; None: by nothing.
+    """Multi-head latent attention of one layer.
+
+    Attributes:
+        scale: Factor of the scores.
+        interleaved: Whether rotated pairs lie side by side.
+        bias: Whether the projections from and to the hidden states have a bias.
+        latent_scale: Factor of the normalised latent vectors, or None for no factor.
     """
 
     def __init__(
@@ -74,11 +78,11 @@ class LatentAttention(nn.Module):
 
     @property
     def queries(self) -> Linear:
-        """What makes the heads' queries."""
+        """The projection that gives the queries of all heads."""
         return self.q_proj if self.sizes.query is None else self.q_b_proj
 
     def kv_layout(self, dtype: torch.dtype) -> KVLayout:
-        """What the layer keeps of a token, and how it is read."""
+        """Return what the cache keeps of a token, and how it is read."""
         return KVLayout(
             num_heads=self.num_heads,
             num_kv_heads=1,
@@ -90,9 +94,7 @@ class LatentAttention(nn.Module):
         )
 
     def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
-        """The last P numbers of queries and of the key that they share, [T, H + 1, P], by their
-        positions.
-        """
+        """Rotate the last P numbers of the queries and of the shared key, [T, H + 1, P]."""
         return rotate(heads, rotations[0], interleaved=self.interleaved)
 
     def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
@@ -118,5 +120,7 @@ class LatentAttention(nn.Module):
         low: torch.Tensor,
         rotations: Rotations,
     ) -> torch.Tensor:
-        """What heads attend to [T, H * V]. `low`: what queries are made of."""
+        """Return the attention of all heads [T, H * V]. `low` is the input of the last projection
+        of the queries.
+        """
         return latent_attention(q, k, self.kv_b_proj.weight, self.sizes.value, self.layer)

@@ -1,4 +1,4 @@
-"""Lightning attention (arXiv:2401.04658) as MiniMax-Text-01 has it."""
+"""Lightning attention (arXiv:2401.04658) as in MiniMax-Text-01."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _NORM_EPS = 1e-6
 
 
 class LightningAttention(nn.Module):
-    """x [T, hidden] to [T, hidden]: linear attention whose state decays by a constant of each head.
-    A gate [T, heads * D] multiplies the normalised result.
+    """Maps x [T, hidden] to [T, hidden]: linear attention whose state decays by a constant of each
+    head.
 
-    `log_decay`: [heads] float32, below 0, a token.
+    A gate [T, heads * D] multiplies the normalised result. `log_decay` [heads] float32 is the
+    logarithm of the decay per token, so it is negative.
     """
 
     log_decay: torch.Tensor
@@ -35,17 +36,17 @@ class LightningAttention(nn.Module):
         self.out_proj = Linear(inner, hidden_size)
 
     def hold_heads(self, heads: Stretch) -> None:
-        """From now on the layer has these heads."""
+        """Keep only these heads, for a layer that is split over ranks."""
         self.num_heads = heads.size
         self.log_decay = self.log_decay[heads.begin : heads.begin + heads.size].clone()
 
     def state_layout(self, dtype: torch.dtype) -> StateLayout:
-        """What the layer keeps of a request: each head's state."""
+        """Return the shapes of the state of a request: one matrix for each head."""
         shape = self.num_heads, self.head_dim, self.head_dim
         return StateLayout(((shape, torch.float32),))
 
     def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
-        # Of each head, its query, key and value lie side by side.
+        # The query, key and value of a head lie side by side.
         q, k, v = self.qkv_proj(x).unflatten(-1, (self.num_heads, 3, -1)).unbind(2)
         vkq = torch.cat((v, k, q), dim=1).flatten(1)
         out = vkq.new_empty(len(vkq), self.num_heads * self.head_dim)

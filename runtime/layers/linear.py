@@ -1,4 +1,4 @@
-"""Layers that are one weight matrix, and the contract of how such a weight is kept."""
+"""Layers that are one weight matrix, and the contract of weight formats."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from ...kernels.linear import LinearKernels
 
 
 def weight(*shape: int) -> nn.Parameter:
-    """Uninitialised, in torch's default dtype and device; the loader fills it."""
+    """Return an uninitialised parameter with torch's default dtype and device."""
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a checkpoint that has not been read yet. `name`: as Hugging Face's call it.
+    """A tensor of a checkpoint that has not been read yet.
 
-    `copy_to` writes the values into a contiguous tensor of the same shape and any dtype and device;
-    it may be called from any thread, and raises `ValueError` where the file is broken.
+    Attributes:
+        name: The name in the checkpoint, by the convention of Hugging Face.
+        copy_to: Writes the values into a contiguous tensor of the same shape and any dtype and
+            device, in any thread. Raises `ValueError` if the file is damaged.
+        dtype: The dtype of the values that `copy_to` reads.
+        kind: The quantised format of GGUF, such as "Q4_1", or None for numbers.
+        blocks: Returns a quantised tensor as it is stored: [rows, bytes] uint8.
+        cut: Returns a part, given a slice for each dimension. Only this part is read from the file.
+        unpadded: The stored part of a tensor that is followed by zeros that are not in the file.
     """
 
     file: Path
@@ -31,22 +38,17 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     copy_to: Callable[[torch.Tensor], None]
     dtype: torch.dtype = torch.float32
-    """What `copy_to` reads."""
     kind: str | None = None
-    """The quantised format of GGUF that it is stored in, such as "Q4_1"; None for numbers."""
     blocks: Callable[[], torch.Tensor] | None = None
-    """Gives a quantised one as it is stored: [rows, bytes] uint8."""
     cut: Callable[[tuple[slice, ...]], StoredTensor] | None = None
-    """Gives a part, of which no more is read than it needs: a slice a dimension."""
     unpadded: StoredTensor | None = None
-    """What the file has of it, where that is followed by zeros that no file has."""
 
     def part(self, index: tuple[slice, ...]) -> StoredTensor:
-        """The numbers of a slice of each dimension."""
+        """Return the part that is given by a slice for each dimension."""
         if (cut := self.cut) is not None:
 
             def within(inner: tuple[slice, ...]) -> StoredTensor:
-                """A part of the part."""
+                """Return a part of the part."""
                 both = zip(index, inner, strict=True)
                 return cut(tuple(slice(a.start + b.start, a.start + b.stop) for a, b in both))
 
@@ -57,17 +59,17 @@ class StoredTensor(NamedTuple):
             self.copy_to(whole)
             target.copy_(whole[index])
 
-        shape = tuple(each.stop - each.start for each in index)
+        shape = tuple(part.stop - part.start for part in index)
         return self._replace(shape=shape, copy_to=copy_to, blocks=None)
 
     def read(self) -> torch.Tensor:
-        """A copy in the host's memory."""
+        """Return a copy in host memory."""
         values = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.copy_to(values)
         return values
 
     def fault(self, text: str) -> ValueError:
-        """To be raised where its numbers are wrong."""
+        """Return the error to raise if the numbers of the tensor are wrong."""
         return ValueError(f"{self.file}: the tensor {self.name} {text}; fetch the model again")
 
 
@@ -75,8 +77,9 @@ NUMBERS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16
 
 
 class Axis(NamedTuple):
-    """The dimension of a tensor that the rows, or the columns, of a weight lie along; `unit`: how
-    many of them an entry is for.
+    """The dimension of a tensor along which the rows, or the columns, of a weight lie.
+
+    An entry of the tensor belongs to `unit` rows or columns.
     """
 
     dim: int
@@ -84,7 +87,7 @@ class Axis(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """`size` rows or columns of `whole`, from `begin` on; behind the last are zeros."""
+    """`size` rows or columns of `whole`, beginning at `begin`. Zeros follow the last one."""
 
     begin: int
     size: int
@@ -92,17 +95,17 @@ class Stretch(NamedTuple):
 
 
 class CannotSplitError(ValueError):
-    """Why a layer cannot be split over so many ranks, without a remedy."""
+    """A layer cannot be split over that many ranks. The message names no remedy."""
 
 
 class Place(NamedTuple):
-    """Where a tensor of a checkpoint goes: which shapes and dtypes it may have, and what takes it.
+    """The destination of a tensor of a checkpoint.
 
-    `load` may be called from any thread; of a model's tensors it gets the small ones first, so that
-    scales are found wrong before weights are read. It raises `StoredTensor.fault`.
-
-    `rows`, `columns`: what a rank that holds a part of the layer takes a part of. None: it takes
-    the tensor whole.
+    Attributes:
+        shapes, dtypes: What the tensor may have.
+        load: Takes the tensor, in any thread. Small tensors come first, so that wrong scales are
+            found before weights are read. Raises `StoredTensor.fault`.
+        rows, columns: Axes along which a rank takes a part. None: it takes the whole tensor.
     """
 
     shapes: Sequence[tuple[int, ...]]
@@ -114,8 +117,7 @@ class Place(NamedTuple):
 
 
 class LinearMethod(Protocol):
-    """How the weight of one linear layer is loaded, kept and multiplied by; each format of weights
-    is a file of `quantization/`.
+    """How the weight of a linear layer is loaded, kept and multiplied. See `quantization/`.
 
         method.create(layer)
         for part in layer.parts:
@@ -124,57 +126,61 @@ class LinearMethod(Protocol):
         method.finish(layer, kernels)
         y = layer.method.apply(layer, x)
 
-    What `apply` reads are parameters of the layer, whose shapes and dtypes follow from `kind` and
-    the layer's sizes: graphs are traced on a model that was created and finished without `load`.
+    `apply` reads parameters of the layer. Their shapes and dtypes follow from `kind` and the sizes
+    of the layer, because graphs are traced on a model that was created and finished without `load`.
     """
 
     @property
     def kind(self) -> str:
-        """Says all that distinguishes the method: `methods.make_method` makes it again."""
+        """Identifies the method: `methods.make_method` makes an equal method from it."""
         ...
 
     def create(self, layer: Linear) -> None:
-        """Give the layer a weight to load into, in torch's default dtype and device."""
+        """Give the layer an uninitialised weight with torch's default dtype and device."""
         ...
 
     def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
-        """The tensors of a part of the layer, by the last part of their names: "weight",
-        "weight_scale" and such. A bias is none of them.
+        """Return the places of the tensors of a part, by the last component of their names, such as
+        "weight" or "weight_scale". The bias is not among them.
         """
         ...
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
-        """Bring the whole weight into the form that `apply` reads, packed where the device has
-        kernels for that; it may give the layer another method. On the meta device only its shape.
+        """Convert the weight into the form that `apply` reads, packed if the device has kernels for
+        it.
+
+        The layer may get another method. On the meta device only shapes change.
         """
         ...
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
-        """x [T, in] to [T, out], by ops that passes can find in a graph."""
+        """Return [T, out] for x [T, in], by ops that passes can find in a graph."""
         ...
 
 
 class StoredMethod(LinearMethod, Protocol):
-    """A method whose weights may also be wanted as numbers."""
+    """A method whose weights can also be read as numbers."""
 
     def widen(self, layer: Linear) -> torch.Tensor:
-        """Instead of `finish`: the weight [out, in] float32."""
+        """Return the weight [out, in] float32. Called instead of `finish`."""
         ...
 
 
 def part_name(prefix: str, part: str) -> str:
     """Return the checkpoint's name of a part of the layer `prefix`.
 
-    The text behind a # in `part` names the section of one tensor that a rank holds; it is not part
-    of the name.
+    A "#" in `part` is followed by the section of the tensor that a rank holds. This suffix is not
+    in the name.
     """
     part = part.partition("#")[0]
     return f"{prefix.rpartition('.')[0]}.{part}" if part else prefix
 
 
 class QuantizedInput(nn.Module):
-    """How a layer makes numbers of 8 bits of its x: by the scale [1] float32 that the checkpoint
-    gives, or by one for each `group` columns of a row, found when it runs.
+    """Quantises the input of a layer to 8 bits.
+
+    The scale [1] float32 comes from the checkpoint. Without it, a scale for each `group` columns of
+    a row is computed at run time.
     """
 
     def __init__(self, dtype: torch.dtype, group: int, scale: torch.Tensor | None = None) -> None:
@@ -183,16 +189,16 @@ class QuantizedInput(nn.Module):
         self.scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
 
     def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, in] to numbers [T, in] and scales, [1] or [T, in / group] float32."""
+        """Return numbers [T, in] and scales ([1] or [T, in / group] float32) of x [T, in]."""
         if self.scale is not None:
             return ops.quantize_static(x, self.scale, self.dtype), self.scale
         return ops.quantize_dynamic(x, self.group, self.dtype)
 
 
 class Linear(nn.Module):
-    """y = x W^T + b: x [T, in], weight [out, in], or in the form that `method` keeps it in.
+    """y = x W^T + b for x [T, in] and a weight [out, in], or the form of it that `method` keeps.
 
-    Of a layer that is split, `in_features`, `out_features` and `parts` are those of this rank.
+    In a layer that is split, `in_features`, `out_features` and `parts` are those of this rank.
     """
 
     weight: nn.Parameter
@@ -201,13 +207,12 @@ class Linear(nn.Module):
     input_scale: nn.Parameter
     input_order: nn.Parameter
     method: LinearMethod
+    # Whether the owner reads the weight itself. Such a weight is neither packed nor quantised.
     is_read_as_numbers = False
-    """Whether its owner reads the weight itself, which so is neither packed nor quantised."""
 
+    # Whether the layer is a router or the like. Such a weight is not quantised on load. Checkpoints
+    # in float8 do not quantise it either, but do not say so.
     stays_in_16_bits = False
-    """Whether it chooses among others, and so is not quantised on load, nor by float8 checkpoints,
-    which leave that unsaid.
-    """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -221,17 +226,17 @@ class Linear(nn.Module):
         self.input: QuantizedInput | None = None
 
     def hold(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """Give the layer a parameter, uninitialised and on torch's default device."""
+        """Give the layer an uninitialised parameter on torch's default device."""
         setattr(self, name, nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False))
 
     def rows(self, part: str) -> slice:
-        """Where a part lies in the weight and the bias."""
+        """Return the rows of a part in the weight and the bias."""
         names = list(self.parts)
         begin = sum(self.parts[name] for name in names[: names.index(part)])
         return slice(begin, begin + self.parts[part])
 
     def hold_rows(self, rows: Mapping[str, Stretch]) -> None:
-        """From now on the layer has these rows of each part: before its weight is created."""
+        """Keep only these rows of each part. Call this before the weight is created."""
         self.held_rows = rows
         self.parts = {part: stretch.size for part, stretch in rows.items()}
         self.out_features = sum(self.parts.values())
@@ -239,24 +244,24 @@ class Linear(nn.Module):
             self.bias = weight(self.out_features)
 
     def hold_columns(self, columns: Stretch) -> None:
-        """From now on the layer has these columns, and its result is a summand of the whole's:
-        before its weight is created.
+        """Keep only these columns, so that the result is a summand. Call before weights are
+        made.
         """
         self.held_columns = columns
         self.in_features = columns.size
 
     @property
     def is_split(self) -> bool:
-        """Whether it is a rank's part of a layer."""
+        """Whether this is the part of a layer that one rank holds."""
         return self.held_columns is not None or bool(self.held_rows)
 
     @property
     def whole_in_features(self) -> int:
-        """`in_features` of the layer that this is a part of."""
+        """`in_features` of the layer before it was split."""
         return self.in_features if self.held_columns is None else self.held_columns.whole
 
     def bias_rows(self, part: str) -> Stretch | None:
-        """Of the bias, which one of the summands alone has: the others' is 0."""
+        """Return the rows of the bias to load. If columns are split, only rank 0 loads it."""
         if self.held_columns is None or self.held_columns.begin == 0:
             return self.held_rows.get(part)
         size = self.parts[part]
@@ -269,9 +274,7 @@ class Linear(nn.Module):
         parts: Sequence[torch.Tensor],
         scales: Sequence[torch.Tensor] = (),
     ) -> None:
-        """From now on the weight is that of `parts` in the device's own layout: see
-        `LinearKernels`. On the meta device only its shape.
-        """
+        """Replace the weight by `parts`, packed in the device's own layout (`LinearKernels`)."""
         layout = kernels.layout(kind, self.in_features)
         assert layout is not None
         if self.weight.is_meta:
@@ -284,17 +287,15 @@ class Linear(nn.Module):
         self.op = kernels.op if self.input is None else kernels.scaled_op
 
     def own_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """Names and tensors that are neither a weight's nor a bias."""
+        """Return names and tensors of parameters that are neither a weight nor a bias."""
         return ()
 
     def usable(self, kernels: LinearKernels | None) -> LinearKernels | None:
-        """The kernels, where they take a layer of this shape."""
+        """Return `kernels` if they take a layer of this shape, else None."""
         return None if self.is_read_as_numbers else kernels
 
     def multiply_packed(self, x: torch.Tensor) -> torch.Tensor:
-        """For methods whose `finish` has called `pack`: x [T, in] to [T, out], by way of `input`
-        where the method has set that before.
-        """
+        """Return [T, out] for x [T, in], by a packed weight. If `input` is set, it quantises x."""
         assert self.op is not None
         given = (x,) if self.input is None else self.input.quantize(x)
         result: torch.Tensor = self.op(
@@ -307,9 +308,7 @@ class Linear(nn.Module):
 
 
 class FusedLinear(Linear):
-    """Several projections of one input as one multiplication. `parts`: the checkpoint's names and
-    rows, in order.
-    """
+    """Several projections of one input as one multiplication. `parts`: rows by checkpoint name."""
 
     def __init__(self, in_features: int, parts: dict[str, int], *, bias: bool = False) -> None:
         super().__init__(in_features, sum(parts.values()), bias=bias)
@@ -317,10 +316,10 @@ class FusedLinear(Linear):
 
 
 class Embedding(nn.Module):
-    """Rows of weight [vocab, hidden] by token id: [T] int64 to [T, hidden].
+    """Maps token ids [T] int64 to rows [T, hidden] of the weight [vocab, hidden].
 
-    `kind`: None for numbers, or the format of GGUF whose blocks are packed for the device's own
-    kernels, as those of linear layers are.
+    `kind` is None for numbers, or a format of GGUF whose blocks are packed for the device's
+    kernels, like the weights of linear layers.
     """
 
     weight: nn.Parameter
@@ -336,19 +335,19 @@ class Embedding(nn.Module):
 
     @property
     def num_rows(self) -> int:
-        """Those of this rank."""
+        """Rows that this rank holds."""
         return self.vocab_size if self.held_rows is None else self.held_rows.size
 
     def create(self, kind: str | None = None) -> None:
-        """Give the layer a weight to load into, in torch's default dtype and device."""
+        """Give the layer an uninitialised weight with torch's default dtype and device."""
         self.kind = kind
         self.weight = weight(self.num_rows, self.hidden_size)
         if kind is not None:
-            # The packed one comes whole, in `finish`.
+            # `finish` sets the packed weight.
             self.weight = nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
 
     def place(self) -> Place:
-        """Of its weight."""
+        """Return the place of the weight."""
         shape = self.num_rows, self.hidden_size
 
         def load(tensor: StoredTensor) -> None:
@@ -360,8 +359,8 @@ class Embedding(nn.Module):
         return Place([shape], load, rows=Axis(0))
 
     def finish(self, kernels: LinearKernels | None, head: Linear | None) -> None:
-        """Pack the weight, where it is to be. `head`: what is tied to it, of which it then has the
-        rows.
+        """Pack the weight if it has a `kind`. A tied output layer, `head`, shares the packed
+        weight.
         """
         if self.kind is None:
             return
@@ -379,7 +378,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(packed, requires_grad=False)
 
     def look_up(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [T] int64 of this rank's to [T, hidden]."""
+        """Return [T, hidden] for rows [T] int64 of this rank."""
         if self.op is None:
             return F.embedding(rows, self.weight)
         shape = self.hidden_size, self.num_rows

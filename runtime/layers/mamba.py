@@ -1,4 +1,4 @@
-"""The mixer of the first Mamba (arXiv:2312.00752)."""
+"""The mixer of Mamba (arXiv:2312.00752)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from .rotary import Rotations
 
 
 class MambaSizes(NamedTuple):
-    """`inner` channels, each of which has `state` numbers. The lengths of steps come from `rank`
-    numbers of a token. The convolution sees `conv` tokens.
+    """The sizes of a Mamba mixer.
+
+    Attributes:
+        inner: Channels.
+        state: Numbers of the state of a channel.
+        rank: Numbers of a token that the step sizes (dt) are computed from.
+        conv: Tokens that the convolution reads.
     """
 
     inner: int
@@ -27,7 +32,7 @@ class MambaSizes(NamedTuple):
 
 
 class SelectiveMixer(nn.Module):
-    """x [T, hidden] to [T, hidden]. A subclass says how steps, b and c follow from x (`select`)."""
+    """Maps x [T, hidden] to [T, hidden]. Subclasses compute dt, b and c from x (`select`)."""
 
     def __init__(
         self, layer: int, hidden_size: int, sizes: MambaSizes, *, conv_bias: bool, bias: bool
@@ -42,14 +47,16 @@ class SelectiveMixer(nn.Module):
         self.out_proj = Linear(sizes.inner, hidden_size, bias=bias)
 
     def hold_channels(self, channels: Stretch) -> None:
-        """From now on the layer has the states of these channels."""
+        """Keep only the states of these channels, for a layer that is split over ranks."""
         self.held_rows = channels
         self.sizes = self.sizes._replace(inner=channels.size)
         self.A = float_weight(channels.size, self.sizes.state)
         self.D, self.dt_bias = float_weight(channels.size), float_weight(channels.size)
 
     def state_layout(self, dtype: torch.dtype) -> StateLayout:
-        """What the layer keeps of a request: tokens for its convolution, and states of channels."""
+        """Return the shapes of the state of a request: inputs of the convolution, and the state of
+        each channel.
+        """
         sizes = self.sizes
         return StateLayout(
             (
@@ -59,8 +66,10 @@ class SelectiveMixer(nn.Module):
         )
 
     def select(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [T, inner] behind the convolution to dt [T, inner], without its bias, b and c [T, G *
-        state], which groups of channels share.
+        """Return (dt, b, c) for the output x [T, inner] of the convolution.
+
+        dt [T, inner] does not include its bias. b and c are [T, G * state], shared by the channels
+        of a group.
         """
         raise NotImplementedError
 
@@ -77,8 +86,9 @@ class SelectiveMixer(nn.Module):
 
 
 class MambaMixer(SelectiveMixer):
-    """All channels share b and c. `norm(size)` makes a norm of what steps come from, and of b and
-    c; None: they have none.
+    """A mixer in which all channels share b and c.
+
+    `norm(size)` makes a norm for each of dt, b and c. If it is None, they have no norm.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The mixer of Mamba 2 (arXiv:2405.21060) as hybrid models have it."""
+"""The mixer of Mamba 2 (arXiv:2405.21060) as in hybrid models."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from .rotary import Rotations
 
 
 class Mamba2Sizes(NamedTuple):
-    """`heads` of `head_dim` numbers, for each of which a state has `state` numbers; `groups` of
-    heads share what is written and read; `conv`: tokens that the convolution sees. `dt_limits`:
-    between which a step's length is held.
+    """The sizes of a Mamba 2 mixer.
+
+    Attributes:
+        heads, head_dim: Heads, and channels of a head.
+        groups: Groups of heads. The heads of a group share b and c.
+        state: Numbers of the state of a channel.
+        conv: Tokens that the convolution reads.
+        dt_limits: Least and greatest step size (dt).
     """
 
     heads: int
@@ -30,17 +35,19 @@ class Mamba2Sizes(NamedTuple):
 
     @property
     def inner(self) -> int:
-        """Numbers of a token within the mixer."""
+        """Channels of all heads."""
         return self.heads * self.head_dim
 
     @property
     def channels(self) -> int:
-        """Of the convolution."""
+        """Channels of the convolution."""
         return self.inner + 2 * self.groups * self.state
 
 
 class Mamba2Mixer(nn.Module):
-    """x [T, hidden] to [T, hidden]. `norm`: of the result, with its gate; None: the gate alone."""
+    """Maps x [T, hidden] to [T, hidden]. `norm` normalises the gated result. If it is None, the
+    result is only gated.
+    """
 
     def __init__(
         self,
@@ -64,13 +71,15 @@ class Mamba2Mixer(nn.Module):
         self.out_proj = Linear(sizes.inner, hidden_size, bias=out_bias)
 
     def hold_heads(self, heads: Stretch, groups: int) -> None:
-        """From now on it has these heads, which read `groups` groups."""
+        """Keep only these heads, which belong to `groups` groups, for a layer split over ranks."""
         self.held_rows = heads
         self.sizes = self.sizes._replace(heads=heads.size, groups=groups)
         self.A_log, self.D, self.dt_bias = (float_weight(heads.size) for _ in range(3))
 
     def state_layout(self, dtype: torch.dtype) -> StateLayout:
-        """What the layer keeps of a request: tokens for its convolution, and each head's state."""
+        """Return the shapes of the state of a request: inputs of the convolution, and the state of
+        each head.
+        """
         sizes = self.sizes
         return StateLayout(
             (
@@ -80,7 +89,7 @@ class Mamba2Mixer(nn.Module):
         )
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
-        """The input's gate, what the convolution takes, and dt, side by side."""
+        """Return the gate, the input of the convolution, and dt, side by side."""
         projected: torch.Tensor = self.in_proj(x)
         return projected
 

@@ -1,4 +1,4 @@
-"""Feed-forward layers, with a gate and without."""
+"""Feed-forward layers with and without a gate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .linear import FusedLinear, Linear
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)): x [T, hidden]."""
+    """down(activation(gate(x)) * up(x)) of x [T, hidden]."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class GatedMLP(nn.Module):
 
     @property
     def opening(self) -> FusedLinear:
-        """What makes the columns between."""
+        """The projection from hidden to intermediate columns."""
         return self.gate_up_proj
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,21 +45,23 @@ class GatedMLP(nn.Module):
 
 
 def sum_columns(x: torch.Tensor) -> torch.Tensor:
-    """x [..., columns] to [..., 1]."""
+    """Return the sum [..., 1] of the columns of x [..., columns]."""
     return x.sum(-1, keepdim=True)
 
 
 class GaussianTopKMLP(GatedMLP):
-    """`GatedMLP` that leaves about the largest of each row's gates and sets the others to 0
-    (Gemma 3n). It takes gates for normally distributed: the threshold is `deviations` standard
-    deviations above their mean. `sum_columns` adds up the columns of all ranks.
+    """`GatedMLP` that keeps about the largest gates of each row and sets the others to 0 (Gemma
+    3n).
+
+    The gates are assumed to be normally distributed: the threshold lies `deviations` standard
+    deviations above their mean. `sum_columns` sums over the columns of all ranks.
     """
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, deviations: float, *, activation: str
     ) -> None:
         super().__init__(hidden_size, intermediate_size, activation=activation)
-        # In the dtype of the weights, which torch's default is while models are made.
+        # Rounded to the dtype of the weights, which is torch's default while models are made.
         self.deviations = torch.tensor(deviations, device="cpu").item()
         self.columns = intermediate_size
         self.gate_activation = ACTIVATIONS[activation]
@@ -77,7 +79,7 @@ class GaussianTopKMLP(GatedMLP):
 
 
 class MLP(nn.Module):
-    """down(activation(up(x))): x [T, hidden]."""
+    """down(activation(up(x))) of x [T, hidden]."""
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class MLP(nn.Module):
 
     @property
     def opening(self) -> FusedLinear:
-        """As of `GatedMLP`."""
+        """The projection from hidden to intermediate columns."""
         return self.up_proj
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

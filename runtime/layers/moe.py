@@ -1,6 +1,6 @@
-"""Mixtures of experts: each token goes through a few of many feed-forward layers.
+"""Mixtures of experts: each token passes a few of many feed-forward layers.
 
-T tokens, E experts, k of them a token.
+Shapes: T tokens, E experts, k experts of a token.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from .linear import Linear, Stretch
 
 
 class Routing(NamedTuple):
-    """How experts are chosen.
+    """How the experts of a token are chosen.
 
-    A token's scores are the softmax over all experts, or each one's sigmoid. `num_groups` above 1:
-    experts lie in so many groups, of which the `top_groups` are left whose `group_best` best have
-    the largest sum (two in DeepSeek V3, arXiv:2412.19437; one in V2). The weights are the scores of
-    those that are chosen, divided by their sum and `least_sum` where they are `renormalized`, times
-    `scale`.
+    Attributes:
+        scoring: Scores are the softmax over all experts, or the sigmoid of each logit.
+        renormalized: Whether the weights are divided by their sum plus `least_sum`.
+        num_groups: If this is above 1, experts lie in groups, and only the experts of the best
+            `top_groups` groups are candidates.
+        group_best: A group is rated by the sum of its `group_best` best scores: 2 in DeepSeek V3
+            (arXiv:2412.19437), 1 in V2.
+        scale: Factor of the weights.
     """
 
     num_experts: int
@@ -39,37 +42,39 @@ class Routing(NamedTuple):
     least_sum: float = 1e-20
 
     def check(self) -> Routing:
-        """Raises `ValueError` for numbers that no model can have."""
+        """Return self. Raise `ValueError` for numbers that no model can have."""
         experts, groups = self.num_experts, self.num_groups
         if experts > _MOST_EXPERTS:
             raise ValueError(
-                f"{experts} experts a layer are more than {_MOST_EXPERTS}; fetch the model again"
+                f"a layer has {experts} experts, but at most {_MOST_EXPERTS} are possible: "
+                "config.json is damaged, download the model again"
             )
         if not 1 <= self.top_k <= experts:
             raise ValueError(
-                f"{self.top_k} of {experts} experts a token make no sense; fetch the model again"
+                f"num_experts_per_tok is {self.top_k}, but a layer has {experts} experts: "
+                "config.json is damaged, download the model again"
             )
         fits = groups >= 1 and experts % groups == 0 and 1 <= self.top_groups <= groups
-        each = experts // max(groups, 1)
+        group_size = experts // max(groups, 1)
         if not fits or (
-            groups > 1 and (each < self.group_best or self.top_groups * each < self.top_k)
+            groups > 1
+            and (group_size < self.group_best or self.top_groups * group_size < self.top_k)
         ):
             raise ValueError(
-                f"{self.top_groups} of {groups} groups of {experts} experts make no sense; fetch "
-                "the model again"
+                f"a token cannot choose {self.top_groups} of {groups} groups of {experts} experts: "
+                "config.json is damaged, download the model again"
             )
         return self
 
 
-_MOST_EXPERTS = 4096
-"""Lists are made for each before a file of weights is looked into."""
+_MOST_EXPERTS = 4096  # Lists with an entry for each expert are made before the weights are read.
 
 
 class Router(Linear):
-    """x [T, hidden] to the ids of the chosen experts [T, k] int64 and their weights [T, k] float32.
+    """Maps x [T, hidden] to the chosen experts [T, k] int64 and their weights [T, k] float32.
 
-    `correction`: the layer has a number for each expert that is added to its score while experts
-    are chosen, and not in the weights.
+    If `correction` is set, the layer adds a bias to the score of each expert while experts are
+    chosen. The weights do not include this bias.
     """
 
     stays_in_16_bits = True
@@ -114,9 +119,12 @@ class Router(Linear):
 
 
 class ExpertLinear(Linear):
-    """Projections of all experts as one weight, those of expert after expert. `parts`: of one
-    expert, the checkpoint's names and rows; "3.up_proj" is what expert 3 has of it. `absent`: what
-    other ranks have.
+    """The projections of all experts as one weight, expert after expert.
+
+    Attributes:
+        parts: Rows by name in the checkpoint: "3.up_proj" belongs to expert 3. The constructor
+            takes the parts of one expert.
+        absent: Parts that only other ranks hold.
     """
 
     def __init__(
@@ -142,7 +150,7 @@ class ExpertLinear(Linear):
         return self._rows[part]
 
     def hold_experts(self, experts: range, rows: Stretch | None = None) -> None:
-        """From now on the layer has these experts, and of each part these rows."""
+        """Keep only these experts, and of each part only these rows."""
         self.absent = {part for part in self.parts if int(part.partition(".")[0]) not in experts}
         held = {part: size for part, size in self.parts.items() if part not in self.absent}
         self.hold_rows({part: rows or Stretch(0, size, size) for part, size in held.items()})
@@ -164,23 +172,25 @@ class ExpertLinear(Linear):
 
     @property
     def group(self) -> int:
-        """Columns of x that are quantised by one scale; 0 where it is not."""
+        """Columns of x that share a scale of quantisation. 0: x is not quantised."""
         return 0 if self.input is None else self.input.group or self.in_features
 
     @property
     def input_numbers(self) -> torch.Tensor | None:
-        """The scale that x is quantised by, where the checkpoint has it."""
+        """The scale by which x is quantised, if the checkpoint has one."""
         return None if self.input is None else self.input.scale
 
 
 class FusedMoE(nn.Module):
-    """The sum of what a token's experts make of it, weighted: x, ids and weights of a `Router` to
-    [T, hidden].
+    """Maps x, and the ids and weights of a `Router`, to the weighted sum of the experts [T,
+    hidden].
 
-    `names`: of gate, up and down projection in the checkpoint. `activation`: of the gate; no kernel
-    has another than silu. "relu2": there is no gate, and the ups are squared ReLUs. `limit`,
-    `weighs_input`: as `reference.fused_moe`. `first` [1] int64: the first expert of this rank,
-    where it has not all.
+    Attributes:
+        names: Names of the gate, up and down projections in the checkpoint.
+        activation: "silu" of the gate, or "relu2": no gate, and the squared ReLU of the up
+            projection.
+        limit, weighs_input: See `reference.fused_moe`.
+        first: [1] int64, the first expert of this rank, if other ranks hold experts.
     """
 
     first: torch.Tensor | None
@@ -200,7 +210,8 @@ class FusedMoE(nn.Module):
         super().__init__()
         if intermediate_size < 1:
             raise ValueError(
-                f"experts of {intermediate_size} columns make no sense; fetch the model again"
+                f"moe_intermediate_size is {intermediate_size}, but must be at least 1: "
+                "config.json is damaged, download the model again"
             )
         if activation not in ("silu", "relu2"):
             raise ValueError(
@@ -217,8 +228,10 @@ class FusedMoE(nn.Module):
         )
 
     def hold(self, experts: Stretch, columns: Stretch) -> None:
-        """From now on the layer has these experts, and of each these columns between gate and down:
-        before its weights are created. Its result is a summand of the whole's.
+        """Keep only these experts, and of each the intermediate columns `columns`.
+
+        Call this before the weights are created. The result is then a summand of the whole layer's
+        result.
         """
         held = range(experts.begin, experts.begin + experts.size)
         self.gate_up_proj.hold_experts(held, columns)
@@ -226,7 +239,7 @@ class FusedMoE(nn.Module):
         self.down_proj.hold_columns(columns)
         self.num_experts = experts.size
         if experts.size < experts.whole:
-            # No constant: it would be one of the traced forward.
+            # A buffer, because a constant would become part of the traced forward.
             self.first = torch.tensor([experts.begin])
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -265,20 +278,18 @@ class FusedMoE(nn.Module):
         return result
 
     def check(self, name: str) -> None:
-        """Raises `ValueError` where finished weights are not of one kind."""
+        """Raise `ValueError` if no kernel multiplies the finished weights together."""
         both = self.gate_up_proj, self.down_proj
         packed = {linear.op is not None for linear in both}
         if len(packed) > 1 or any(hasattr(linear, "input_order") for linear in both):
             raise ValueError(
-                f"{name}: nothing multiplies experts whose weights are {both[0].method.kind} and "
-                f"{both[1].method.kind} here; take --quantization none"
+                f"{name}: no kernel multiplies experts whose weights are {both[0].method.kind} and "
+                f"{both[1].method.kind}; use --quantization none"
             )
 
 
 class SparseMoE(nn.Module):
-    """A feed-forward layer of experts, and of one that every token goes through, where there is
-    such.
-    """
+    """A feed-forward layer of experts, plus optional experts that every token passes."""
 
     def __init__(
         self, gate: Router, experts: FusedMoE, shared_experts: nn.Module | None = None

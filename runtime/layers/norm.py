@@ -1,6 +1,7 @@
-"""Norms, alone and with the residual stream carried through them.
+"""Norms, alone and combined with the addition to the residual stream.
 
-Gemma's, whose weights are stored less 1, are RMSNorms once loaded: `loader.checkpoint.plus_one`.
+Gemma stores its weights less 1. They become weights of RMSNorm when they are loaded
+(`models.checkpoint.plus_one`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .linear import Stretch, weight
 
 
 class RMSNorm(nn.Module):
-    """Normalises the last dimension of x [..., size]."""
+    """Normalises the last dimension of x [..., size] by its root mean square."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class RMSNorm(nn.Module):
         return ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual)."""
+        """Return (norm(x + residual), x + residual)."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
     def step_parts(self) -> NormParts:
@@ -57,8 +58,10 @@ class AllHeadsRMSNorm(RMSNorm):
 
 
 class GatedRMSNorm(nn.Module):
-    """x [..., size] times silu(gate), or times `activation` of it, normalised in `groups`;
-    `norm_first`: normalised before it is multiplied. In float32.
+    """Multiplies x [..., size] by `activation(gate)` and normalises each of `groups` parts, in
+    float32.
+
+    `norm_first`: x is normalised before it is multiplied.
     """
 
     def __init__(
@@ -77,11 +80,11 @@ class GatedRMSNorm(nn.Module):
         self.held_rows: Stretch | None = None
 
     def hold_rows(self, rows: Stretch, groups: int) -> None:
-        """From now on it has the weights of these groups."""
+        """Keep only the weights of these groups, for a layer that is split over ranks."""
         self.held_rows, self.groups, self.weight = rows, groups, weight(rows.size)
 
     def mean_square(self, parts: torch.Tensor) -> torch.Tensor:
-        """Of parts [..., groups, size], [..., groups, 1]."""
+        """Return the mean squares [..., groups, 1] of parts [..., groups, size]."""
         return parts.square().mean(-1, keepdim=True)
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -95,8 +98,9 @@ class GatedRMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """x [..., size] less its mean, normalised; x [..., heads, size] with a weight [heads, size]
-    (Cohere).
+    """Normalises x [..., size] by its mean and variance.
+
+    With a weight [heads, size] it takes x [..., heads, size] (Cohere).
     """
 
     def __init__(self, *shape: int, eps: float, bias: bool = False) -> None:
@@ -107,7 +111,7 @@ class LayerNorm(nn.Module):
         self.held_rows: Stretch | None = None
 
     def hold_rows(self, rows: Stretch) -> None:
-        """From now on it has the weights of these heads."""
+        """Keep only the weights of these heads, for a layer that is split over ranks."""
         self.held_rows = rows
         self.weight = weight(rows.size, self.weight.shape[-1])
 
@@ -118,6 +122,6 @@ class LayerNorm(nn.Module):
         return (self.weight.float() * wide).to(x.dtype)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual)."""
+        """Return (norm(x + residual), x + residual)."""
         total = x + residual
         return self(total), total

@@ -1,7 +1,9 @@
-"""Layers with a recurrent state as ops, each a cut of the graph as attention is: they alone read
-and write the states of requests (`current_states`).
+"""Layers with a recurrent state as ops.
 
-T tokens, C channels, H heads of P numbers.
+Only these ops read and write the states of requests (`current_states`). Graphs are cut at them, as
+at attention.
+
+Shapes: T tokens, C channels, K columns of a convolution.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ class CausalConv(nn.Module):
         self.held_rows: Sequence[Stretch] | None = None
 
     def hold_rows(self, rows: Sequence[Stretch]) -> None:
-        """From now on it has the weights of these channels."""
-        self.held_rows, channels = rows, sum(each.size for each in rows)
+        """Keep only the weights of these channels, for a layer that is split over ranks."""
+        self.held_rows, channels = rows, sum(stretch.size for stretch in rows)
         self.weight = float_weight(channels, *self.weight.shape[1:])
         self.bias = None if self.bias is None else float_weight(channels)
 
 
 def float_weight(*shape: int) -> nn.Parameter:
-    """Small and read by states that are float32: so it is too, whatever the model's dtype is."""
+    """Return an uninitialised float32 parameter, because the states it is used with are float32."""
     return nn.Parameter(torch.empty(*shape, dtype=torch.float32), requires_grad=False)
 
 
@@ -51,7 +53,7 @@ def _causal_conv(
     layer: int,
 ) -> None:
     layer_begins()
-    # Behind it a layer may keep what another op of it reads.
+    # The layer may have more states, which its other ops read.
     (states, *_), metadata = current_states(layer)
     recurrent.causal_conv(x, weight.flatten(1), bias, out, states, metadata.plan)
 

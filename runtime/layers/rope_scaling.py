@@ -1,5 +1,6 @@
-"""How rotary frequencies are scaled for contexts longer than a model was trained on: a function for
-each type, as transformers' `modeling_rope_utils` defines them.
+"""Scaling of rotary frequencies for contexts longer than those of the training.
+
+There is a function for each type, as transformers' `modeling_rope_utils` defines them.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import torch
 
 from ..config.model import ModelConfig
 
+# Frequencies [rotary dim / 2], and the factor of cosines and sines.
 Scaled = tuple[torch.Tensor, float]
-"""Frequencies [rotary dim / 2], and what cosines and sines are multiplied by."""
 
 
 def _default(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
-    """`dynamic` too: that stretches frequencies as a text grows beyond `max_position_embeddings`,
-    which is where we end; cached keys could not follow.
+    """Return the frequencies as they are.
+
+    The type "dynamic" stretches frequencies only in texts beyond `max_position_embeddings`, and no
+    text is longer here.
     """
     return frequencies, 1.0
 
@@ -31,11 +34,11 @@ def _divided(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
 
 
 def _llama3(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
-    """Llama 3.1's: waves longer than the original context are stretched by `factor`, short ones
-    kept, those between blended.
+    """Scale as Llama 3.1 does.
 
-    Source: the Llama 3.1 reference code's `apply_scaling`; parameters under transformers' names,
-    and rounded as there.
+    Waves longer than the original context are stretched by `factor`, short waves are kept, and
+    those between are blended. Source: `apply_scaling` of the Llama 3.1 reference code. Parameters
+    have the names of transformers and are rounded as there.
     """
     scaling = config.rope_scaling
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -48,14 +51,16 @@ def _llama3(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
 
 
 def _yarn(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
-    """YaRN (arXiv:2309.00071): dimensions that turn often within the original context are kept,
-    those that turn less than once are stretched by `factor`, a ramp between.
+    """Scale by YaRN (arXiv:2309.00071).
+
+    Dimensions that turn often within the original context are kept. Those that turn less than once
+    are stretched by `factor`. Those between are blended.
     """
     scaling, dim = config.rope_scaling, config.rotary_dim
     factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
 
     def dimension(turns: float) -> float:
-        """Which turns so often within the original context."""
+        """Return the dimension that turns `turns` times within the original context."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
 
     low = dimension(scaling.get("beta_fast") or 32)
@@ -78,14 +83,16 @@ def _yarn(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """How much sharper YaRN's attention is made for contexts `factor` times as long."""
+    """Return the factor by which YaRN scales attention for contexts `factor` times as long."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _longrope(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
-    """LongRoPE (arXiv:2402.13753): factors that were searched, one list for contexts up to the
-    original length and one for longer ones. Taken is the list of the longest context that is
-    served, for all texts: keys of a text are cached, and cannot change as it grows.
+    """Scale by LongRoPE (arXiv:2402.13753): by searched factors, which are listed twice.
+
+    One list is for contexts up to the original length, the other for longer ones. The longest
+    context that is served selects the list for all texts, because cached keys cannot change as a
+    text grows.
     """
     scaling = config.rope_scaling
     original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
@@ -104,6 +111,7 @@ def _numbers(values: list[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
+# By `ModelConfig.rope_type`.
 SCALINGS: dict[str, Callable[[torch.Tensor, ModelConfig], Scaled]] = {
     "default": _default,
     "linear": _linear,
@@ -113,4 +121,3 @@ SCALINGS: dict[str, Callable[[torch.Tensor, ModelConfig], Scaled]] = {
     "longrope": _longrope,
     "divided": _divided,
 }
-"""By `ModelConfig.rope_type`."""

@@ -1,4 +1,4 @@
-"""Rotary position embedding: cosines and sines by position, gathered once a step for all layers."""
+"""Rotary position embeddings. Cosines and sines are gathered once a step for all layers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from ...kernels import ops
 from ..config.model import ModelConfig
 from .rope_scaling import SCALINGS, Scaled
 
-_POSITIONS = 2**16
-"""Whose angles are computed at once."""
+_POSITIONS = 2**16  # Positions whose angles are computed at once.
 
 
 class Rotation(NamedTuple):
-    """cos, signed_sin [T, 1, R] of a step's positions, as `kernels.reference.rotary_embedding`
-    takes them; R: the numbers of a head that are turned.
+    """cos and signed_sin [T, 1, R] of the positions of a step
+    (`kernels.reference.rotary_embedding`).
+
+    R is the number of rotated numbers of a head.
     """
 
     cos: torch.Tensor
     signed_sin: torch.Tensor
 
 
+# One for each table of the model. Layers may use different frequencies.
 Rotations = Sequence[Rotation]
-"""One of each table of the model: its layers may turn by different frequencies."""
 
 
 class Rotary(nn.Module):
-    """Tables of cos and sin [positions, 1, R] in the model's dtype, which `fill` computes."""
+    """Tables of cos and signed_sin [positions, 1, R] in the model's dtype, computed by `fill`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -42,8 +43,10 @@ class Rotary(nn.Module):
         self.register_buffer("signed_sin", torch.empty(shape), persistent=False)
 
     def fill(self) -> None:
-        """To be called once all weights have their place: a configuration whose sizes are wrong
-        fails at those, and before tables of such a size are computed.
+        """Compute the tables.
+
+        Call this after all weights have been placed. A damaged configuration with wrong sizes fails
+        there, before large tables are computed.
         """
         frequencies, factor = scaled_frequencies(self.config)
         for begin in range(0, len(self.cos), _POSITIONS):
@@ -62,7 +65,9 @@ class Rotary(nn.Module):
 
 
 def scaled_frequencies(config: ModelConfig) -> Scaled:
-    """Radians a position, [R / 2] float32 on the CPU, and the factor of cosines and sines."""
+    """Return radians per position [R / 2] float32 on the CPU, and the factor of cosines and
+    sines.
+    """
     size = config.rotary_dim
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
     frequencies: torch.Tensor = 1.0 / config.rope_theta**exponents
@@ -70,16 +75,17 @@ def scaled_frequencies(config: ModelConfig) -> Scaled:
         return SCALINGS[config.rope_type](frequencies, config)
     except (ArithmeticError, ValueError):
         raise ValueError(
-            f"no frequencies follow from the rope scaling {config.rope_scaling!r:.100} with a "
-            f"rope_theta of {config.rope_theta}; fetch the model again"
+            f"rope_scaling {config.rope_scaling!r:.100} with rope_theta {config.rope_theta} gives "
+            "no valid frequencies: config.json is damaged, download the model again"
         ) from None
 
 
 def plain_rotation(
     positions: torch.Tensor, size: int, theta: float, dtype: torch.dtype, *, divisor: float = 1.0
 ) -> Rotation:
-    """Without a table: of positions [T], by the usual frequencies of `size` numbers, which are
-    divided by `divisor`.
+    """Return the rotation of positions [T] without a table.
+
+    The frequencies are the usual ones for `size` numbers, divided by `divisor`.
     """
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device)
     angles = torch.outer(positions.float(), 1.0 / (divisor * theta ** (exponents / size)))
@@ -90,10 +96,10 @@ def plain_rotation(
 
 
 def rotate(x: torch.Tensor, rotation: Rotation, *, interleaved: bool = False) -> torch.Tensor:
-    """Turn the first R of the D numbers of each head of x [T, heads, D]; the others stay.
+    """Rotate the first R of the D numbers of each head of x [T, heads, D]. The others stay.
 
-    `interleaved`: pairs are (2i, 2i + 1), and come out as (i, i + R / 2): queries and keys alike,
-    whose products do not change by it.
+    If `interleaved`, pairs (2i, 2i + 1) are rotated and stored as (i, i + R / 2). Queries and keys
+    are reordered alike, so their products do not change.
     """
     size = rotation.cos.shape[-1]
     if size < x.shape[-1]:

@@ -1,4 +1,4 @@
-"""The attention layer of decoders like Llama's."""
+"""The attention layer of decoders like Llama."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ from .rotary import Rotations, rotate
 class SelfAttention(nn.Module):
     """Grouped-query attention with rotary positions.
 
-    `q_norm`, `k_norm`: of heads [T, heads, D], before they are turned. `rotary`: by which of the
-    model's tables; None: the layer knows no positions. `interleaved`: pairs that are turned lie
-    side by side. `chunked`, `scale`, `softcap`: as in `KVLayout`; no scale: 1 / sqrt(D). `sinks`:
-    each head has a score that takes weight from all tokens and gives nothing. `slopes` gives that
-    of a head, as `KVLayout` has it, by its number among the heads of all ranks. `bound`: queries,
-    keys and values are held between it and its negative. `gated`: q_proj gives each head a gate
-    beside its query, whose sigmoid the head's result is multiplied by.
+    Attributes:
+        q_norm, k_norm: Norms of heads [T, heads, D], applied before the rotation.
+        rotary: Index of the model's rotary table. None: the layer uses no positions.
+        interleaved: Whether rotated pairs lie side by side.
+        scale: Factor of the scores, by default 1 / sqrt(D).
+        softcap, chunked: See `KVLayout`.
+        sinks: Each head has an additional score that takes weight from all tokens and adds no
+            value.
+        slopes: Returns the ALiBi slope of a head, by its number among the heads of all ranks.
+        bound: Queries, keys and values are clamped to [-bound, bound].
+        gated: q_proj gives each head a gate beside its query. The sigmoid of the gate multiplies
+            the result of the head.
     """
 
     def __init__(
@@ -73,8 +78,9 @@ class SelfAttention(nn.Module):
     def hold_heads(
         self, heads: Stretch, kv_heads: Stretch, *, group: int, skipped: int = 0
     ) -> None:
-        """From now on the layer has these of its heads: before its weights are created. `group`,
-        `skipped`: as in `KVLayout`.
+        """Keep only these heads. Call this before the weights are created.
+
+        `group`, `skipped`: `group_size` and `skipped_heads` of `KVLayout`.
         """
         self.num_heads, self.num_kv_heads = heads.size, kv_heads.size
         self.first_head = heads.begin
@@ -84,7 +90,7 @@ class SelfAttention(nn.Module):
             self.held_rows, self.sinks = heads, weight(heads.size)
 
     def kv_layout(self, dtype: torch.dtype) -> KVLayout:
-        """What the layer keeps of a token, and how it is read."""
+        """Return what the cache keeps of a token, and how it is read."""
         return KVLayout(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -108,7 +114,7 @@ class SelfAttention(nn.Module):
         return torch.tensor(slopes, dtype=torch.float32, device=self.o_proj.weight.device)
 
     def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
-        """Queries and keys [T, heads + kv heads, D] by their positions."""
+        """Rotate queries and keys [T, heads + kv heads, D] by their positions."""
         assert self.rotary is not None
         return rotate(heads, rotations[self.rotary], interleaved=self.interleaved)
 

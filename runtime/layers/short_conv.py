@@ -12,8 +12,9 @@ from .rotary import Rotations
 
 
 class ShortConv(nn.Module):
-    """out(c * conv(b * x)), where b, c and x are projections of the input [T, hidden], and the
-    convolution goes over the last `width` tokens of each channel.
+    """out(c * conv(b * x)), where b, c and x are projections of the input [T, hidden].
+
+    The convolution reads the last `width` tokens of each channel.
     """
 
     def __init__(self, layer: int, hidden_size: int, width: int, *, bias: bool) -> None:
@@ -24,7 +25,7 @@ class ShortConv(nn.Module):
         self.out_proj = Linear(hidden_size, hidden_size, bias=bias)
 
     def state_layout(self, dtype: torch.dtype) -> StateLayout:
-        """What the layer keeps of a request: the tokens that its convolution reads again."""
+        """Return the shape of the state of a request: the last inputs of the convolution."""
         return StateLayout((((self.width - 1, self.channels), dtype),))
 
     def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:

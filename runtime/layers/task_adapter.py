@@ -1,6 +1,6 @@
-"""Adapters of low rank (LoRA) that a checkpoint has of each of its tasks, added to layers' results.
+"""Adapters of low rank (LoRA), one for each task of a checkpoint, added to the results of layers.
 
-T tokens, R rank.
+Shapes: T tokens, R rank.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from .linear import Embedding, Linear, weight
 
 
 class Task:
-    """Which task a model computes; `number` None: no adapter is added."""
+    """The task that a model computes. If `number` is None, no adapter is added."""
 
     number: int | None = None
 
 
 class Adapter(nn.Module):
-    """Of a linear layer: lora_A [tasks, R, in], lora_B [tasks, out, R]. Of an embedding: lora_A
-    [tasks, vocab, R], lora_B [tasks, R, hidden].
+    """The adapters of a layer for all tasks.
+
+    A linear layer has lora_A [tasks, R, in] and lora_B [tasks, out, R]. An embedding has lora_A
+    [tasks, vocab, R] and lora_B [tasks, R, hidden].
     """
 
     def __init__(

@@ -199,7 +199,7 @@ def on_load_kinds(model: CausalLM, quantization: str, products: Products) -> Kin
         dtype = str(products.dtype).removeprefix("torch.")
         taken = [each for each in COLUMNS if products.take(finished_kind(each))]
         raise ValueError(
-            f"--quantization {quantization}: nothing multiplies such weights by {dtype} numbers "
+            f"--quantization {quantization}: no kernel multiplies such weights by {dtype} numbers "
             f"on {products.device.type} here; take {' or '.join([*taken, 'none'])}"
         )
     kinds, columns = {}, COLUMNS[quantization]

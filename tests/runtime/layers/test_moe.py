@@ -18,10 +18,13 @@ from piecework.runtime.quantization.unquantized import Unquantized
 
 SHAPE = {"moe_intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "too many": ({"num_local_experts": 10**12}, "1000000000000 experts a layer are more than 4096"),
-    "more a token than there are": ({"num_experts_per_tok": 5}, "5 of 4 experts a token"),
-    "none a token": ({"num_experts_per_tok": 0}, "0 of 4 experts a token"),
-    "no columns": ({"moe_intermediate_size": 0}, "experts of 0 columns"),
+    "too many": ({"num_local_experts": 10**12}, "has 1000000000000 experts, but at most 4096"),
+    "more a token than there are": (
+        {"num_experts_per_tok": 5},
+        "num_experts_per_tok is 5",
+    ),
+    "none a token": ({"num_experts_per_tok": 0}, "num_experts_per_tok is 0"),
+    "no columns": ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
     "no number": ({"num_local_experts": "4"}, "num_local_experts must be a whole number"),
 }
 

@@ -153,7 +153,7 @@ def test_what_nothing_multiplies_is_refused_on_load(dtype: torch.dtype, tmp_path
     """For want of such numbers, or of a product: plain torch would widen all at each step."""
     folder = make_tiny_model(tmp_path / "model")
     lacking = [torch.float8_e4m3fn] if dtype == torch.float32 else []
-    with pytest.raises(ValueError, match=r"--quantization fp8: nothing multiplies .*; take .*none"):
+    with pytest.raises(ValueError, match=r"--quantization fp8: no kernel .*; use .*none"):
         load_model(
             str(folder), dtype, torch.device("cpu"), False, quantization="fp8", lacking=lacking
         )
