@@ -31,6 +31,7 @@ PLAIN = (
     "runtime/graphs/",
     "runtime/layers/",
     "runtime/llm.py",
+    "runtime/loader/",
     "runtime/models/deepseek_v32.py",
     "runtime/models/gemma3n.py",
     "runtime/models/gemma3n_conditional.py",

@@ -79,7 +79,7 @@ def asked_of(path: str, asked: str, config: Mapping[str, Any] | None) -> str:
         return asked
     if asked in ON_LOAD:
         raise ValueError(
-            f"--quantization {asked} is for weights of 16 bits, but those of {path} are quantised "
+            f"--quantization {asked} needs weights of 16 bits, but those of {path} are quantised "
             f"by {held}; take --quantization auto, or another checkpoint"
         )
     raise ValueError(

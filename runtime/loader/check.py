@@ -1,7 +1,7 @@
-"""Whether a model can be served, found out before torch is imported and before a weight is read.
+"""Checks whether a model can be served, before torch is imported and before weights are read.
 
 The first metadata of GGUF files (ggml-org/ggml, docs/gguf.md) are read without the gguf library,
-whose import and full reading take tenths of seconds.
+because importing it and reading the whole file take tenths of a second.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from ..files.folder import check_pointer, read_header, weight_files
 _SCALARS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
-_LONGEST = 2**20
-"""Bytes of a key or of a text, more than any file has."""
+_LONGEST = 2**20  # Bytes of a key or a text. No valid file has longer ones.
 
 
 def check_model(
@@ -34,17 +33,22 @@ def check_model(
     code: ModelCode | None = None,
     quantization: str = "auto",
 ) -> None:
-    """Raises `ValueError` with the reason where a folder or .gguf file holds no model that we
-    serve.
+    """Raise `ValueError` with the reason if a folder or .gguf file holds no model that can be
+    served.
 
-    `context_length`, `ranks`: what was asked for; `weights` False leaves out the files of weights,
-    which a model with random ones does not need; `code`: whose computes it; `quantization`: as
-    `--quantization`. What takes transformers
-    or the whole of a .gguf file to find out, the engine finds out later.
+    Faults that only transformers or the whole .gguf file show are found later, by the engine.
+
+    Args:
+        context_length, ranks: The values of --context-length and --tp-size.
+        weights: False skips the weight files, which a model with random weights does not need.
+        code: Whose code computes the model.
+        quantization: The value of --quantization.
     """
     if Path(path).suffix == ".gguf":
         if code is not None and code.impl == "transformers":
-            raise ValueError(f"{path}: --model-impl transformers takes folders, no .gguf files")
+            raise ValueError(
+                f"{path}: --model-impl transformers takes folders, not .gguf files; leave it out"
+            )
         longest, heads = _gguf_numbers(Path(path))
         asked_of(path, quantization, None)
     else:
@@ -52,7 +56,7 @@ def check_model(
         longest, heads = config.get("max_position_embeddings"), config.get("num_attention_heads")
         if ranks > 1 and (code or ModelCode()).architecture(config["architectures"][0]) == FALLBACK:
             raise ValueError(
-                f"{path}: a model that transformers' code computes runs on one rank; leave "
+                f"{path}: models that the code of transformers computes run on one rank; leave "
                 "--tp-size out"
             )
         quantized = quantization_of(config) is not None
@@ -61,14 +65,14 @@ def check_model(
             read_header(file, quantized=quantized)
     if isinstance(longest, int):
         check_context_length(context_length, longest)
-    # Which numbers of ranks do can be told once the model is built, by each of so many processes.
-    # Files of models without attention say 0.
+    # Other limits of the number of ranks are found when each rank builds the model.
+    # Files of models without attention state 0 heads.
     if isinstance(heads, int) and 0 < heads < ranks:
         raise ValueError(f"--tp-size {ranks} is more than the {heads} heads of {path}")
 
 
 def check_engine(path: str, config: EngineConfig) -> None:
-    """Check the model at a path as `check_model` does, for the settings of an engine."""
+    """Check the model at `path` by `check_model`, with the settings of an engine."""
     check_model(
         path,
         context_length=config.context_length,
@@ -80,8 +84,9 @@ def check_engine(path: str, config: EngineConfig) -> None:
 
 
 def _gguf_numbers(path: Path) -> tuple[int | None, object]:
-    """The longest context and the heads of a .gguf file's model, None where its reader has to find
-    out.
+    """Return the longest context and the number of heads of the model in a .gguf file.
+
+    They are None if only the full reader can find them.
     """
     check_pointer(path)
     found = first_numbers(path)
@@ -95,8 +100,9 @@ def _gguf_numbers(path: Path) -> tuple[int | None, object]:
 
 
 def first_numbers(path: Path) -> tuple[str, int, object] | None:
-    """What the model is, its longest context in tokens and its heads; None where the file does not
-    say so in the usual place and form.
+    """Return the architecture, the longest context in tokens and the number of heads.
+
+    Return None if the file does not state them in the usual place and form.
     """
     values: dict[str, Any] = {}
     try:
@@ -112,7 +118,7 @@ def first_numbers(path: Path) -> tuple[str, int, object] | None:
 
 
 def _values(file: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """Keys and values up to the first list, behind which come the tokens."""
+    """Yield keys and values up to the first list. The tokens follow behind it."""
     magic, version, _, count = struct.unpack("<4sIQQ", file.read(24))
     if magic != b"GGUF" or version not in _VERSIONS:
         return

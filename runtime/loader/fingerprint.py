@@ -1,5 +1,6 @@
-"""What tells one model from another without reading its weights: its config, and the names, shapes
-and formats of its tensors.
+"""A fingerprint of a model that needs no reading of weights.
+
+It covers the config and the names, shapes and formats of the tensors.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ _SHOWN = 12
 
 
 def fingerprint(path: str, *, weights: bool) -> str:
-    """The beginning of a SHA-256. `weights` False leaves the tensors out, which a model with random
-    ones does not have. Raises `ValueError` as whoever reads the model.
+    """Return the first characters of a SHA-256.
+
+    `weights` False leaves the tensors out, for models with random weights. Raises `ValueError` if
+    the model cannot be read.
     """
     digest = hashlib.sha256()
     if Path(path).suffix == ".gguf":

@@ -1,6 +1,6 @@
 """Tensors of a GGUF file under the names of Hugging Face checkpoints.
 
-Names and the order of q and k rows: llama.cpp's convert_hf_to_gguf.py.
+Source of the names and of the order of q and k rows: llama.cpp's convert_hf_to_gguf.py.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ _NUMBERS = {
     GGMLQuantizationType.BF16,
     GGMLQuantizationType.F64,
 }
+# In the name of a tensor that holds all experts of a layer, this stands for the number of the
+# expert.
 _EXPERT = ".*."
-"""In the name of a tensor that holds all experts of a layer: where the number of each goes."""
+# Matrices of encoders that may have a single row.
 _OF_ONE_ROW = ("token_types.weight", "cls.output.weight")
-"""Matrices of encoders that may have one row."""
-_PIECE = 2**18
-"""Values that are dequantised at once: a multiple of every format's block."""
+_PIECE = 2**18  # Values that are dequantised at once: a multiple of every format's block.
 
 
 def checkpoint_name(name: str, names: dict[str, str]) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`, by a model's `gguf_names`;
-    a name that is not known stays.
+    """Return the name in a Hugging Face checkpoint, by a model's `gguf_names`.
+
+    `blk.3.attn_q.weight` becomes `model.layers.3.self_attn.q_proj.weight`. Unknown names are
+    returned as they are.
     """
     stem, _, kind = name.rpartition(".")
     pattern = re.sub(r"^blk\.(\d+)\.", "blk.{}.", stem)
@@ -47,8 +49,9 @@ def checkpoint_name(name: str, names: dict[str, str]) -> str:
 
 
 def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTensor]:
-    """Every tensor of a file. Raises `ValueError` for a storage format that the gguf library does
-    not read.
+    """Return every tensor of a file.
+
+    Raises `ValueError` for a storage format that the gguf library does not read.
     """
     model = model_class(config.architecture)
     found = []
@@ -57,7 +60,7 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
             interleaves = model.gguf_interleaves_heads and _is_query_or_key(tensor.name)
             shape = tuple(int(size) for size in reversed(tensor.shape))
             if len(shape) == 4:
-                # Convolutions, with dimensions of 1 around their channels.
+                # Convolutions have dimensions of 1 around their channels.
                 shape = tuple(size for size in shape if size != 1)
             stored = _Stored(
                 reader.path,
@@ -66,13 +69,13 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
                 shape,
                 config.head_dim if interleaves else None,
             )
-            each = stored.experts() if _EXPERT in stored.name else [stored]
-            found += [one.part(tuple(slice(0, size) for size in one.shape)) for one in each]
+            parts = stored.experts() if _EXPERT in stored.name else [stored]
+            found += [part.part(tuple(slice(0, size) for size in part.shape)) for part in parts]
     return found
 
 
 def encoder_tensors(reader: FastGGUFReader, names: dict[str, str]) -> list[StoredTensor]:
-    """The same of an encoder, whose `gguf_names` are `names`."""
+    """Return every tensor of the file of an encoder, whose `gguf_names` are `names`."""
     found = []
     for tensor in reader.tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape))
@@ -89,8 +92,10 @@ def _is_query_or_key(name: str) -> bool:
 
 
 class _Stored(NamedTuple):
-    """A tensor of a file. `interleaved`: the rows of a head, where they are stored for pairs (2i,
-    2i + 1): ours rotates pairs (i, i + D / 2).
+    """A tensor of a file.
+
+    `interleaved` is the number of rows of a head, if the rows are stored for rotating pairs (2i, 2i
+    + 1). They are reordered, because the layers here rotate pairs (i, i + D / 2).
     """
 
     path: Path
@@ -100,7 +105,7 @@ class _Stored(NamedTuple):
     interleaved: int | None
 
     def experts(self) -> list[_Stored]:
-        """Those of each expert, which lie one after another."""
+        """Return the tensors of the experts, which are stored one after another."""
         return [
             self._replace(
                 name=self.name.replace(_EXPERT, f".{expert}."),
@@ -111,12 +116,14 @@ class _Stored(NamedTuple):
         ]
 
     def part(self, index: tuple[slice, ...]) -> StoredTensor:
-        """The numbers of a slice of each dimension; where rows are interleaved, of whole heads."""
+        """Return the part given by a slice for each dimension. Interleaved rows are cut only by
+        whole heads.
+        """
         is_quantized = self.tensor.tensor_type not in _NUMBERS
         return StoredTensor(
             file=self.path,
             name=self.name,
-            shape=tuple(each.stop - each.start for each in index),
+            shape=tuple(part.stop - part.start for part in index),
             copy_to=partial(self._copy, index),
             kind=self.tensor.tensor_type.name if is_quantized else None,
             blocks=partial(self._blocks, index) if is_quantized else None,
@@ -126,7 +133,7 @@ class _Stored(NamedTuple):
     def _copy(self, index: tuple[slice, ...], target: torch.Tensor) -> None:
         columns = index[-1] if len(index) > 1 else slice(0, 1)
         block, _ = GGML_QUANT_SIZES[self.tensor.tensor_type]
-        # Of columns that begin or end inside of a block, the whole blocks.
+        # Columns may begin or end inside a block. Whole blocks are read.
         first, last = columns.start // block * block, -(-columns.stop // block) * block
         is_cut = (first, last) != (columns.start, columns.stop)
         if not is_cut and self.interleaved is None:
@@ -138,12 +145,12 @@ class _Stored(NamedTuple):
         target.copy_(self._in_order(stored).reshape(target.shape))
 
     def _blocks(self, index: tuple[slice, ...]) -> torch.Tensor:
-        """[rows, bytes] uint8, copied."""
+        """Return a copy of the blocks: [rows, bytes] uint8."""
         return self._in_order(torch.from_numpy(np.array(self._bytes(index))))
 
     def _bytes(self, index: tuple[slice, ...]) -> npt.NDArray[np.uint8]:
-        """[rows, bytes] of the file: the blocks that have some of the columns."""
-        # A view as bytes works for every format: those that are not quantised come as numbers.
+        """Return the bytes of the file that hold some of the columns: [rows, bytes]."""
+        # The view as bytes is needed for numbers, which the library returns in their own dtype.
         rows: npt.NDArray[np.uint8] = self.tensor.data.reshape(-1).view(np.uint8)
         rows = rows.reshape(self.shape[0], -1)[index[0]]
         if len(index) == 1:
@@ -158,8 +165,9 @@ class _Stored(NamedTuple):
         return pairs.transpose(1, 2).reshape(rows.shape)
 
     def _dequantise(self, rows: npt.NDArray[np.uint8], values: torch.Tensor) -> None:
-        """Write into `values`, flat. Pieces that stay in the cache make it three times as fast as
-        the tensor at once.
+        """Write into `values`, which is flat.
+
+        Pieces that stay in the CPU cache are three times as fast as the whole tensor at once.
         """
         kind = self.tensor.tensor_type
         block_values, block_bytes = GGML_QUANT_SIZES[kind]
@@ -171,8 +179,8 @@ class _Stored(NamedTuple):
                 piece = dequantize(stored[blocks], kind)
             except NotImplementedError:
                 raise ValueError(
-                    f"the tensor {self.tensor.name} is stored as {kind.name}, which cannot be "
-                    "read; convert the model again"
+                    f"the tensor {self.tensor.name} is stored as {kind.name}, which is not "
+                    "supported; convert the model to another format"
                 ) from None
-            # What is stored as float32 is the read-only file, which torch does not take.
+            # float32 values are a view of the read-only file, which torch does not accept.
             values[begin:end] = torch.from_numpy(np.require(piece, requirements=["W"]))

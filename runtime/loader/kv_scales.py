@@ -1,7 +1,7 @@
-"""The scales that checkpoints have for keys and values in float8, one of each a layer.
+"""The scales that checkpoints hold for keys and values in float8, one pair for each layer.
 
-Names: compressed-tensors' `KVCacheScaleType` (`self_attn.k_scale`, `v_scale`), AutoFP8's
-`kv_scale`, which serves both, and what vLLM's loaders take beside them.
+Sources of the names: compressed-tensors' `KVCacheScaleType` (`self_attn.k_scale`, `v_scale`),
+AutoFP8's `kv_scale`, which is used for both, and other names that vLLM's loaders accept.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from math import prod
 
 from ..layers.linear import NUMBERS, StoredTensor
 
-KVScales = list[tuple[float, float]]
-"""Of keys and of values, a layer."""
+KVScales = list[tuple[float, float]]  # (scale of keys, scale of values) of each layer.
 _NAME = re.compile(
     r"model\.layers\.(0|[1-9]\d{0,5})\.self_attn\."
     r"(?:(kv)_scale|(?:[kv]_proj\.|attn\.)?([kv])_scale|([kv])_proj\.output_scale)"
 )
-_LARGEST = 1e4
-"""Keys reach four million with it in e4m3: what is beyond is broken."""
-_MOST = 1024
-"""Heads."""
+_LARGEST = 1e4  # With it, keys reach four million in e4m3. Larger scales are damaged.
+_MOST = 1024  # Most heads.
 
 
 def split_kv_scales(
     tensors: Sequence[StoredTensor], num_layers: int
 ) -> tuple[list[StoredTensor], KVScales]:
-    """The tensors that are no such scales, and the scales, 1 where the checkpoint has none. Raises
-    `ValueError` for a scale that is none.
+    """Return the tensors that are not such scales, and the scales.
+
+    A layer without scales in the checkpoint gets 1. Raises `ValueError` for an invalid scale.
     """
     others, found = [], {}
     for tensor in tensors:
@@ -40,15 +38,17 @@ def split_kv_scales(
         for part in name[2] or name[3] or name[4]:
             found[int(name[1]), part] = scale
     layers = range(num_layers)
-    return others, [(found.get((each, "k"), 1.0), found.get((each, "v"), 1.0)) for each in layers]
+    return others, [(found.get((i, "k"), 1.0), found.get((i, "v"), 1.0)) for i in layers]
 
 
 def _read(tensor: StoredTensor) -> float:
-    """One number, or one a head (compressed-tensors' strategy attn_head), of which the largest
-    serves all.
+    """Return the scale. If there is one for each head (attn_head of compressed-tensors), return the
+    largest.
     """
     if prod(tensor.shape[1:]) != 1 or prod(tensor.shape) > _MOST or tensor.dtype not in NUMBERS:
-        raise tensor.fault("is no scale of keys or values, which is one number a layer or head")
+        raise tensor.fault(
+            "is no scale of keys or values: it must hold 1 number, or 1 for each head"
+        )
     scales = tensor.read().double().flatten().tolist()
     if not scales or not all(0.0 < scale <= _LARGEST for scale in scales):
         raise tensor.fault(f"must hold scales above 0 and up to {_LARGEST:g}, got {scales[:4]}")

@@ -1,4 +1,4 @@
-"""Builds a model and fills its weights, whatever they are stored in."""
+"""Builds models and fills their weights from checkpoints of any format."""
 
 from __future__ import annotations
 
@@ -52,11 +52,10 @@ from .parallel import WHOLE, Shard, split
 
 _THREADS = 4
 _INITIAL_STD = 0.02
-_SMALL = 2**16
-"""Tensors of up to so many numbers are loaded first."""
+_SMALL = 2**16  # Tensors of up to this many numbers are loaded first.
 _TOO_LARGE = "can't allocate memory", "Storage size calculation overflowed"
+# Old checkpoints hold the rotary frequencies, which follow from the config.
 _IGNORED = ".rotary_emb.inv_freq"
-"""Old checkpoints bring the rotary frequencies, which follow from the config."""
 
 
 def load_model(
@@ -72,15 +71,19 @@ def load_model(
     context_length: int | None = None,
     code: ModelCode | None = None,
 ) -> CausalLM:
-    """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where
-    there are `kernels`.
+    """Return the model of a folder or .gguf file in `dtype` on `device`.
 
-    `quantization`: as `--quantization`. auto: weights stay in the 4 or 8 bits that a file holds
-    them in, those of a .gguf file where the kernels can multiply by such; none: they become
-    numbers. `lacking`: as `Platform.lacking_dtypes`. `shard`: what this rank holds, of which alone
-    it reads. `context_length`: of the longest text that will come. `code`: whose computes it; None:
-    ours. Needs little more memory than the weights themselves. Raises `ValueError` that names the
-    file or tensor at fault.
+    If `kernels` are given, the linear layers are packed for them. Loading needs little more memory
+    than the weights themselves. Raises `ValueError` that names the file or tensor at fault.
+
+    Args:
+        quantization: The value of --quantization. auto: weights stay in the 4 or 8 bits of the
+            checkpoint; those of a .gguf file only if the kernels can multiply them. none: weights
+            become numbers.
+        lacking: See `Platform.lacking_dtypes`.
+        shard: The part of the model that this rank holds. Only this part is read.
+        context_length: Tokens of the longest text that is served.
+        code: Whose code computes the model. None: that of this package.
     """
     scheme: Scheme | None = None
     if Path(path).suffix == ".gguf":
@@ -96,8 +99,8 @@ def load_model(
     is_quantized = scheme is not None or any(tensor.kind is not None for tensor in tensors)
     if is_quantized and quantization in COLUMNS:
         raise ValueError(
-            f"--quantization {quantization} is for weights of 16 bits, those of {path} are "
-            "quantised already; take --quantization auto, or another checkpoint"
+            f"--quantization {quantization} needs weights of 16 bits, but those of {path} are "
+            "quantised already; use --quantization auto or another checkpoint"
         )
 
     def choose(model: CausalLM) -> Kinds:
@@ -117,13 +120,13 @@ def load_model(
 
 
 def read_model_config(path: str, code: ModelCode | None = None) -> ModelConfig:
-    """What a folder or .gguf file holds. Raises `ValueError` as `load_model`."""
+    """Return the config of a folder or .gguf file. Raises the errors of `load_model`."""
     is_gguf = Path(path).suffix == ".gguf"
     return _open_gguf(Path(path))[0] if is_gguf else ModelConfig.from_pretrained(path, code=code)
 
 
 def _scheme_of(folder: Path) -> Scheme | None:
-    """What config.json says of quantised weights; None where there are none."""
+    """Return what config.json says of quantised weights, or None if there are none."""
     path = folder / "config.json"
     try:
         quantization = quantization_of(read_json(path))
@@ -133,7 +136,7 @@ def _scheme_of(folder: Path) -> Scheme | None:
 
 
 def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
-    # Machines that only measure have no gguf library.
+    # Imported here, because machines that only measure have no gguf library.
     from ..files.gguf_reader import open_gguf
     from ..tokenizer.gguf import gguf_eos_token_ids
     from . import gguf
@@ -156,11 +159,11 @@ def random_model(
     context_length: int | None = None,
     code: ModelCode | None = None,
 ) -> CausalLM:
-    """The model that a folder's config.json describes, with random weights made on `device`: the
-    same ones each time on one device, of which a rank has the part of `shard`.
+    """Return the model of a folder's config.json with random weights, made on `device`.
 
-    Norms are 1 and matrices small, as before training, so that activations stay finite in any
-    dtype. Raises `ValueError` where a checkpoint's own kind of quantised weights is asked for.
+    The weights are the same each time on one device. A rank gets the part of `shard`. Norms are 1
+    and matrices small, as before training, so that activations stay finite in any dtype. Raises
+    `ValueError` if the weights were to be quantised as the checkpoint says.
     """
     quantization = asked_of(path, quantization, read_json(Path(path, "config.json")))
     if quantization == "auto" and _scheme_of(Path(path)) is not None:
@@ -194,8 +197,10 @@ def fill(
     progress: bool,
     unused: tuple[str, ...] = (),
 ) -> None:
-    """Load every tensor into its places. Raises `ValueError`, before any is read, where they are
-    not the model's. `unused`: what names of those begin with that need no place.
+    """Load every tensor into its places.
+
+    Raises `ValueError`, before any is read, if the tensors are not those of the model. Names that
+    begin with one of `unused` need no place.
     """
     places = _places(model)
     absent = absent_experts(model)
@@ -209,8 +214,8 @@ def fill(
             if tensor.name.startswith(unused):
                 continue
             raise ValueError(
-                f"{tensor.file} holds a tensor that the model has no place for, {tensor.name!r}; "
-                "it is another kind of model"
+                f"{tensor.file} holds the tensor {tensor.name!r}, which this architecture does not "
+                "have; check model_type and architectures in config.json"
             )
         if (other := found.setdefault(tensor.name, tensor.file)) != tensor.file:
             raise ValueError(
@@ -226,7 +231,7 @@ def fill(
         if name not in found and not all(place.is_optional for place in wanted)
     ):
         raise ValueError(
-            f"{path} lacks {len(missing)} tensors, such as {', '.join(missing[:3])}; fetch the "
+            f"{path} lacks {len(missing)} tensors, for example {', '.join(missing[:3])}; fetch the "
             "model again"
         )
     loads.sort(key=lambda load: prod(load[0].shape) > _SMALL)
@@ -238,8 +243,9 @@ def fill(
 
 
 def _places(model: CausalLM) -> dict[str, list[Place]]:
-    """By the checkpoint's names. An embedding has two where a head that is packed is tied to it.
-    Raises `CannotSplitError`.
+    """Return the places by the names of the checkpoint. Raises `CannotSplitError`.
+
+    An embedding has two places if a packed head is tied to it.
     """
     places: defaultdict[str, list[Place]] = defaultdict(list)
     for prefix, module in model.named_modules():
@@ -269,7 +275,7 @@ def _places(model: CausalLM) -> dict[str, list[Place]]:
 
 
 def _linear_places(prefix: str, linear: Linear, part: str) -> dict[str, Place]:
-    """Of a part of a layer, its bias among them."""
+    """Return the places of a part of a layer, with that of its bias."""
     rows, columns = linear.held_rows.get(part), linear.held_columns
     with split_errors(prefix, linear):
         places = {
@@ -282,7 +288,7 @@ def _linear_places(prefix: str, linear: Linear, part: str) -> dict[str, Place]:
 
 
 def finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:
-    """Bring each linear layer's weight into its last form, one after another, and make tables."""
+    """Convert the weights of each linear layer into their final form, and compute tables."""
     shown = {"desc": "packing weights", "unit": " layers", "leave": False}
     linears = list(named_linears(model))
     for _, linear in progress_bar(linears, shown=progress and kernels is not None, **shown):
@@ -303,9 +309,7 @@ def hollow_model(
     kinds: Kinds = NOTHING_PACKED,
     shard: Shard = WHOLE,
 ) -> CausalLM:
-    """The model with weights that all lie in one and the same memory, as large as the largest: for
-    tracing, which reads none of them.
-    """
+    """Return the model with weights that all lie in the same memory, because tracing reads none."""
     model = empty_model(config, dtype, torch.device("meta"), lambda _: kinds, shard)
     finish(model, kernels, progress=False)
     tensors = [*model.parameters(), *model.buffers()]
@@ -329,8 +333,9 @@ def _check_split(
     choose: Callable[[CausalLM], Kinds],
     shard: Shard,
 ) -> None:
-    """Raises `ValueError`, before memory is spent, where a layer cannot be split so, with how many
-    ranks can have it.
+    """Raise `ValueError`, before memory is allocated, if a layer cannot be split over the ranks.
+
+    The message names the largest number of ranks that works.
     """
 
     def lay_out(size: int) -> CannotSplitError | None:
@@ -343,7 +348,7 @@ def _check_split(
 
     if shard.size > 1 and (error := lay_out(shard.size)) is not None:
         fits = next(size for size in range(shard.size - 1, 0, -1) if lay_out(size) is None)
-        raise ValueError(f"{error}; take --tp-size {fits}")
+        raise ValueError(f"{error}; use --tp-size {fits}")
 
 
 def empty_model(
@@ -353,8 +358,9 @@ def empty_model(
     choose: Callable[[CausalLM], Kinds] = lambda _: NOTHING_PACKED,
     shard: Shard = WHOLE,
 ) -> CausalLM:
-    """The model with uninitialised weights of `dtype` on `device`, or a rank's part of it.
-    `choose`: which of its layers are not kept as numbers.
+    """Return the model, or a rank's part of it, with uninitialised weights.
+
+    `choose` returns which layers are not kept as numbers.
     """
     make = partial(model_class(config.architecture), config)
     model: CausalLM = make_empty(make, dtype, device, choose, shard)
@@ -368,8 +374,9 @@ def make_empty(
     choose: Callable[[CausalLM], Kinds] = lambda _: NOTHING_PACKED,
     shard: Shard = WHOLE,
 ) -> Any:
-    """The same of a model that `make` puts together. Raises `ValueError` where the memory does not
-    suffice.
+    """Return the model that `make` builds, with uninitialised weights.
+
+    Raises `ValueError` if there is too little memory.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -380,12 +387,12 @@ def make_empty(
             create_weights(model, choose(model))
             return model
     except RuntimeError as error:
-        # torch has an exception of its own for this on a GPU, but not on a CPU.
-        is_told = any(told in str(error) for told in _TOO_LARGE)
-        if not isinstance(error, torch.OutOfMemoryError) and not is_told:
+        # On a CPU torch raises a RuntimeError, which only its text identifies.
+        is_memory_error = any(text in str(error) for text in _TOO_LARGE)
+        if not isinstance(error, torch.OutOfMemoryError) and not is_memory_error:
             raise
         raise ValueError(
-            f"too little memory for the weights in {dtype}; choose a smaller model, or free memory"
+            f"too little memory for the weights in {dtype}; use a smaller model, or free memory"
         ) from error
     finally:
         torch.set_default_dtype(before)

@@ -1,4 +1,4 @@
-"""A rank's part of a checkpoint's tensors: what is not its own is not read."""
+"""The part of a checkpoint's tensors that a rank holds. Other parts are not read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ..layers.linear import Axis, CannotSplitError, Place, StoredTensor, Stretch
 
 
 def whole_place(place: Place, rows: Stretch | None, columns: Stretch | None) -> Place:
-    """The place of a whole tensor, of which `place` takes what belongs to a rank's rows and
-    columns of the weight; None: all of them. Raises `CannotSplitError` where those cut an entry.
+    """Return the place of a whole tensor, of which `place` takes the rows and columns of a rank.
+
+    None stands for all rows or all columns. Raises `CannotSplitError` if they would cut an entry.
     """
     held: dict[int, Stretch] = {}
     for axis, stretch, name in ((place.rows, rows, "rows"), (place.columns, columns, "columns")):
@@ -21,7 +22,7 @@ def whole_place(place: Place, rows: Stretch | None, columns: Stretch | None) -> 
         begin, size, whole = stretch
         if begin % axis.unit or size % axis.unit:
             raise CannotSplitError(
-                f"{size} of {whole} {name} a rank cut what is kept for {axis.unit} together"
+                f"{size} of {whole} {name} for each rank would cut a block of {axis.unit}"
             )
         held[axis.dim] = Stretch(begin // axis.unit, size // axis.unit, -(-whole // axis.unit))
     if not held:
@@ -39,24 +40,27 @@ def whole_place(place: Place, rows: Stretch | None, columns: Stretch | None) -> 
 
 
 def copy_of(target: torch.Tensor, rows: Stretch | None = None) -> Place:
-    """Of numbers that are kept as they are."""
+    """Return the place of numbers that are kept as they are."""
     place = Place([tuple(target.shape)], lambda tensor: tensor.copy_to(target), rows=Axis(0))
     return whole_place(place, rows, None)
 
 
 def copies_of(target: torch.Tensor, rows: Stretch | Sequence[Stretch] | None) -> list[Place]:
-    """`rows`: one stretch of the whole, or several, which lie behind one another in `target`."""
+    """Return the places of `target`.
+
+    `rows` is one stretch of the whole tensor, or several that lie one after another in `target`.
+    """
     if rows is None or isinstance(rows, Stretch):
         return [copy_of(target, rows)]
-    begins = [0, *accumulate(each.size for each in rows)]
+    begins = [0, *accumulate(stretch.size for stretch in rows)]
     return [
-        copy_of(target[begin : begin + each.size], each)
-        for begin, each in zip(begins, rows, strict=False)
+        copy_of(target[begin : begin + stretch.size], stretch)
+        for begin, stretch in zip(begins, rows, strict=False)
     ]
 
 
 def narrowed(tensor: StoredTensor, held: Mapping[int, Stretch]) -> StoredTensor:
-    """Stretches of some dimensions of a tensor."""
+    """Return the given stretches of some dimensions of a tensor."""
     wanted = [held.get(dim, Stretch(0, size, size)) for dim, size in enumerate(tensor.shape)]
     part = tensor.part(
         tuple(slice(min(begin, whole), min(begin + size, whole)) for begin, size, whole in wanted)
@@ -66,7 +70,7 @@ def narrowed(tensor: StoredTensor, held: Mapping[int, Stretch]) -> StoredTensor:
 
 
 def _padded(part: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
-    """Zeros behind the last row and column."""
+    """Return the part, followed by zeros up to `shape`."""
     inside = tuple(slice(size) for size in part.shape)
 
     def copy_to(target: torch.Tensor) -> None:

@@ -1,12 +1,11 @@
-"""Splits a model over the ranks of an engine, from outside: by a rule for each kind of layer, and
-before weights are created.
+"""Splits a model over the ranks of an engine, by a rule for each kind of layer.
 
     split(model, Shard(rank=1, size=2))
 
-Layers that open a block hold some rows of their weight (heads, or columns of what lies between),
-those that close it the columns that belong to these; the summands of all ranks become one sum.
-Ranks differ in what their parameters and buffers hold and in nothing else: their traced forwards
-are the same.
+The model is split before its weights are created. The first layer of a block keeps some rows of its
+weight (heads, or intermediate columns). The last layer keeps the matching columns, and the summands
+of all ranks are added up. Ranks differ only in the values of parameters and buffers, so their
+traced forwards are equal.
 """
 
 from __future__ import annotations
@@ -35,17 +34,19 @@ from ..layers.short_conv import ShortConv
 if TYPE_CHECKING:
     from ..models.causal_lm import CausalLM
 
-_BLOCK = 128
-"""Columns that formats of weights keep together, at most."""
+_BLOCK = 128  # The most columns that formats of weights keep together.
 _TOGETHER = (256, _BLOCK, 64, 32)
-_VOCABULARY_UNIT = 64
-"""Rows of the vocabulary that a rank holds are a multiple of it."""
+_VOCABULARY_UNIT = 64  # A rank holds a multiple of this many rows of the vocabulary.
 
 
 class Shard(NamedTuple):
-    """Part `rank` of `size`, of each layer that is split. `cuts_groups`: whether ranks may share
-    the query heads of a key/value head unevenly (`KVLayout.group`). Experts are split over
-    `ep_size` groups of ranks, and the columns of each over the ranks of a group.
+    """Part `rank` of `size` of each layer that is split.
+
+    Attributes:
+        cuts_groups: Whether ranks may share the query heads of a key/value head unevenly
+            (`group_size` of `KVLayout`).
+        ep_size: Experts are split over this many groups of ranks, and the columns of each expert
+            over the ranks of a group.
     """
 
     rank: int = 0
@@ -54,7 +55,7 @@ class Shard(NamedTuple):
     ep_size: int = 1
 
     def equal(self, whole: int) -> Stretch:
-        """Of `whole`, which `size` divides."""
+        """Return the part of this rank of `whole`, which `size` divides."""
         return Stretch(self.rank * (whole // self.size), whole // self.size, whole)
 
 
@@ -62,18 +63,21 @@ WHOLE = Shard()
 
 
 def split(model: CausalLM, shard: Shard) -> None:
-    """Leave the model what `shard` holds. Raises `CannotSplitError`, and `ValueError` where nothing
-    of it can be split.
+    """Reduce the model to what `shard` holds.
+
+    Raises `CannotSplitError`, or `ValueError` if no part of the model can be split.
     """
     if shard.size == 1:
         return
     if model.config.architecture == FALLBACK:
         raise ValueError(
-            "a model that transformers' code computes runs on one rank; leave --tp-size out"
+            "models that the code of transformers computes run on one rank; leave --tp-size out"
         )
     has_experts = any(isinstance(module, FusedMoE) for module in model.modules())
     if shard.ep_size > 1 and not has_experts:
-        raise ValueError(f"--ep-size {shard.ep_size}: the model has no experts; leave it out")
+        raise ValueError(
+            f"--ep-size is {shard.ep_size}, but the model has no experts; leave --ep-size out"
+        )
     for name, module in list(model.named_modules()):
         for kind, rule in _RULES.items():
             if isinstance(module, kind):
@@ -81,9 +85,10 @@ def split(model: CausalLM, shard: Shard) -> None:
 
 
 def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    """By key/value heads, each with its queries. Where there are fewer than ranks, ranks that share
-    one hold the same; where they do not go round, query heads are shared out one by one, or the
-    last rank's last ones are zeros.
+    """Split by key/value heads, each with its query heads.
+
+    If there are fewer key/value heads than ranks, several ranks hold the same one. If they cannot
+    be divided evenly, single query heads are distributed, or the last rank is padded with zeros.
     """
     heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, shard.size
     each = -(-kv_heads // size)
@@ -101,9 +106,9 @@ def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
             f"{name}: {heads} heads on {kv_heads} key/value heads cannot be split over {size} ranks"
         )
     rows, kv_rows = (Stretch(*(number * layer.head_dim for number in of)) for of in (queries, kv))
-    # A gate lies beside each query.
+    # If the layer is gated, q_proj has a gate for each query.
     q_rows = Stretch(*(number * (1 + layer.gated) for number in rows))
-    # A layer that reads the keys and values of another layer has queries alone.
+    # A layer that reads the keys and values of another layer has only queries.
     layer.qkv_proj.hold_rows(
         {part: q_rows if part == "q_proj" else kv_rows for part in layer.qkv_proj.parts}
     )
@@ -114,7 +119,7 @@ def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
 
 
 def _split_latent(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    """By query heads; every rank keeps the latent vectors of all tokens."""
+    """Split by query heads. Every rank keeps the latent vectors of all tokens."""
     if layer.num_heads % shard.size:
         raise CannotSplitError(
             f"{name}: {layer.num_heads} heads cannot be split over {shard.size} ranks"
@@ -129,9 +134,11 @@ def _split_latent(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
 
 
 def _cut_groups(layer: SelfAttention, shard: Shard) -> tuple[Stretch, Stretch, int] | None:
-    """Query heads, key/value heads and how many of the first one's queries are another rank's,
-    where the key/value heads do not go round, each rank then needs as many of them as the others,
-    and no block of weights is cut.
+    """Return query heads, key/value heads, and how many queries of the first one are another
+    rank's.
+
+    Return None if the key/value heads divide evenly, if ranks would need different numbers of them,
+    or if a block of weights would be cut.
     """
     heads, kv_heads, width = layer.num_heads, layer.num_kv_heads, layer.head_dim
     each, group = -(-heads // shard.size), heads // kv_heads
@@ -149,13 +156,13 @@ def _cut_groups(layer: SelfAttention, shard: Shard) -> tuple[Stretch, Stretch, i
 
 
 def _heads_stand_alone(layer: SelfAttention) -> bool:
-    """Whether no rank need know what others have of a head that it holds too."""
+    """Whether a rank can compute its part of a shared head without the other ranks."""
     has_own = layer.sinks is not None or layer.slopes is not None
     return not has_own and not isinstance(layer.q_norm, AllHeadsRMSNorm | LayerNorm)
 
 
 def _split_head_norm(layer: SelfAttention, name: str, heads: Stretch, shard: Shard) -> None:
-    """Most have the weights of one head, which all ranks hold."""
+    """Split a norm that has weights for each head. Other norms stay whole."""
     norm = getattr(layer, name)
     if isinstance(norm, AllHeadsRMSNorm):
         rows = Stretch(*(number * layer.head_dim for number in heads))
@@ -166,8 +173,10 @@ def _split_head_norm(layer: SelfAttention, name: str, heads: Stretch, shard: Sha
 
 
 def _split_mlp(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    """By the columns between, of which the last rank's last ones are zeros where they do not go
-    round: as many as keep whole what formats of weights and kernels take together.
+    """Split by intermediate columns.
+
+    If they cannot be divided evenly, each rank gets a multiple of the columns that formats and
+    kernels keep together, and the last rank is padded with zeros.
     """
     between, size = layer.down_proj.in_features, shard.size
     unit = next((unit for unit in _TOGETHER if between % unit == 0), _TOGETHER[-1])
@@ -200,17 +209,17 @@ def _split_experts(model: CausalLM, name: str, layer: Any, shard: Shard) -> None
 
 
 def _split_mixture(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    """What its experts give, and those that all tokens go through, is one sum."""
+    """Sum up the results of the experts and of the shared experts in one call."""
     _sum_results(layer)
 
 
 def _is_summand(model: CausalLM, name: str) -> bool:
-    """Whether a module is part of a mixture, whose ranks' results become one sum."""
+    """Whether a module is part of a mixture, whose results are summed up together."""
     return isinstance(model.get_submodule(name.rpartition(".")[0]), SparseMoE)
 
 
 def _split_short_conv(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    """By channels. Layers with a state that cannot be shared out evenly every rank has whole."""
+    """Split by channels. If they do not divide evenly, every rank holds the whole layer."""
     if layer.channels % shard.size:
         return
     own = shard.equal(layer.channels)
@@ -221,7 +230,10 @@ def _split_short_conv(model: CausalLM, name: str, layer: Any, shard: Shard) -> N
 
 
 def _split_mamba(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    """By channels. What chooses their steps is computed of all, and so is one sum of the ranks."""
+    """Split by channels.
+
+    The inputs of dt, b and c depend on all channels, so they are summed over the ranks.
+    """
     if layer.sizes.inner % shard.size:
         return
     own = shard.equal(layer.sizes.inner)
@@ -234,7 +246,7 @@ def _split_mamba(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
 
 
 def _split_mamba2(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    """By heads. Ranks that share a group hold the same of it."""
+    """Split by heads. Ranks that share a group hold the same b and c."""
     sizes, size, norm = layer.sizes, shard.size, layer.norm
     groups = max(sizes.groups, size)
     if sizes.heads % size or groups % size or groups % sizes.groups:
@@ -257,7 +269,7 @@ def _split_mamba2(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
 
 
 def _split_lightning(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    """By heads."""
+    """Split by heads."""
     if layer.num_heads % shard.size:
         return
     heads = shard.equal(layer.num_heads)
@@ -270,13 +282,13 @@ def _split_lightning(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
 
 
 def _split_delta_net(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    """By key heads, each with its value heads."""
+    """Split by key heads, each with its value heads."""
     sizes = layer.sizes
     if sizes.key_heads % shard.size:
         return
     for linear, parts in layer.sections().items():
         rows = [_sections(part, map(shard.equal, found)) for part, found in parts.items()]
-        linear.hold_rows({part: each for found in rows for part, each in found.items()})
+        linear.hold_rows({part: stretch for found in rows for part, stretch in found.items()})
     channels = map(shard.equal, (sizes.keys, sizes.keys, sizes.values))
     layer.conv1d.hold_rows(list(_sections("", channels).values()))
     layer.hold_heads(shard.equal(sizes.key_heads), shard.equal(sizes.value_heads))
@@ -284,12 +296,15 @@ def _split_delta_net(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
 
 
 def _sections(part: str, held: Iterable[Stretch]) -> dict[str, Stretch]:
-    """Stretches of sections that lie behind one another in one tensor, as stretches of that."""
+    """Convert stretches of sections, which lie one after another in a tensor, to stretches of the
+    tensor.
+    """
     held = list(held)
-    whole, begins = sum(each.whole for each in held), [0, *accumulate(each.whole for each in held)]
+    wholes = [stretch.whole for stretch in held]
+    whole, begins = sum(wholes), [0, *accumulate(wholes)]
     return {
-        f"{part}#{number}": Stretch(begin + each.begin, each.size, whole)
-        for number, (begin, each) in enumerate(zip(begins, held, strict=False))
+        f"{part}#{number}": Stretch(begin + stretch.begin, stretch.size, whole)
+        for number, (begin, stretch) in enumerate(zip(begins, held, strict=False))
     }
 
 
@@ -297,7 +312,9 @@ def _split_vocabulary(model: CausalLM, name: str, layer: Any, shard: Shard) -> N
     is_of_head = layer is model.model.embed_tokens
     rows = vocabulary_rows(layer.vocab_size, shard)
     if rows.size * (shard.size - 1) >= rows.whole:
-        raise CannotSplitError(f"{name}: {rows.whole} tokens are too few for {shard.size} ranks")
+        raise CannotSplitError(
+            f"{name}: a vocabulary of {rows.whole} tokens is too small for {shard.size} ranks"
+        )
     model.set_submodule(name, VocabularyParallelEmbedding(layer, rows))
     if is_of_head:
         model.lm_head.hold_rows({"": rows})
@@ -320,7 +337,7 @@ _RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {
 
 
 def vocabulary_rows(vocab_size: int, shard: Shard) -> Stretch:
-    """The token ids that a rank has rows and logits of: some more than there are, in all."""
+    """Return the token ids whose rows and logits a rank holds. The last rank may be padded."""
     each = -(-vocab_size // (shard.size * _VOCABULARY_UNIT)) * _VOCABULARY_UNIT
     return Stretch(shard.rank * each, each, vocab_size)
 
@@ -335,7 +352,7 @@ def _sum_results(layer: nn.Module) -> None:
 
 
 class SplitAllHeadsRMSNorm(AllHeadsRMSNorm):
-    """Of which a rank has the heads of `rows`; `holders`: how many ranks have each of them."""
+    """A part of `AllHeadsRMSNorm`: the numbers `rows`, each of which `holders` ranks hold."""
 
     def __init__(self, rows: Stretch, eps: float, holders: int) -> None:
         super().__init__(rows.size, eps)
@@ -349,7 +366,7 @@ class SplitAllHeadsRMSNorm(AllHeadsRMSNorm):
 
 
 class SplitGatedRMSNorm(GatedRMSNorm):
-    """Of one group, of which a rank has the numbers of `rows`."""
+    """A part of a `GatedRMSNorm` with one group: the numbers `rows`."""
 
     def __init__(self, rows: Stretch, whole: GatedRMSNorm) -> None:
         super().__init__(rows.size, whole.eps, norm_first=whole.norm_first)
@@ -362,8 +379,9 @@ class SplitGatedRMSNorm(GatedRMSNorm):
 
 
 class VocabularyParallelEmbedding(Embedding):
-    """An embedding of which each rank holds some rows, from `first` [1] int64 on: ids of others
-    give zeros, and all ranks' results the sum.
+    """An embedding of which each rank holds some rows, from `first` [1] int64 on.
+
+    The ids of other ranks give zeros, and the results of all ranks are added up.
     """
 
     first: torch.Tensor
@@ -371,7 +389,7 @@ class VocabularyParallelEmbedding(Embedding):
     def __init__(self, whole: Embedding, rows: Stretch) -> None:
         super().__init__(whole.vocab_size, whole.hidden_size)
         self.held_rows = rows
-        # No constant: it would be one of the traced forward.
+        # A buffer, because a constant would become part of the traced forward.
         self.register_buffer("first", torch.tensor([rows.begin]), persistent=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:

@@ -31,8 +31,9 @@ _DTYPES = {
 
 
 def list_tensors(folder: Path, *, quantized: bool) -> list[StoredTensor]:
-    """Every tensor of a folder. Raises `ValueError` where a file is missing, cut off or broken, or
-    holds what `read_header` refuses.
+    """Return every tensor of a folder.
+
+    Raises `ValueError` if a file is missing, cut off or damaged, or if `read_header` refuses it.
     """
     return [tensor for path in weight_files(folder) for tensor in _tensors_of(path, quantized)]
 
@@ -40,7 +41,7 @@ def list_tensors(folder: Path, *, quantized: bool) -> list[StoredTensor]:
 def _tensors_of(path: Path, quantized: bool) -> Iterator[StoredTensor]:
     headers = read_header(path, quantized=quantized)
     with _named_errors(path):
-        # Stays open, mapped into memory, until the last of its tensors is forgotten.
+        # The file stays open and mapped until its last tensor is deleted.
         file: Any = safe_open(path, framework="pt")
     for name, header in headers.items():
         yield _stored(path, file.get_tensor, name, header, (slice(None),) * len(header.shape))
@@ -53,14 +54,14 @@ def _stored(
     header: Header,
     index: tuple[slice, ...],
 ) -> StoredTensor:
-    """The numbers of `index`, a slice a dimension."""
+    """Return the part `index` of a tensor, a slice for each dimension."""
 
     def copy_to(target: torch.Tensor) -> None:
         with _named_errors(path):
-            # The tensor is the mapped file: pages are read as they are copied.
+            # The tensor is a view of the mapped file, which is read while it is copied.
             target.copy_(get_tensor(name)[index])
 
-    shape = tuple(len(range(size)[each]) for size, each in zip(header.shape, index, strict=True))
+    shape = tuple(len(range(size)[part]) for size, part in zip(header.shape, index, strict=True))
     cut = partial(_stored, path, get_tensor, name, header)
     return StoredTensor(path, name, shape, copy_to, _DTYPES[header.dtype], cut=cut)
 

@@ -358,7 +358,7 @@ def test_a_refusal_imports_nothing_heavy(folder: Path, command: str, fault: str)
     [
         ("awq", None, r"--quantization awq, but the weights of \S+ are not quantised; .* by awq"),
         ("gptq", "awq", "--quantization gptq, but the weights of .* quantised by awq; .* by gptq"),
-        ("int8", "awq", "int8 is for weights of 16 bits, but those of .* are quantised by awq"),
+        ("int8", "awq", "int8 needs weights of 16 bits, but those of .* are quantised by awq"),
         ("awq", "gguf", "--quantization awq, but the weights of .* are quantised by gguf"),
         ("awq", "awq", None),
         ("fp8", "fp8", None),

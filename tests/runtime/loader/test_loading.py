@@ -148,19 +148,19 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "more layers": (
         lambda f: edit_config(f, num_hidden_layers=9),
-        r"lacks 54 tensors, such as model\.layers\.3",
+        r"lacks 54 tensors, for example model\.layers\.3",
     ),
     "fewer layers": (
         lambda f: edit_config(f, num_hidden_layers=1),
-        r"model\.safetensors holds a tensor .* no place for, 'model\.layers\.1",
+        r"model\.safetensors holds the tensor 'model\.layers\.1",
     ),
     "a tensor is missing": (
         lambda f: edit_weights(f, drop_embedding),
-        r"lacks 1 tensors, such as model\.embed_tokens\.weight",
+        r"lacks 1 tensors, for example model\.embed_tokens\.weight",
     ),
     "a tensor too many": (
         lambda f: edit_weights(f, add_scales),
-        r"no place for, 'model\.layers\.0\.mlp\.up_proj\.scales",
+        r"holds the tensor 'model\.layers\.0\.mlp\.up_proj\.scales",
     ),
     "index": (
         lambda f: (f / "model.safetensors.index.json").write_text("{}"),

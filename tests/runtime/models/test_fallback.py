@@ -169,7 +169,7 @@ def test_code_of_the_folder_runs_only_where_it_is_trusted(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("members", "ranks", "why"),
     [
-        ({}, 2, "runs on one rank; leave --tp-size out"),
+        ({}, 2, "run on one rank; leave --tp-size out"),
         ({"quantization_config": {"quant_method": "gptq"}}, 1, "take a checkpoint of 16 bits"),
         ({"is_encoder_decoder": True}, 1, "an encoder with a decoder"),
     ],
@@ -213,7 +213,7 @@ def test_what_our_own_code_of_a_model_refuses_goes_to_transformers(tmp_path: Pat
     assert config.architecture == FALLBACK
     with pytest.raises(ValueError, match="clip_qkv is not supported"):
         ModelConfig.from_pretrained(path, code=ModelCode("piecework"))
-    with pytest.raises(ValueError, match="runs on one rank; leave --tp-size out"):
+    with pytest.raises(ValueError, match="run on one rank; leave --tp-size out"):
         load_model(
             str(path), torch.float32, torch.device("cpu"), False, code=AUTO, shard=Shard(0, 2)
         )

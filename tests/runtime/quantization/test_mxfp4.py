@@ -63,7 +63,7 @@ def test_widened_they_are_the_numbers(tmp_path: Path, shard: Shard) -> None:
 
     if shard.size == 2 and shard.ep_size == 1:
         # 48 columns a rank cut a block.
-        with pytest.raises(ValueError, match="take --tp-size 1"):
+        with pytest.raises(ValueError, match="use --tp-size 1"):
             experts(make_pair(tmp_path)[1])
         return
     numbers, stored = map(experts, make_pair(tmp_path))

@@ -147,7 +147,7 @@ def test_random_weights_are_quantised_alike_each_time(quantization: str, tmp_pat
 
 def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
     folder = make_fp8(tmp_path, block=False)
-    with pytest.raises(ValueError, match=r"--quantization int8 is for weights of 16 bits.* auto"):
+    with pytest.raises(ValueError, match=r"--quantization int8 needs weights of 16 bits.* auto"):
         load_model(str(folder), torch.float32, CPU, False, quantization="int8")
     with pytest.raises(ValueError, match=r"dummy makes weights of 16 bits.*--quantization none"):
         random_model(str(folder), torch.float32, CPU, quantization="auto")

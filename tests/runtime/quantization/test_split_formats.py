@@ -223,7 +223,7 @@ REFUSED: dict[str, tuple[Format, str]] = {
     ),
     "act order": (
         packed(gptq(4, 32, act_order=True)),
-        r"o_proj, split over ranks: its columns are in act order.*; take --tp-size 1$",
+        r"o_proj, split over ranks: its columns are in act order.*; use --tp-size 1$",
     ),
     "act order that is found": (
         packed(compressed(4, 32, act_order=True)),
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Format, str]] = {
     ),
     "blocks on load": (
         on_load("q8_0", intermediate_size=96),
-        r"down_proj: 48 of its 96 columns a rank are no whole blocks of 32; take --tp-size 1$",
+        r"down_proj: 48 of its 96 columns a rank are no whole blocks of 32; use --tp-size 1$",
     ),
 }
 
