@@ -78,9 +78,9 @@ def test_on_a_full_disk_the_kernels_are_built_in_a_temporary_folder_and_nothing_
     assert library is not None and library.answer() == 42  # type: ignore[attr-defined]
     assert list((tmp_path / "temporary").iterdir()) == []
     assert lines == [
-        f"the CPU kernels are built anew at each start: {full}/kernels: "
-        f"{os.strerror(errno.ENOSPC)}; PIECEWORK_KERNELS_DIR names "
-        "another folder for them, PIECEWORK_CACHE_DIR one for all that is kept"
+        f"the CPU kernels are built again at each start: {full}/kernels: "
+        f"{os.strerror(errno.ENOSPC)}; set PIECEWORK_KERNELS_DIR to "
+        "another folder for them, or PIECEWORK_CACHE_DIR to one for the whole cache"
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_read_only_folder_is_named_with_its_remedy(tmp_path: Path, load: Load)
         library, (line,) = load(frozen / "kernels")
     assert (
         library is not None
-        and f"{frozen}/kernels: Read-only file system; PIECEWORK_KERNELS_DIR" in line
+        and f"{frozen}/kernels: Read-only file system; set PIECEWORK_KERNELS_DIR" in line
     )
 
 

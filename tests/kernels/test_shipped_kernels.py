@@ -158,7 +158,7 @@ def test_a_package_that_cannot_be_written_is_one_line(
 @pytest.mark.parametrize(
     ("flags", "compiler", "system", "said"),
     [
-        (["--variants", "avx3"], "g++", "linux", "'avx3' is none of"),
+        (["--variants", "avx3"], "g++", "linux", "'avx3' is not one of"),
         ([], "missing", "linux", "install g++"),
         ([], "clang", "linux", "is clang"),
         ([], "g++", "darwin", "for Linux on"),

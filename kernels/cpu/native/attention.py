@@ -26,8 +26,8 @@ _NUMBERS = (
     *("requests", "tokens", "heads", "kv_heads", "head_size", "value_size", "page_size"),
     *("window", "group", "skipped", "cache_kind"),
 )
+# `CacheKind` of attention_cache.h.
 CACHE_KINDS = {None: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}
-"""`CacheKind` of attention_cache.h."""
 
 
 class AttentionCall(ctypes.Structure):
@@ -43,27 +43,28 @@ class AttentionCall(ctypes.Structure):
 
 @dataclass(slots=True)
 class NativePlan:
-    """What the layers of a step share. `torch_plan`: made where a layer's tensors are of another
-    kind.
+    """The plan that the layers of a step share.
+
+    Attributes:
+        tensors: The tensors that `call` points to: slots, table, and [2, B] int32 with the new
+            tokens and all tokens of each request.
+        call: Holds the values of the step. Each layer adds its own.
+        torch_plan: Made by the first layer with tensors that the kernels do not support.
     """
 
     metadata: AttentionMetadata
     page_size: int
     tensors: tuple[torch.Tensor, ...]
-    """Those that `call` points to: slots, table, and [2, B] int32 new tokens and all tokens of each
-    request.
-    """
     call: AttentionCall
-    """With the figures of the step; each layer writes its own."""
     torch_plan: TorchPlan | None = field(default=None)
 
 
 class NativeAttention(TorchAttention):
-    """One call of C++ a layer: stores keys and values, and attends to whole pages where they lie.
+    """One C++ call per layer, which stores keys and values and attends to whole pages in place.
 
-    Threads share requests, heads, blocks of queries, and stretches of long contexts. Tensors of
-    other kinds than bfloat16 and float32, caches in 8 bits under queries in float32, values that
-    are neither as long as keys nor their beginnings, and plans of graphs go to plain torch.
+    Threads share requests, heads, blocks of queries, and parts of long contexts. Plain torch
+    computes dtypes other than bfloat16 and float32, 8-bit caches with float32 queries, values that
+    are neither as long as keys nor their beginnings, and plans of graphs.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -106,8 +107,8 @@ class NativeAttention(TorchAttention):
             super().run(q, k, v, out, k_cache, v_cache, self._torch_plan(plan), layout)
             return
         call = plan.call
-        # Heads of a token must lie side by side; tokens may lie apart, as those of a fused
-        # projection do.
+        # Heads of a token must be contiguous. Tokens may have any stride, like those of a fused
+        # projection.
         side_by_side = (layout.key_size, 1)
         if not q.stride()[1:] == k.stride()[1:] == side_by_side or (
             v.stride()[1:] != side_by_side and not layout.latent
@@ -144,6 +145,6 @@ class NativeAttention(TorchAttention):
 
 
 def native_or_torch() -> AttentionBackend:
-    """The kernels' attention, or plain torch's where there are no kernels."""
+    """Return the kernels' attention, or plain torch's if there are no kernels."""
     library = load_kernels()
     return TorchAttention() if library is None else NativeAttention(library)

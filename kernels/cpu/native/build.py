@@ -1,7 +1,7 @@
-"""The C++ kernels: those that came with the package, or compiled once for this machine's CPU with
-its own compiler and kept on disk; loaded by ctypes.
+"""The C++ kernels, loaded by ctypes: from the package, or compiled once for this machine's CPU by
+its own compiler and kept on disk.
 
-They know C and OpenMP alone, no torch header, so that a build takes seconds.
+They use only C and OpenMP and no torch header, so that a build takes seconds.
 """
 
 from __future__ import annotations
@@ -42,25 +42,22 @@ _FLAGS = [
     "-fno-trapping-math",
     "-ffp-contract=fast",
 ]
-_COMPILE_SECONDS = 300
-"""Of the processor, for one file: what a compiler takes does not grow with what else runs."""
+_COMPILE_SECONDS = 300  # Limit of CPU time for one file. It does not depend on the machine's load.
+# Limit of wall-clock time for one file. A compiler that hangs uses no CPU time.
 _BUILD_SECONDS = 900
-"""For one file by the clock: a compiler that waits for ever uses no processor."""
-_BUILD_BYTES = 4 * 2**20
-"""More than the kernels and what they are made of take on disk."""
-_HEADER = "weights.h"
-"""What most files include, which takes a compiler a second each."""
+_BUILD_BYTES = 4 * 2**20  # Upper bound of the disk space of a build.
+_HEADER = "weights.h"  # Most files include it, which takes a compiler a second each.
+# Upper bound of the disk space of the precompiled header, which exists during a build.
 _HEADER_BYTES = 128 * 2**20
-"""More than it takes on disk when it is precompiled, while the others are made."""
+# Part of the name of a folder in which a library is built, after the name of its lock.
 _MAKING = ".making-"
-"""In the name of a folder that a library is made in, behind that of its lock."""
+# The files that take the longest to compile.
 _LONGEST = ("integers", "step", "products", "recurrent_prompts")
-"""The files that take compilers longest."""
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 
 class Variant(NamedTuple):
-    """One way to compile the kernels: for CPUs that have all of `needs`, under Linux's names."""
+    """One way to compile the kernels, for CPUs that have all of `needs` (Linux's names)."""
 
     name: str
     needs: frozenset[str]
@@ -91,6 +88,8 @@ _HAS_DOTPROD = _NEON | {"asimdhp", "asimddp"}
 _AVX512_FP16 = (*_AVX512_BF16, "-mavx512fp16")
 _HAS_AVX512_FP16 = _HAS_AVX512_BF16 | {"avx512_fp16"}
 
+# Best first for each architecture; the architectures' names differ. The last one runs on every CPU
+# that the compiler supports.
 VARIANTS = (
     Variant(
         "amx",
@@ -112,35 +111,32 @@ VARIANTS = (
     Variant("neon", _NEON, ()),
     Variant("portable", frozenset(), ()),
 )
-"""The best first of each architecture, whose names are its own; the last runs on every CPU that the
-compiler is for.
-"""
 
 
 def runnable_variants() -> list[Variant]:
-    """Those that this CPU can run, the best first."""
+    """Return the variants that this CPU can run, best first."""
     able = instruction_sets()
     return [variant for variant in VARIANTS if variant.needs <= able]
 
 
 @cache
 def load_kernels() -> ctypes.CDLL | None:
-    """The best for this CPU that its compiler can make, built if they are not there yet; None, with
-    one warning, where none can be.
+    """Return the best kernels for this CPU, built if needed. Log one warning and return None if
+    there are none.
 
-    Those of the package need no compiler. Where others cannot be kept they are built in a temporary
-    folder, for this process alone.
+    Kernels in the package need no compiler. If kernels cannot be kept on disk, they are built in a
+    temporary folder for this process.
     """
     if sys.platform == "win32":
-        # Its compilers keep no stack that wide vectors can be stored on.
+        # Windows compilers do not align the stack for wide vectors.
         logger.warning("no native CPU kernels on Windows, plain torch runs instead (WSL has them)")
         return None
     try:
         return _load_best(kernels_folder())
     except UnusableFolder as error:
         obstacle = (
-            f"{error}; PIECEWORK_KERNELS_DIR names another folder for them, "
-            "PIECEWORK_CACHE_DIR one for all that is kept"
+            f"{error}; set PIECEWORK_KERNELS_DIR to another folder for them, "
+            "or PIECEWORK_CACHE_DIR to one for the whole cache"
         )
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning(
@@ -150,7 +146,7 @@ def load_kernels() -> ctypes.CDLL | None:
         )
         return None
     try:
-        # What is loaded needs no file any more.
+        # A loaded library no longer needs its file.
         with tempfile.TemporaryDirectory(
             prefix="piecework-kernels-", ignore_cleanup_errors=True
         ) as folder:
@@ -162,17 +158,17 @@ def load_kernels() -> ctypes.CDLL | None:
             obstacle,
         )
         return None
-    logger.warning("the CPU kernels are built anew at each start: %s", obstacle)
+    logger.warning("the CPU kernels are built again at each start: %s", obstacle)
     return kernels
 
 
 def _load_best(folder: Path) -> ctypes.CDLL:
-    """The best that can be made. Raises `UnusableFolder`, for which no variant is at fault, or what
-    hindered the best.
+    """Return the best kernels that can be built. Raise `UnusableFolder`, which affects all
+    variants, or the error of the best variant.
     """
     best, *others = runnable_variants()
     obstacle: OSError | None = None
-    # One for every CPU is no substitute for vectors, which plain torch has.
+    # Skip the variant without vectors, because plain torch has vectors.
     for variant in (best, *(other for other in others if other.needs)):
         try:
             kernels = _load_shipped(variant) or load_variant(variant, folder)
@@ -191,7 +187,9 @@ def _load_best(folder: Path) -> ctypes.CDLL:
 
 
 def shipped_library(variant: Variant) -> Path:
-    """Where a package has a variant that was compiled from its own sources (`ship.py`)."""
+    """Return the path in the package of a variant that was compiled from these sources
+    (`ship.py`).
+    """
     made_from = [variant.name, variant.flags, _FLAGS, _sources()]
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()
     return _SOURCES / "shipped" / f"{variant.name}-{key[:32]}.so"
@@ -210,10 +208,10 @@ def _load_shipped(variant: Variant) -> ctypes.CDLL | None:
 
 
 def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
-    """One variant, which this CPU must be able to run, from `folder` or where kernels are kept.
+    """Return one variant, which this CPU must be able to run, from `folder` or the kernels' folder.
 
-    Raises `OSError` where the compiler cannot build it, `UnusableFolder` where the folder is the
-    reason, `subprocess.TimeoutExpired`.
+    Raise `OSError` if the compiler cannot build it, `UnusableFolder` if the folder is the reason,
+    or `subprocess.TimeoutExpired`.
     """
     assert variant.needs <= instruction_sets(), f"this CPU cannot run {variant.name}"
     folder = folder or kernels_folder()
@@ -237,7 +235,7 @@ def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
     ensure_room(folder, _BUILD_BYTES)
     with locked(library.with_suffix(".lock")):
         with suppress(OSError):
-            # Another process has made it meanwhile.
+            # Another process built it meanwhile.
             return _load(library)
         compile_variant(compiler, variant, openmp, library)
     try:
@@ -247,13 +245,13 @@ def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
 
 
 def _load(library: Path) -> ctypes.CDLL:
-    """Raises `OSError` where it is not there, or cut short by a machine that went down while it was
-    written: the system's loader would be ended by a signal (SIGBUS).
+    """Load a library. Raise `OSError` if the file is missing or truncated, which happens if a
+    machine crashes during a write. The system's loader would end the process with SIGBUS.
     """
     with library.open("rb") as file:
         head = file.read(64)
-    # Of 64 bits, the lowest byte first. The table of an ELF file's sections is its end: where it
-    # begins, a row's bytes, and rows. Others are left to the loader.
+    # For 64-bit little-endian ELF files: the section table is at the end. Read its offset, the
+    # bytes of an entry and the number of entries. Other formats are checked by the loader.
     if head.startswith(b"\x7fELF\2\1"):
         if len(head) < 64:
             raise OSError(f"{library} is cut short")
@@ -264,15 +262,15 @@ def _load(library: Path) -> ctypes.CDLL:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """What builds have left that were killed: their locks are free."""
+    """Remove folders of builds that were killed. Their locks are free."""
     for left in folder.glob(f"*{_MAKING}*"):
         if not is_held(folder / f"{left.name.partition(_MAKING)[0]}.lock"):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def compile_variant(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> None:
-    """Into a file. Raises `OSError` where the compiler cannot, `UnusableFolder` where the folder is
-    the reason, `subprocess.TimeoutExpired`.
+    """Compile a variant into `library`. Raise `OSError` if the compiler fails, `UnusableFolder` if
+    the folder is the reason, or `subprocess.TimeoutExpired`.
     """
     with (
         tempfile.TemporaryDirectory(
@@ -280,7 +278,7 @@ def compile_variant(compiler: str, variant: Variant, openmp: OpenMP, library: Pa
         ) as folder,
         ThreadPoolExecutor(choose_threads().number) as pool,
     ):
-        # Its own temporary files lie there too: one folder, of which it is known that it has room.
+        # Keep the compiler's temporary files in the same folder, whose free space was checked.
         environment = os.environ | {"TMPDIR": folder, "LC_ALL": "C"}
         _check_flags(compiler, variant, environment)
         print(f"building the CPU kernels ({variant.name})", file=sys.stderr, flush=True)
@@ -290,7 +288,7 @@ def compile_variant(compiler: str, variant: Variant, openmp: OpenMP, library: Pa
         header = pool.submit(_precompiled, compiler, flags, environment)
 
         def make(number: int) -> None:
-            # The first would be the last to end if it waited, too.
+            # The first file takes longest, so it does not wait for the header.
             included = header.result() if number else []
             source, made = str(sources[number]), objects[number]
             _run([compiler, *flags, *included, "-c", source, "-o", made], environment)
@@ -303,20 +301,22 @@ def compile_variant(compiler: str, variant: Variant, openmp: OpenMP, library: Pa
 
 
 def _check_flags(compiler: str, variant: Variant, environment: dict[str, str]) -> None:
-    """Raises `OSError` where it lacks one, as older ones do of newer CPUs. Compiles nothing."""
+    """Raise `OSError` if the compiler lacks a flag, as older compilers do for newer CPUs. Compiles
+    nothing.
+    """
     _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull], environment)
 
 
 def _place(source: Path) -> tuple[int, int]:
-    """By which they are sorted so that no thread is left with a long one at the end."""
+    """Sort key that puts long files first, so that no thread compiles a long file at the end."""
     is_long = source.stem in _LONGEST
     return (_LONGEST.index(source.stem) if is_long else len(_LONGEST)), -source.stat().st_size
 
 
 def _precompiled(compiler: str, flags: list[str], environment: dict[str, str]) -> list[str]:
-    """What makes each file begin with the common header, parsed; nothing where that cannot be."""
+    """Return the flags that include the precompiled header, or none if it cannot be built."""
     header = Path(environment["TMPDIR"]) / "kernels.h"
-    # ccache would keep no object that is made so.
+    # ccache does not cache objects that use a precompiled header.
     is_cached = Path(compiler).resolve().name == "ccache"
     if is_cached or shutil.disk_usage(header.parent).free < _HEADER_BYTES:
         return []
@@ -331,9 +331,9 @@ def _precompiled(compiler: str, flags: list[str], environment: dict[str, str]) -
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
-    # The limit goes to all that the compiler starts: killed by itself it leaves those, which go on
-    # compiling for nobody. A shell sets it, for what runs between fork and exec may stop for ever
-    # in a process of several threads.
+    # The limit also applies to child processes of the compiler, which would go on compiling if only
+    # the compiler were killed. A shell sets it, because code between fork and exec may deadlock in
+    # a process with threads.
     limit = f'ulimit -t {_COMPILE_SECONDS} 2> /dev/null || :; exec "$@"'
     began = time.monotonic()
     result = subprocess.run(
@@ -353,7 +353,7 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
 
 
 def find_compiler() -> str:
-    """Its path. Raises `OSError` where there is none."""
+    """Return the compiler's path. Raise `OSError` if there is none."""
     for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
         if path := shutil.which(name):
             return path

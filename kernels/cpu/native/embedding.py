@@ -31,11 +31,13 @@ def look_up(
     rows: int,
     layout: int,
 ) -> torch.Tensor:
-    """ids [T] int64 to [T, columns] bfloat16. Raises `IndexError` for a row that is not there."""
+    """Return the rows ids [T] int64 as [T, columns] bfloat16. Raise `IndexError` for a row that
+    does not exist.
+    """
     assert weight.dtype == torch.uint8 and weight.is_contiguous()
     ids = ids.to(torch.int64).contiguous()
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
-        raise IndexError(f"an embedding of {rows} rows was asked for others")
+        raise IndexError(f"an id is not below the {rows} rows of the embedding")
     out = torch.empty(ids.shape[0], columns, dtype=torch.bfloat16)
     library.piecework_embedding(
         ctypes.byref(linear_struct(weight, None, columns, rows, layout)),

@@ -1,4 +1,4 @@
-"""What this CPU can do, under the names that Linux has for it on each architecture."""
+"""The instruction sets of this CPU, by Linux's names for its architecture."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
+# macOS's names under `hw.optional.arm`, and Linux's names, of what the kernels are compiled for.
 _OF_APPLE = {
     "FEAT_FP16": "asimdhp",
     "FEAT_DotProd": "asimddp",
     "FEAT_BF16": "bf16",
     "FEAT_I8MM": "i8mm",
 }
-"""macOS's names of what the kernels are compiled for, under `hw.optional.arm`, and Linux's."""
 
 
 def instruction_sets() -> frozenset[str]:
-    """As Linux lists them; nothing where that is not to be found out."""
+    """Return the instruction sets by Linux's names, or none if they cannot be determined."""
     if sys.platform == "darwin":
         if platform.machine() != "arm64":
             return frozenset()
@@ -41,7 +41,7 @@ def instruction_sets() -> frozenset[str]:
 
 
 def _sysctl(name: str) -> int:
-    """A number that macOS tells of itself; 0 where it knows no such name."""
+    """Return a number from macOS's sysctl, or 0 for an unknown name."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     tell = ctypes.CDLL(None).sysctlbyname
     failed = tell(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))

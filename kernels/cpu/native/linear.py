@@ -1,5 +1,5 @@
-"""Linear layers by the C++ kernels: `piecework::linear`, and `piecework::native_scaled_linear` for
-activations that are quantised too, on weights packed in panels (weights.h).
+"""Linear layers by the C++ kernels on weights packed in panels (weights.h): `piecework::linear`,
+and `piecework::native_scaled_linear` for quantised activations.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from .linear_struct import INTEGERS, Layout, linear_struct
 from .moe import OP as EXPERTS_OP
 from .runs import MOST_RUNS, PanelRun, offsets_of, runs_of
 
-PANEL = 32
-"""Rows of a weight that lie side by side."""
+PANEL = 32  # Rows of a weight that are interleaved.
 
 
 class _Group(NamedTuple):
-    """Columns that lie together, their bytes in a panel, and whether the last may be fewer."""
+    """Columns that are stored together, their bytes in a panel, and whether the last group may have
+    fewer columns.
+    """
 
     columns: int
     size: int
@@ -49,8 +50,8 @@ _GROUPS = {
     Layout.FP8: _Group(2, 2 * PANEL),
     Layout.FP8_BLOCKS: _Group(2, 2 * PANEL),
 }
-SCALED_COLUMNS = 128
-"""Columns that have one scale, of a layout with several and of x."""
+SCALED_COLUMNS = 128  # Columns that share a scale, in x and in layouts with several scales per row.
+# Layout, and the kind's number in `piecework_pack` (`Stored` of blocks.h).
 _KINDS = {
     "bfloat16": (Layout.BF16, 0),
     "Q8_0": (Layout.Q8, 1),
@@ -70,7 +71,7 @@ _KINDS = {
     "IQ4_XS": (Layout.IQ4_XS, 15),
     "MXFP4": (Layout.MXFP4, 16),
 }
-"""Layout, and the number by which `piecework_pack` knows the kind (`Stored` of blocks.h)."""
+# Numbers and bytes of a GGUF block.
 _BLOCKS = {
     "Q8_0": (32, 34),
     "Q4_1": (32, 20),
@@ -86,21 +87,20 @@ _BLOCKS = {
     "IQ4_XS": (256, 136),
     "MXFP4": (32, 17),
 }
-"""Numbers and bytes of a block, as GGUF holds them."""
+# Dtypes of weights that are not GGUF blocks.
 _DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8} | dict.fromkeys(
     ("fp8_e4m3", "fp8_e4m3_blocks"), torch.float8_e4m3fn
 )
-"""Of weights that are no blocks of GGUF."""
 
 
 def layout_name(layout: int) -> str:
-    """For people."""
+    """Return a layout's name for output."""
     name = Layout(layout & ~INTEGERS).name
     return f"{name} by INT8" if layout & INTEGERS else name
 
 
 def _row_scales(layout: int, columns: int) -> int:
-    """Scales of a row of a weight; those of GGUF's formats are parts of their blocks."""
+    """Return the number of scales per row. Scales of GGUF's formats are parts of their blocks."""
     if layout == Layout.FP8_BLOCKS:
         return -(-columns // SCALED_COLUMNS)
     return int(layout in (Layout.INT8, Layout.FP8))
@@ -125,8 +125,9 @@ def multiply(
     out_features: int,
     layout: int,
 ) -> torch.Tensor:
-    """x [T, in], bfloat16 or, with x_scale [1], [T, 1] or [T, in / 128] float32, quantised as the
-    weight is, to [T, out_features] bfloat16.
+    """Multiply x [T, in]: [T, out_features] bfloat16.
+
+    x is bfloat16, or quantised like the weight with x_scale [1], [T, 1] or [T, in / 128] float32.
     """
     tokens, columns = x.shape
     assert weight.dtype == torch.uint8 and weight.is_contiguous()
@@ -207,8 +208,8 @@ class NativeLinear:
     def __init__(
         self, library: ctypes.CDLL, *, packs_numbers: bool = True, activations: str = "bf16"
     ) -> None:
-        """`packs_numbers`: whether it takes weights that are not quantised. `activations`: as
-        `Platform.linear_kernels` takes them.
+        """`packs_numbers`: whether to pack weights that are not quantised. `activations`: see
+        `Platform.linear_kernels`.
         """
         self._library, self._packs_numbers = library, packs_numbers
         self._activations, self._memory = activations, Slabs()
@@ -306,19 +307,19 @@ class NativeLinear:
 
 
 def _sizes(runs: Sequence[tuple[str, int]], columns: int) -> list[int]:
-    """Bytes of each."""
+    """Return the bytes of each run."""
     return [prod(_packed_shape(_KINDS[kind][0], columns, rows)) for kind, rows in runs]
 
 
 def _columns(kind: str, part: torch.Tensor) -> int:
-    """Of a weight as it is stored."""
+    """Return the number of columns of a stored weight."""
     numbers, size = _BLOCKS.get(kind, (1, 1))
     return part.shape[1] // size * numbers
 
 
 def _packed_shape(layout: int, in_features: int, out_features: int) -> tuple[int, int]:
     group = _GROUPS[Layout(layout & ~INTEGERS)]
-    # Each row's power of two and its scales.
+    # Each row has a power of two and its scales.
     numbers = 1 + _row_scales(layout, in_features)
     size = -(-in_features // group.columns) * group.size + numbers * 4 * PANEL
     return -(-out_features // PANEL), size
@@ -330,7 +331,7 @@ def _row_addresses(part: torch.Tensor) -> range:
 
 
 def native_linear(*, packs_numbers: bool = True, activations: str = "bf16") -> NativeLinear | None:
-    """None where there are no kernels."""
+    """Return the kernels, or None if they cannot be built."""
     if (library := load_kernels()) is None:
         return None
     return NativeLinear(library, packs_numbers=packs_numbers, activations=activations)

@@ -1,4 +1,4 @@
-"""A linear layer as the C++ kernels take it: its weight, bias, shape and layout."""
+"""A linear layer as a struct for the C++ kernels: its weight, bias, shape and layout."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def linear_struct(
     input_group: int = 0,
     input_order: torch.Tensor | None = None,
 ) -> LinearStruct:
-    """Points into the tensors, which must outlive it. The last three are read in `NativeStep` only.
+    """Return a struct that points into the tensors, which must outlive it.
 
-    `input_group`: how many columns of x have a scale, where x is to be quantised, unless all have
-    `input_scale` [1]. `input_order` [columns] int64: the column of x that each of the weight is
-    multiplied by.
+    Only `NativeStep` reads the last three arguments. `input_group`: if x is to be quantised, the
+    number of columns with a scale, unless all have `input_scale` [1]. `input_order` [columns]
+    int64: the column of x by which each column of the weight is multiplied.
     """
     bias_pointer, scale_pointer, order = pointers(bias, input_scale, input_order)
     how = Quantization(scale_pointer, _INTEGER_COLUMNS if layout & INTEGERS else input_group)

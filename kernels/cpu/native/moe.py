@@ -1,5 +1,5 @@
-"""Layers of experts by the C++ kernels: `piecework::native_fused_moe`, on weights packed in panels
-(weights.h).
+"""Layers of experts by the C++ kernels, on weights packed in panels (weights.h):
+`piecework::native_fused_moe`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def fused_moe(
     limit: float,
     weighs_input: bool,
 ) -> torch.Tensor:
-    """As `reference.fused_moe`, x [T, H] bfloat16. `sizes`: E, I and an expert's rows
-    of gate_up. `layouts`: of gate_up and
-    down. Where an x is to be quantised: by its scale [1], or one for each of `groups` columns.
+    """Compute `reference.fused_moe` of x [T, H] bfloat16.
+
+    `sizes` holds E, I and an expert's rows of gate_up. `layouts` holds the layouts of gate_up and
+    down. If a product quantises its x, it uses the scale [1], or a scale per `groups` columns.
     """
     (tokens, hidden), (experts, width, opened) = x.shape, sizes
     assert x.dtype == torch.bfloat16 and x.stride(1) == 1

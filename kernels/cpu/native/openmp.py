@@ -1,5 +1,5 @@
-"""Which OpenMP the kernels' threads are of: torch's own where it may be, for two of them would each
-keep threads that wait for work on all cores.
+"""Choose the OpenMP library of the kernels' threads: torch's own if possible. With two libraries,
+each would keep threads that wait for work on all cores.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TRIAL_SECONDS = 60
 
 
 class OpenMP(NamedTuple):
-    """Flags of the compiler and of the linker. `_TORCH` has both where torch brings a compiler's
-    header, as on macOS, whose own clang has neither header nor library.
+    """Flags of the compiler and of the linker. On macOS, whose clang has no OpenMP, torch's folder
+    contains a header and a library.
     """
 
     compile: tuple[str, ...] = ()
@@ -34,19 +34,19 @@ class OpenMP(NamedTuple):
 
 
 def find_openmp(compiler: str) -> OpenMP:
-    """For a compiler, at its path. Without flags, and with a warning, where it has none: then
-    kernels compute with one thread.
+    """Return the flags for the compiler at this path. If it has no OpenMP, log a warning and return
+    no flags; kernels then use one thread.
     """
     if is_clang(compiler):
-        # Not linked to g++'s library: that would tell each thread of clang's that it is alone.
+        # Do not link g++'s library: it would tell each of clang's threads that it is alone.
         return _tried(compiler, OpenMP(("-fopenmp",), ("-fopenmp",)))
-    # g++ brings its own.
+    # g++ has OpenMP.
     return OpenMP(("-fopenmp",), (_loaded_library() or "-fopenmp",))
 
 
 def open_to_all() -> None:
-    """Let libraries that are linked to no OpenMP find torch's, or g++'s where torch brought none.
-    Raises `OSError` where this machine has neither.
+    """Let libraries that are not linked to OpenMP find torch's, or g++'s if torch has none. Raise
+    `OSError` if this machine has neither.
     """
     ctypes.CDLL(_loaded_library() or "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
 
@@ -83,7 +83,7 @@ def _works(compiler: str, openmp: OpenMP) -> bool:
 
 
 def _loaded_library() -> str | None:
-    """The libgomp that torch brought: linked by its own path, it is found among what is loaded."""
+    """Return the path of the libgomp that torch loaded, or None."""
     try:
         lines = _MAPS.read_text().splitlines()
     except OSError:

@@ -1,5 +1,6 @@
-"""Every op of `kernels.reference`, `recurrent_steps`, `recurrent_prompts` and
-`plain_sampling` that C++ kernels have."""
+"""All ops of `kernels.reference`, `recurrent_steps`, `recurrent_prompts` and `plain_sampling` that
+have C++ kernels.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,7 @@ from .recurrent import (
 )
 from .sampling import argmax, mask_logits, sample_filtered, sample_plain, softmax
 
-DTYPES = (torch.bfloat16,)
-"""Of activations that they take; for others they are the reference's."""
+DTYPES = (torch.bfloat16,)  # Supported dtypes of activations. The reference computes others.
 
 __all__ = [
     "DTYPES",

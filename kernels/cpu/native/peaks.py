@@ -1,4 +1,4 @@
-"""The most that this machine's memory and cores do, measured on the threads that kernels run on."""
+"""Measure the peak rates of this machine's memory and cores, on the threads that kernels use."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ import torch
 from ..machine.huge_pages import on_huge_pages
 from .build import load_kernels
 
+# In the order of their numbers in `piecework_multiply_adds`.
 _KINDS = ("float32", "bfloat16", "float16", "int8")
-"""Places are the numbers by which `piecework_multiply_adds` knows them."""
 _STREAM_BYTES = 2**30
 _FIRST_ROUNDS = 1 << 20
-_SECONDS = 0.1
-"""That a loop of multiply-adds runs at least."""
+_SECONDS = 0.1  # Least duration of a loop of multiply-adds.
 
 
 class Peaks(NamedTuple):
-    """`triad`, `read`: bytes a second of a = b + 3 c over 1 GiB, and of reading 1 GiB. `operations`
-    a second, two a multiply-add, by the numbers that are multiplied; kinds without an instruction
-    of their own are left out.
+    """Peak rates.
+
+    Attributes:
+        triad, read: Bytes per second of a = b + 3 c over 1 GiB, and of reading 1 GiB.
+        operations: Operations per second by dtype. A multiply-add counts as two. Dtypes without an
+            instruction are missing.
     """
 
     triad: float
@@ -33,7 +35,7 @@ class Peaks(NamedTuple):
 
 
 def measure_peaks(rounds: int = 5) -> Peaks | None:
-    """The best of so many; None where there are no kernels."""
+    """Return the best of `rounds` measurements, or None if there are no kernels."""
     library = load_kernels()
     if library is None:
         return None

@@ -1,8 +1,8 @@
-"""Norms, gated activations and rotations by the C++ kernels, and quantisation to 8 bits of what
-they give.
+"""Norms, gated activations and rotations by the C++ kernels, and quantisation of their results to 8
+bits.
 
-Each op is `kernels.reference`'s of the same name: its numbers but for the order in which a norm
-sums, which may move one to its neighbour. What the kernels do not know goes to the reference.
+Each op has the result of `kernels.reference`, except for the order in which a norm sums, which may
+change the last digit. The reference computes what the kernels do not support.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64,
 
 
 class _Source(IntEnum):
-    """What makes the rows of a call, as quantize.cpp numbers it."""
+    """What computes the rows of a call (numbers of quantize.cpp)."""
 
     ROW = 0
     NORM = 1
@@ -27,12 +27,12 @@ class _Source(IntEnum):
     GATED = 3
 
 
+# Dtypes of a call's result (numbers of quantize.cpp).
 _KINDS = {torch.int8: 0, torch.float8_e4m3fn: 1, torch.bfloat16: 2}
-"""Dtypes of a call's result, as quantize.cpp numbers them."""
 
 
 class Quantization(ctypes.Structure):
-    """Of rows.h."""
+    """`Quantization` of rows.h."""
 
     _fields_ = [("scale", _POINTER), ("group", _INT)]
 
@@ -67,8 +67,9 @@ def _rows(
     residual: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Return rows [T, K] of `dtype`, scales [T, K / group] if they are of 8 bits and no `scale` is
-    given, and x + residual if there is one; None for what the kernels do not know.
+    """Return rows [T, K] of `dtype`, scales [T, K / group] if the rows have 8 bits and no `scale`
+    is given, and x + residual if there is a residual. Return None if the kernels do not support the
+    call.
     """
     library = load_kernels()
     columns = x.shape[-1] // (2 if source is _Source.GATED else 1)
@@ -96,7 +97,9 @@ def _rows(
 
 
 def _are_rows(*tensors: torch.Tensor) -> bool:
-    """bfloat16 of one shape [T, K], whose rows may lie apart."""
+    """Return whether the tensors are bfloat16 of one shape [T, K] with contiguous rows of any
+    stride.
+    """
     return all(
         each.dtype == torch.bfloat16
         and each.dim() == 2
@@ -115,7 +118,7 @@ def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Rows, or heads that lie in a row."""
+    """Normalise rows, or the heads of contiguous rows."""
     rows = x if x.dim() == 2 else x.view(-1, x.shape[-1]) if x.is_contiguous() else None
     made = None if rows is None else _rows(_Source.NORM, rows, x.dtype, weight=weight, eps=eps)
     return made[0].view(x.shape) if made else reference.rms_norm(x, weight, eps)
@@ -229,8 +232,8 @@ def _rotated(
     cos: torch.Tensor,
     signed_sin: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Heads of q, then those of k, normalised if there are weights, and rotated; None for what the
-    kernels do not know.
+    """Return heads of q, then those of k, normalised if there are weights, and rotated. Return None
+    if the kernels do not support the call.
     """
     library = load_kernels()
     if library is None or q.dim() != 3:
@@ -255,7 +258,7 @@ def _rotated(
 
 
 def _are_heads(x: torch.Tensor, tokens: int, size: int) -> bool:
-    """bfloat16 [T, heads, D], whose tokens may lie apart."""
+    """Return whether x is bfloat16 [T, heads, D] with contiguous tokens of any stride."""
     return (
         x.dtype == torch.bfloat16
         and x.dim() == 3

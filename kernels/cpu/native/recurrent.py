@@ -1,6 +1,8 @@
-"""Layers with a recurrent state by the C++ kernels (`recurrent*.cpp`), for
-activations of bfloat16 and float32; others go to `kernels.recurrent_steps` and
-`kernels.recurrent_prompts`, which say what they compute.
+"""Layers with a recurrent state by the C++ kernels (`recurrent*.cpp`), for activations in bfloat16
+and float32.
+
+`kernels.recurrent_steps` and `kernels.recurrent_prompts` define the functions, and compute other
+dtypes.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from .quantize import pointers
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _DTYPES = (torch.bfloat16, torch.float32)
+# Tokens whose convolution results are kept at a time: twice those of a part of a prompt.
 _PART = 512
-"""Tokens whose convolutions' results are kept at a time: twice those of one prompt's part."""
 
 
 class _Conv(ctypes.Structure):
@@ -61,7 +63,7 @@ def conv_step(
     states: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """As `recurrent_steps.conv_step`."""
+    """See `recurrent_steps.conv_step`."""
     library = load_kernels()
     if library is None or not _takes(x, states):
         return recurrent_steps.conv_step(x, weight, bias, states, slots)
@@ -77,7 +79,7 @@ def mamba2_step(
     states: States,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """As `recurrent_steps.mamba2_step`."""
+    """See `recurrent_steps.mamba2_step`."""
     library = load_kernels()
     if library is None or not _takes(x, states.conv) or dt.dtype != x.dtype:
         return recurrent_steps.mamba2_step(x, dt, weights, states, slots)
@@ -97,7 +99,7 @@ def gated_delta_step(
     states: States,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """As `recurrent_steps.gated_delta_step`."""
+    """See `recurrent_steps.gated_delta_step`."""
     library = load_kernels()
     if library is None or not _takes(x, states.conv) or not b.dtype == a.dtype == x.dtype:
         return recurrent_steps.gated_delta_step(x, b, a, weights, states, slots)
@@ -118,7 +120,7 @@ def selective_scan_step(
     states: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """As `recurrent_steps.selective_scan_step`."""
+    """See `recurrent_steps.selective_scan_step`."""
     library = load_kernels()
     if library is None or not all(_takes(x, each) for each in (dt, b, c)):
         return recurrent_steps.selective_scan_step(x, dt, b, c, weights, states, slots)
@@ -136,7 +138,7 @@ def conv_prompts(
     states: torch.Tensor,
     prompts: Prompts,
 ) -> None:
-    """As `recurrent_prompts.conv_prompts`."""
+    """See `recurrent_prompts.conv_prompts`."""
     library = load_kernels()
     if library is None or not _takes(x, states) or not _takes(x, out):
         return recurrent_prompts.conv_prompts(x, weight, bias, out, states, prompts)
@@ -153,7 +155,7 @@ def mamba2_prompts(
     states: States,
     prompts: Prompts,
 ) -> None:
-    """As `recurrent_prompts.mamba2_prompts`."""
+    """See `recurrent_prompts.mamba2_prompts`."""
     library = load_kernels()
     if library is None or not all(_takes(x, each) for each in (states.conv, dt, out)):
         return recurrent_prompts.mamba2_prompts(x, dt, weights, out, states, prompts)
@@ -174,7 +176,7 @@ def gated_delta_prompts(
     states: States,
     prompts: Prompts,
 ) -> None:
-    """As `recurrent_prompts.gated_delta_prompts`."""
+    """See `recurrent_prompts.gated_delta_prompts`."""
     library = load_kernels()
     if library is None or not all(_takes(x, each) for each in (states.conv, b, a, out)):
         return recurrent_prompts.gated_delta_prompts(x, b, a, weights, out, states, prompts)
@@ -195,7 +197,7 @@ def selective_scan_prompts(
     states: torch.Tensor,
     prompts: Prompts,
 ) -> None:
-    """As `recurrent_prompts.selective_scan_prompts`."""
+    """See `recurrent_prompts.selective_scan_prompts`."""
     library = load_kernels()
     if library is None or not all(_takes(x, each) for each in (dt, b, c, out)):
         given = x, dt, b, c, weights, out, states, prompts
@@ -212,7 +214,9 @@ def _scan(
     slots: torch.Tensor,
     prompts: Prompts | None,
 ) -> tuple[_Scan, tuple[torch.Tensor, ...]]:
-    """The call, and what it reads that nobody else holds. `inputs`: x, dt, b and c."""
+    """Return the call, and the tensors that it reads and that must stay alive. `inputs` are x, dt,
+    b and c.
+    """
     assert out.is_contiguous() and states.is_contiguous() and slots.dtype == torch.int64
     assert all(each.is_contiguous() and each.dtype == torch.float32 for each in weights)
     inputs = tuple(map(rows_of_numbers, inputs))
@@ -238,7 +242,7 @@ def _conv(
     silu: bool,
     out: torch.Tensor | None = None,
 ) -> tuple[_Conv, torch.Tensor]:
-    """The call and what it writes: a new tensor where none is given."""
+    """Return the call and its output, which is a new tensor if `out` is None."""
     assert x.stride(1) == 1 and states.is_contiguous() and weight.is_contiguous()
     assert weight.dtype == torch.float32 and slots.dtype == torch.int64
     (tokens, channels), columns = x.shape, weight.shape[1]
@@ -256,7 +260,7 @@ def _mamba2_heads(
     states: torch.Tensor,
     out: torch.Tensor,
 ) -> tuple[_Heads, torch.Tensor]:
-    """The call, and what it reads that nobody else holds."""
+    """Return the call, and the tensor that it reads and that must stay alive."""
     assert out.is_contiguous() and states.is_contiguous()
     dt = rows_of_numbers(dt)
     _, heads, size, numbers = states.shape
@@ -274,7 +278,7 @@ def _delta_heads(
     states: torch.Tensor,
     out: torch.Tensor,
 ) -> tuple[_Heads, tuple[torch.Tensor, ...]]:
-    """The same of a gated delta rule."""
+    """Return the same for the gated delta rule."""
     assert out.is_contiguous() and states.is_contiguous()
     b, a = rows_of_numbers(b), rows_of_numbers(a)
     _, heads, numbers, size = states.shape
@@ -287,7 +291,7 @@ def _delta_heads(
 def _prompts(
     x: torch.Tensor, prompts: Prompts, *, has_heads: bool = True
 ) -> tuple[_Prompts, torch.Tensor]:
-    """The call, and where its convolutions' results go, from which heads read them."""
+    """Return the call, and a buffer for the results of its convolutions, which the heads read."""
     begins, lens = prompts.spans
     capacity = min(_PART, sum(prompts.lens))
     room = torch.empty(capacity if has_heads else 0, x.shape[1], dtype=torch.float32)

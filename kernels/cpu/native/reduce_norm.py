@@ -1,5 +1,5 @@
-"""The sum of every rank's rows, the residual and the norm in one pass over shared memory: see
-reduce_norm.cpp. Sums are the group's, norms those of the native kernels.
+"""The sum of every rank's rows, the residual and the norm in one pass over shared memory
+(reduce_norm.cpp). Sums are those of the group, norms those of the native kernels.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 
 from .quantize import Quantization, is_row, pointers
 
+# With more than two ranks and more bytes than this, it is faster if each rank first sums a part.
 _MOST_BYTES = 1 << 15
-"""With more than two ranks, and more than this, each had better sum a part before."""
 _RESULTS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 
 
@@ -29,7 +29,7 @@ class _ReduceNorm(ctypes.Structure):
 
 
 class _Group(Protocol):
-    """What the kernel needs of `shared.SharedMemoryGroup`."""
+    """The members of `shared.SharedMemoryGroup` that the kernel needs."""
 
     library: ctypes.CDLL
     member: ctypes.c_void_p
@@ -46,7 +46,7 @@ class _Group(Protocol):
 def all_reduce_norm(
     group: _Group, norm: str, x: torch.Tensor, residual: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, ...] | None:
-    """See `fused_collectives.FusesNorms`: for bfloat16."""
+    """See `fused_collectives.FusesNorms`. Supports bfloat16."""
     weight, eps, *how = rest
     dtype = how[1] if how else torch.bfloat16
     scale = how[0] if norm.endswith("static") else None

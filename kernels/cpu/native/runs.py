@@ -1,4 +1,4 @@
-"""Packed weights whose rows are of several formats: runs of panels, told by a table in front."""
+"""Packed weights whose rows have several formats: runs of panels with a table in front."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ class PanelRun(ctypes.Structure):
 
 
 def runs_of(kind: str) -> list[tuple[str, int]]:
-    """Kinds and rows of "mixed Q4_K 64 Q6_K 32"; nothing of weights of one kind."""
+    """Return kinds and rows of "mixed Q4_K 64 Q6_K 32", or an empty list for a weight of
+    one kind.
+    """
     words = kind.removeprefix(_MIXED).split() if kind.startswith(_MIXED) else []
     return [(each, int(rows)) for each, rows in zip(words[::2], words[1::2], strict=True)]
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
-    """Where each run begins, and where the last ends, in bytes, of runs of so many."""
+    """Return where each run begins and where the last ends, in bytes, from the sizes of
+    the runs.
+    """
     return list(accumulate(sizes, initial=MOST_RUNS * ctypes.sizeof(PanelRun)))

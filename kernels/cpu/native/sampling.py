@@ -1,5 +1,5 @@
-"""What chooses tokens by the C++ kernels: what `kernels.reference` has with its very results, what
-`kernels.plain_sampling` has but for the rounding of e^x and of sums.
+"""Sampling by the C++ kernels. Functions of `kernels.reference` have the same results; those of
+`kernels.plain_sampling` differ in the rounding of e^x and of sums.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .build import load_kernels
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """As `kernels.reference.argmax`."""
+    """See `kernels.reference.argmax`."""
     library = load_kernels()
     assert library is not None
     return likeliest(library, logits)
@@ -26,14 +26,14 @@ def sample_filtered(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    """As `kernels.reference.sample_filtered`."""
+    """See `kernels.reference.sample_filtered`."""
     library = load_kernels()
     assert library is not None
     return draw(library, probs, top_k.long(), top_p.float(), min_p.float(), uniform.double())
 
 
 def softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """As `kernels.plain_sampling.softmax`, over `logits`."""
+    """See `kernels.plain_sampling.softmax`. Overwrites `logits`."""
     library = load_kernels()
     assert library is not None
     return soften(library, logits, temperature)
@@ -42,14 +42,14 @@ def softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
 def sample_plain(
     logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:
-    """As `kernels.plain_sampling.sample_plain`."""
+    """See `kernels.plain_sampling.sample_plain`."""
     library = load_kernels()
     assert library is not None
     return draw_plain(library, logits, temperature, uniform)
 
 
 def mask_logits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-    """As `kernels.reference.mask_logits`."""
+    """See `kernels.reference.mask_logits`."""
     library = load_kernels()
     assert library is not None
     mask(library, logits, rows, bits)
@@ -58,7 +58,7 @@ def mask_logits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) ->
 def mask(
     library: ctypes.CDLL, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor
 ) -> None:
-    """`mask_logits` by given kernels."""
+    """Compute `mask_logits` by the given kernels."""
     assert logits.dtype == torch.float32 and logits.stride(1) == 1
     assert rows.dtype == torch.int64 and bits.dtype == torch.int32 and bits.is_contiguous()
     library.piecework_mask_logits(
@@ -72,7 +72,7 @@ def mask(
 
 
 def soften(library: ctypes.CDLL, logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """`softmax` by given kernels."""
+    """Compute `softmax` by the given kernels."""
     assert logits.dtype == temperature.dtype == torch.float32 and logits.stride(1) == 1
     library.piecework_softmax(
         ctypes.c_void_p(logits.data_ptr()),
@@ -87,18 +87,18 @@ def soften(library: ctypes.CDLL, logits: torch.Tensor, temperature: torch.Tensor
 def draw_plain(
     library: ctypes.CDLL, logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:
-    """`sample_plain` by given kernels."""
+    """Compute `sample_plain` by the given kernels."""
     assert temperature.dtype == uniform.dtype == torch.float32
     return _tokens(library.piecework_sample_plain, logits, temperature, uniform.contiguous())
 
 
 def likeliest(library: ctypes.CDLL, logits: torch.Tensor) -> torch.Tensor:
-    """`argmax` by given kernels."""
+    """Compute `argmax` by the given kernels."""
     return _tokens(library.piecework_argmax, logits)
 
 
 def draw(library: ctypes.CDLL, probs: torch.Tensor, *filters: torch.Tensor) -> torch.Tensor:
-    """`sample_filtered` by given kernels; `filters` in the dtypes of the reference."""
+    """Compute `sample_filtered` by the given kernels. `filters` have the reference's dtypes."""
     return _tokens(
         library.piecework_sample_filtered, probs, *(column.contiguous() for column in filters)
     )

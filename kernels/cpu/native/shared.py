@@ -1,4 +1,4 @@
-"""Collectives through memory that all ranks of a machine have mapped: see shared.h."""
+"""Collectives through memory that all ranks of a machine have mapped (shared.h)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from ...collectives import CollectiveError
 from .reduce_norm import all_reduce_norm
 
-SLOT_BYTES = 2**20
-"""What a rank hands over at once; longer messages go in pieces of it."""
+SLOT_BYTES = 2**20  # Bytes that a rank passes at once. Longer messages are split.
 MOST_RANKS = 64
 _SPINS = 4000
 _OPS = (
@@ -33,8 +32,7 @@ _SUMMED = (
     torch.int32,
     torch.int64,
 )
-_BYTES = len(_SUMMED)
-"""In place of a dtype: numbers that are only moved."""
+_BYTES = len(_SUMMED)  # In place of a dtype: numbers that are moved and not summed.
 _LATE, _MISMATCH = 1, 2
 
 
@@ -59,11 +57,11 @@ class _Failure(ctypes.Structure):
 
 
 class SharedMemoryGroup:
-    """`collectives.Group` of `size` ranks that have mapped `memory`, of `region_bytes(size)` zeros.
+    """`collectives.Group` of `size` ranks that have mapped `memory`, `region_bytes(size)` of zeros.
 
-    Raises `CollectiveError` where another rank is in another collective, has given up, or does not
-    come within `seconds`; nothing can be computed with it afterwards. `is_crowded`: ranks share
-    cores, so whoever waits gives way at once.
+    Raises `CollectiveError` if another rank is in another collective, has given up, or does not
+    join within `seconds`. The group cannot be used afterwards. If `is_crowded`, ranks share cores,
+    so waiting ranks yield at once.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class SharedMemoryGroup:
         assert len(memory) >= region_bytes(library, size) and 0 <= rank < size <= MOST_RANKS
         self.rank, self.size, self.seconds = rank, size, seconds
         self.library = library
-        # Holds the memory, and the memory its file, for as long as there is a group.
+        # Keeps the memory alive, and the memory keeps its file, as long as the group exists.
         self._memory = (ctypes.c_char * len(memory)).from_buffer(memory)
         library.piecework_join.restype = ctypes.c_void_p
         self.member = ctypes.c_void_p(
@@ -95,7 +93,7 @@ class SharedMemoryGroup:
 
     @property
     def slot_bytes(self) -> int:
-        """What a rank hands over at once."""
+        """Bytes that a rank passes at once."""
         return SLOT_BYTES
 
     def __del__(self) -> None:
@@ -143,18 +141,20 @@ class SharedMemoryGroup:
         self._run("broadcast", x, x, x.nbytes)
 
     def give_up(self) -> None:
-        """Ends every rank's wait with an error, and all that come. From any thread."""
+        """End the wait of every rank with an error, now and in later calls. May be called from any
+        thread.
+        """
         self.library.piecework_give_up(self.member)
 
     def last_calls(self) -> list[str]:
-        """What each rank has come to. From any thread."""
+        """Return the last call of each rank. May be called from any thread."""
         calls = [_Call() for _ in range(self.size)]
         for rank, call in enumerate(calls):
             self.library.piecework_last_call(self.member, rank, ctypes.byref(call))
         return [str(call) for call in calls]
 
     def check(self, succeeded: int) -> None:
-        """Raises what has gone wrong where a call of the library did not succeed."""
+        """Raise the error of a library call that did not succeed."""
         if not succeeded:
             raise self._fault()
 
@@ -203,6 +203,6 @@ class SharedMemoryGroup:
 
 
 def region_bytes(library: ctypes.CDLL, size: int) -> int:
-    """Of the memory of so many ranks; what is never touched takes none."""
+    """Return the bytes of the memory of `size` ranks. Pages that are never touched take none."""
     library.piecework_shared_bytes.restype = ctypes.c_int64
     return int(library.piecework_shared_bytes(size, ctypes.c_int64(SLOT_BYTES)))

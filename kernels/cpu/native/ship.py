@@ -1,8 +1,8 @@
-"""Put the kernels into the package, compiled for every CPU of this architecture: `python -m
+"""Compile the kernels for every CPU of this architecture and put them into the package: `python -m
 piecework.kernels.cpu.native.ship`.
 
-What is installed from it (a wheel, an image) starts without a compiler and without a build. A file
-is taken only with the very sources it was made of, so sources that change are built as ever.
+An installation from such a package (a wheel, an image) needs no compiler and no build. A file is
+used only with the sources that it was compiled from; changed sources are built as usual.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ...toolchain import is_clang
 from .build import VARIANTS, Variant, compile_variant, find_compiler, shipped_library
 from .openmp import OpenMP
 
+# Do not link OpenMP: the path of torch's library is known only where the package is installed.
 _OPENMP = OpenMP(("-fopenmp",))
-"""Linked to none, for where torch's lies is known only where the package is installed."""
+# Instruction set that all variants of an architecture need (Linux's names).
 _ARCHITECTURES = {"x86_64": "avx2", "aarch64": "asimd"}
-"""What all variants of an architecture need, under Linux's names."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not variants:
         parser.error("kernels are shipped for Linux on x86_64 and aarch64")
     if unknown := set(chosen) - {variant.name for variant in variants}:
-        parser.error(f"--variants: {unknown.pop()!r} is none of {names}")
+        parser.error(f"--variants: {unknown.pop()!r} is not one of {names}")
     try:
         compiler = find_compiler()
     except OSError as error:
-        parser.error(f"{error}; install g++ or name it in $CXX")
+        parser.error(f"{error}; install g++ or set $CXX to its path")
     if is_clang(compiler):
-        parser.error(f"{compiler} is clang, whose OpenMP is not torch's; name g++ in $CXX")
+        parser.error(f"{compiler} is clang, which has another OpenMP than torch; set $CXX to g++")
     made = [_made(compiler, variant) for variant in variants if variant.name in chosen]
     return 0 if all(made) else 1
 
@@ -54,7 +54,7 @@ def _made(compiler: str, variant: Variant) -> bool:
     try:
         library.parent.mkdir(exist_ok=True)
         for other in library.parent.glob(f"{variant.name}-*"):
-            if other.is_dir():  # of one that was killed
+            if other.is_dir():  # of a build that was killed
                 shutil.rmtree(other)
             elif other != library:
                 other.unlink()

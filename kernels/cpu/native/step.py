@@ -1,4 +1,4 @@
-"""Decode steps of a decoder in one native call: the model's own weights, read where they lie.
+"""Decode steps of a decoder in one native call, which reads the model's weights in place.
 
 T tokens, B requests, N hidden size.
 """
@@ -42,17 +42,16 @@ from .step_structs import (
 )
 
 _BOTH = ctypes.c_void_p * 2
-_LEAST_SUM = 1e-20
-"""`kLeastSum` of moe.cpp."""
+_LEAST_SUM = 1e-20  # `kLeastSum` of moe.cpp.
 
 
 class NativeStep:
-    """The forward of small steps of a model whose weights are packed. The model and the cache must
-    outlive it unmoved.
+    """The forward of small steps of a model with packed weights. The model and the cache must
+    outlive it and stay at their addresses.
 
-    `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer, as `layouts` has it, or in 8 bits.
-    `second`: whether a layer's pages are those of `AttentionMetadata.window`, for each; none is.
-    `group`: of a model that is split. Every rank must make the same steps.
+    `k_cache` and `v_cache` have a tensor [P, S, K, D] per layer, as in `layouts`, or its 8-bit
+    form. `second` tells for each layer whether its pages are those of `AttentionMetadata.window`;
+    empty: none. `group` is that of a split model, whose ranks must all run the same steps.
     """
 
     max_tokens = 64
@@ -72,14 +71,14 @@ class NativeStep:
         parts: DecoderParts = part_of(model)
         self.has_head = group is None and parts.head is not None and _is_packed(parts.head)
         self.finish = parts.finish
-        # Others are torch's functions in the ops, or sums in another order.
+        # Other activations are computed by torch in the ops, and other layers sum in another order.
         self.keeps_bits = group is None and all(
             isinstance(each.feed_forward, FeedForwardParts)
             and each.feed_forward.activation == "silu"
             for each in parts.layers
         )
         tables = [tuple(table.contiguous() for table in both) for both in parts.tables]
-        # What the kernels read, beside the parts that are made anew each time.
+        # Keep alive what the kernels read.
         self._owners = (model, parts, tables, layouts, k_cache, v_cache)
         layers = [
             layer_struct(*each, tables)
@@ -113,18 +112,18 @@ class NativeStep:
         rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
     ) -> NativeCall:
-        """As `StepKernels` has it, also in that others than int64 are refused."""
+        """See `StepKernels`. Tensors must be int64."""
         return NativeCall(self, input_ids, positions, metadata, rows, draws)
 
     def run(self, step: Any, threads: int) -> None:
-        """`step`: a reference to a `StepStruct` of this model."""
+        """Run a step. `step` is a reference to a `StepStruct` of this model."""
         succeeded = self._step(step, threads)
         if self._group is not None:
             self._group.check(succeeded)
 
 
 class NativeCall:
-    """The addresses of what one step is made of, and of those that follow in the same tensors."""
+    """The addresses of the tensors of one step, and of later steps in the same tensors."""
 
     def __init__(
         self,
@@ -156,19 +155,19 @@ class NativeCall:
         self._to_tokens = {"samples": self._num_rows, "chosen": ctypes.addressof(self._chosen)}
         self._owners = [read, lens, draws]
         if draws is not None and kernels.has_head and kernels.finish is None:
-            # Where their logits are worked in.
+            # Memory in which their logits are computed.
             logits = self._empty_logits()
             self._to_tokens |= {"logits": logits.data_ptr(), "draws": draws.ctypes.data}
             self._owners.append(logits)
 
     def hidden(self) -> torch.Tensor:
-        """[T, N] bfloat16."""
+        """Return hidden states [T, N] bfloat16."""
         out = torch.empty(self._num_tokens, self._kernels.model.hidden, dtype=torch.bfloat16)
         self._compute(out=out.data_ptr())
         return out
 
     def logits(self) -> torch.Tensor | None:
-        """As `StepCall` has it."""
+        """See `StepCall`."""
         if not self._kernels.has_head:
             return None
         logits, finish = self._empty_logits(), self._kernels.finish
@@ -176,7 +175,7 @@ class NativeCall:
         return logits if finish is None else finish(logits)
 
     def tokens(self) -> list[int] | None:
-        """As `StepCall` has it; None also where more is done to logits."""
+        """See `StepCall`. Also None if the model changes its logits afterwards."""
         if not self._kernels.has_head or self._kernels.finish is not None:
             return None
         self._compute(**self._to_tokens)
@@ -206,8 +205,8 @@ def make_native_step(
     v_cache: Sequence[torch.Tensor],
     second: Sequence[bool] = (),
 ) -> NativeStep | None:
-    """None for what the kernels do not know: weights that are not packed, layers of another kind,
-    ranks that share no memory, no kernels.
+    """Return the kernels, or None if they do not support the model: weights that are not packed,
+    other layers, ranks without shared memory, or no library.
     """
     library = load_kernels()
     if library is None or not is_known(model, layouts):
@@ -221,8 +220,8 @@ def make_native_step(
 
 
 def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
-    """Whether it is a decoder of described parts with packed weights, in bfloat16, whose gates and
-    ups lie in panels of their own, and whose layers have the same heads.
+    """Return whether the model is a bfloat16 decoder of described parts with packed weights. Gates
+    and ups must be in panels of their own, and all layers must have the same heads.
     """
     try:
         parts: DecoderParts = part_of(model)
@@ -280,7 +279,7 @@ def _linears_of(layer: LayerParts) -> list[Any]:
 
 
 def _dense(layer: LayerParts) -> list[FeedForwardParts]:
-    """What all tokens go through."""
+    """Return the feed-forward layers that all tokens pass through."""
     part = layer.feed_forward
     dense = part.shared if isinstance(part, MixtureParts) else part
     return [] if dense is None else [dense]
@@ -291,8 +290,10 @@ def _width(part: FeedForwardParts) -> int:
 
 
 def _knows_feed_forward(layer: LayerParts) -> bool:
-    """Whether gates and ups lie in panels of their own, and experts are chosen as the kernels do
-    it. Ranks make one sum of what experts and the others give, which no kernel does.
+    """Return whether gates and ups are in panels of their own, and the kernels can choose the
+    experts.
+
+    Ranks sum experts and the shared layer at once, which no kernel does.
     """
     part = layer.feed_forward
     dense = _dense(layer)
@@ -307,7 +308,9 @@ def _knows_feed_forward(layer: LayerParts) -> bool:
 
 
 def _is_packed(linear: Any) -> bool:
-    """In a layout whose products take x as the layer makes it."""
+    """Return whether the weight is packed, in a layout whose products take x as the layer
+    makes it.
+    """
     if linear.layout is None or linear.input is None:
         return linear.layout not in (None, Layout.INT8)
     dtype = torch.int8 if linear.layout == Layout.INT8 else torch.float8_e4m3fn

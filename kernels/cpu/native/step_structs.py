@@ -1,4 +1,6 @@
-"""The structs of step.h, a decoder and one step of it, filled from what the model's parts say."""
+"""The structs of step.h, a decoder and one step of it, filled from the descriptions of the model's
+parts.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ def table_of(embedding: Any) -> LinearStruct:
 
 
 def order_of(part: Any) -> torch.Tensor | None:
-    """Of its input's columns, where that is not theirs."""
+    """Return the order of its input's columns, or None for the usual order."""
     order: torch.Tensor | None = getattr(part, "input_order", None)
     return order
 

@@ -141,7 +141,7 @@ def test_the_number_of_blocks_is_a_choice(tmp_path: Path) -> None:
     [
         ({"warmup_steps": 0}, "--warmup-steps must be at least 1"),
         ({"warmup_mode": "maybe"}, "--warmup-mode must be one of"),
-        ({"warmup": True, "warmup_mode": "off"}, "disagree"),
+        ({"warmup": True, "warmup_mode": "off"}, "contradict each other"),
         ({"dit_precision": "fp4"}, "--dit-precision must be one of"),
         ({"max_batch_size": 0}, "--max-batch-size must be at least 1"),
     ],
