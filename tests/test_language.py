@@ -28,6 +28,7 @@ PLAIN = (
     "runtime/layers/",
     "runtime/llm.py",
     "runtime/loader/",
+    "runtime/quantization/",
     "runtime/models/deepseek_v32.py",
     "runtime/models/gemma3n.py",
     "runtime/models/gemma3n_conditional.py",

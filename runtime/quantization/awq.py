@@ -1,6 +1,6 @@
-"""AWQ (arXiv:2306.00978) as AutoAWQ writes it for its `gemm` kernels.
+"""AWQ (arXiv:2306.00978) in the layout of AutoAWQ's `gemm` kernels.
 
-Fields and layout: AutoAWQ's awq/models/_config.py and awq/modules/linear/gemm.py.
+Source of fields and layout: AutoAWQ's awq/models/_config.py and awq/modules/linear/gemm.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .weight_only import INT32, PackedFormat, group_size, words_of
 
 QUANT_METHOD = "awq"
 BITS = 4
+# Positions, from the lowest bits on, of the numbers of eight outputs in a word.
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Where the numbers of eight outputs lie in a word, from the lowest bits on."""
 
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
@@ -27,17 +27,17 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
     if bits != BITS or version.lower() != "gemm":
         raise ValueError(
             f"AWQ of {bits} bits in the version {version[:80]} is not supported; supported: 4 bits "
-            "in the version gemm; take another checkpoint"
+            "in the version gemm; use another checkpoint"
         )
     columns = group_size(config)
-    # AutoAWQ quantises the layers of decoder blocks only.
+    # AutoAWQ quantises only layers of decoder blocks.
     left_out = [*names(config, "modules_to_not_convert"), "lm_head"]
     is_plain = Patterns().matcher(left_out, parts=True)
     return lambda name: PLAIN if is_plain(name) else f"awq {columns}"
 
 
 class AWQ(PackedFormat):
-    """A kind is "awq COLUMNS", the columns of a group or -1 for all."""
+    """The method of a kind "awq COLUMNS". COLUMNS are the columns of a group, or -1 for all."""
 
     bits = BITS
 
@@ -67,8 +67,10 @@ def make_method(kind: str) -> AWQ:
 
 
 def unpack(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) -> GroupedWeight:
-    """qweight [K, N / 8] int32, qzeros [groups, N / 8] int32, scales [groups, N]."""
-    # [N / 8, K, 4] bytes; each gives two rows of the result.
+    """Return the weight of qweight [K, N / 8] int32, qzeros [groups, N / 8] int32 and scales
+    [groups, N].
+    """
+    # [N / 8, K, 4] bytes. Each byte holds numbers of two rows.
     of_words = word_bytes(qweight.T).view(qweight.shape[1], -1, 4)
     rows = regrouped(of_words[:, ::2], of_words[:, 1::2]).flatten(2)[..., _PLACES]
     numbers = rows.transpose(1, 2).reshape(-1, rows.shape[1])

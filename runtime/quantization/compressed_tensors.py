@@ -1,7 +1,7 @@
 """Checkpoints of `quant_method` compressed-tensors, as llm-compressor writes them.
 
-Fields: the library's quantization/quant_config.py, quant_scheme.py and quant_args.py; formats:
-config/base.py.
+Source of the fields: the library's quantization/quant_config.py, quant_scheme.py and quant_args.py.
+Source of the formats: config/base.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
             raise ValueError(f"quantization_config: config_groups.{label[:80]} must be an object")
         kind = _kind(group, str(group.get("format") or config.get("format")))
         kinds |= dict.fromkeys(names(group, "targets"), kind)
-    # As `match_targets` of the library's utils/match.py orders them: names, patterns by their
-    # text, classes; of groups with the same target the last.
+    # The order is that of `match_targets` in the library's utils/match.py: names, patterns sorted
+    # by their text, classes. Of groups with the same target the last one counts.
     by_pattern = [
         (patterns.matcher([target]), kinds[target])
         for target in sorted(kinds)
@@ -55,12 +55,14 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
 
 
 def _check_whole(config: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for what changes weights or activations beside quantising them."""
+    """Raise `ValueError` for settings that change weights or activations other than by
+    quantisation.
+    """
     for key in ("sparsity_config", "transform_config"):
         value = config.get(key)
         if value and not (isinstance(value, dict) and value.get("format") == "dense"):
             raise ValueError(
-                f"compressed-tensors with a {key} are not supported; take a checkpoint without"
+                f"compressed-tensors with a {key} are not supported; use a checkpoint without it"
             )
 
 

@@ -1,5 +1,6 @@
-"""Reading a `quantization_config`, which may hold anything: types are checked, and patterns of
-names matched in bounded time.
+"""Reads a `quantization_config`, which may hold anything.
+
+Types are checked, and patterns of names are matched in bounded time.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ _LONGEST_PATTERN = 1000
 _MOST_REPEATS = 1000
 _COUNTS = re.compile(r"\{(\d*),?(\d*)\}")
 _SPACED = re.compile(r"\{(?s:.*)[\s#]|[\s#](?s:.*)\{")
-_SECONDS = 1.0
-"""That all matches of one file may take together."""
-EXPRESSION = "re:"
-"""Before a pattern that is a regular expression."""
+_SECONDS = 1.0  # Time that all matches of one file may take together.
+EXPRESSION = "re:"  # Prefix of a pattern that is a regular expression.
 _TYPES = {
     int: "a whole number",
     str: "a text",
@@ -33,8 +32,9 @@ _TYPES = {
 
 
 def setting(config: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
-    """The value of `name`; `default` where it is missing or null. Raises `ValueError` where it is
-    of another type, or missing without a default.
+    """Return the value of `name`, or `default` if it is missing or null.
+
+    Raises `ValueError` if it has another type, or is missing and has no default.
     """
     value = config.get(name)
     if value is None and default is not None:
@@ -48,7 +48,7 @@ def setting(config: Mapping[str, Any], name: str, kind: type[T], default: T | No
 
 
 def names(config: Mapping[str, Any], name: str) -> list[str]:
-    """A list of names of layers; empty where there is none."""
+    """Return a list of names of layers, empty if it is missing."""
     listed = setting(config, name, list, [])
     for value in listed:
         if not isinstance(value, str):
@@ -60,18 +60,18 @@ def names(config: Mapping[str, Any], name: str) -> list[str]:
 
 
 class Patterns:
-    """Those of one file, which together may be so many and take so long."""
+    """The patterns of one file. Their number and the time of all matches are bounded."""
 
     def __init__(self) -> None:
         self._number, self._left = 0, _SECONDS
 
     def matcher(self, patterns: Iterable[str], *, parts: bool = False) -> Callable[[str], bool]:
-        """Whether a layer's name is one of `patterns`, or matches one that begins with "re:" from
-        its beginning (compressed-tensors' utils/match.py).
+        """Return a function that says whether the name of a layer matches one of `patterns`.
 
-        `parts`: a pattern may also be some of the name's parts, so that "mlp" means
-        "layers.0.mlp.gate" (transformers' `modules_to_not_convert`). Raises `ValueError` for
-        patterns that are none, or take too long.
+        A pattern is a name, or begins with "re:" and matches from the beginning of a name
+        (compressed-tensors' utils/match.py). If `parts` is set, a pattern may also be consecutive
+        parts of a name: "mlp" matches "layers.0.mlp.gate" (transformers' `modules_to_not_convert`).
+        Raises `ValueError` for invalid patterns, and for those that take too long.
         """
         plain = frozenset(patterns)
         expressions = [
@@ -87,8 +87,9 @@ class Patterns:
                 return True
             began = time.monotonic()
             try:
-                # A timeout of 0 would be none.
-                return any(each.match(name, timeout=max(self._left, 1e-9)) for each in expressions)
+                # A timeout of 0 would mean none.
+                timeout = max(self._left, 1e-9)
+                return any(item.match(name, timeout=timeout) for item in expressions)
             except TimeoutError:
                 raise ValueError(
                     "quantization_config: its patterns take too long to match; list the layers by "
@@ -110,17 +111,19 @@ class Patterns:
             return _compiled(pattern.removeprefix(EXPRESSION))
         except (ValueError, re.error, regex.error, RecursionError, OverflowError) as error:
             raise ValueError(
-                f"quantization_config: {pattern[:80]!r} is no pattern ({error}); fetch the model "
-                "again"
+                f"quantization_config: {pattern[:80]!r} is no valid pattern ({error}); fetch "
+                "the model again"
             ) from None
 
 
 def _compiled(pattern: str) -> Any:
-    """Takes what Python's `re` takes, by which quantisers match: `regex` alone would also run
-    patterns that call themselves until memory ends, and writes out what counted repeats ask for.
+    """Compile a pattern that Python's `re` accepts, which quantisers use.
+
+    `regex` also accepts recursive patterns, which run until memory is exhausted, and expands
+    counted repeats. Both are refused.
     """
     if _SPACED.search(pattern):
-        # Within verbose patterns `regex` takes "{3 0}" for 30.
+        # In verbose patterns `regex` reads "{3 0}" as 30.
         raise ValueError("has counted repeats beside spaces or comments")
     counts = [int(count) for found in _COUNTS.findall(pattern) for count in found if count]
     if prod(max(1, count) for count in counts) > _MOST_REPEATS:

@@ -1,7 +1,8 @@
-"""Checkpoints of `quant_method` fp8: one scale a tensor, as Llama's and Mistral's, or blocks of
-128 x 128, as DeepSeek's and Qwen3's.
+"""Checkpoints of `quant_method` fp8.
 
-Fields: transformers' `FineGrainedFP8Config`, and vLLM's `Fp8Config`.
+They have one scale for each tensor, as those of Llama and Mistral, or for each block of 128 x 128,
+as those of DeepSeek and Qwen3. Source of the fields: transformers' `FineGrainedFP8Config` and
+vLLM's `Fp8Config`.
 """
 
 from __future__ import annotations

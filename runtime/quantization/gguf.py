@@ -1,4 +1,4 @@
-"""Blocks of a GGUF file: the 2 to 8 bits that they hold, packed for the device's own kernels."""
+"""Blocks of a GGUF file, whose 2 to 8 bits are packed for the device's own kernels."""
 
 from __future__ import annotations
 
@@ -16,34 +16,38 @@ _MIXED = "gguf "
 
 
 def kind_of(formats: Sequence[str]) -> str:
-    """Of a layer whose parts are stored in these: "Q4_K", or "gguf Q4_K Q4_K Q6_K"."""
+    """Return the kind of a layer whose parts have these formats: "Q4_K", or "gguf Q4_K Q4_K
+    Q6_K".
+    """
     return formats[0] if len(set(formats)) == 1 else _MIXED + " ".join(formats)
 
 
 def packed_kind(kind: str, rows: Sequence[int]) -> str:
-    """What `LinearKernels` call a weight of this kind whose parts have so many rows."""
+    """Return the name by which `LinearKernels` know a weight of this kind. `rows` are those of its
+    parts.
+    """
     if not kind.startswith(_MIXED):
         return kind
     parts = groupby(zip(kind.split()[1:], rows, strict=True), key=itemgetter(0))
-    return "mixed " + " ".join(f"{each} {sum(rows for _, rows in run)}" for each, run in parts)
+    return "mixed " + " ".join(f"{name} {sum(rows for _, rows in run)}" for name, run in parts)
 
 
 class GGUFBlocks:
-    """The `LinearMethod` of one layer: see `kind_of`."""
+    """The `LinearMethod` of one layer. See `kind_of`."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._parts: dict[int, StoredTensor] = {}
 
     def create(self, layer: Linear) -> None:
-        # The packed weight comes whole, in `finish`.
+        # `finish` sets the packed weight.
         layer.weight = nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
 
     def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
         rows = layer.rows(part)
 
         def load(tensor: StoredTensor) -> None:
-            # Read by `finish` only, so that one layer's blocks at a time are in memory twice.
+            # `finish` reads the blocks, so that those of one layer at a time are in memory twice.
             self._parts[rows.start] = tensor
 
         shape = rows.stop - rows.start, layer.in_features
@@ -60,7 +64,7 @@ class GGUFBlocks:
 
 
 def describe(kind: str) -> str:
-    """For people."""
+    """Return the name that is shown to users."""
     return " and ".join(dict.fromkeys(kind.split()[1:]))
 
 

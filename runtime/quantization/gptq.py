@@ -1,7 +1,7 @@
 """GPTQ (arXiv:2210.17323) as AutoGPTQ and GPTQModel write it.
 
-Fields and layout: GPTQModel's gptqmodel/quantization/config.py, gptqmodel/nn_modules/qlinear and
-gptqmodel/utils/model.py.
+Source of fields and layout: GPTQModel's gptqmodel/quantization/config.py,
+gptqmodel/nn_modules/qlinear and gptqmodel/utils/model.py.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _inside(config: Mapping[str, Any], patterns: Patterns) -> Callable[[str], bool]:
-    """Whether a layer of a decoder block is quantised: all are, or those that are listed, one by
-    one or in groups.
+    """Return a function that says whether a layer of a decoder block is quantised.
+
+    All layers are, unless the config lists layers, singly or in groups.
     """
     listed = setting(config, "modules_in_block_to_quantize", list, [])
-    flat = [name for each in listed for name in (each if isinstance(each, list) else [each])]
+    flat = [name for item in listed for name in (item if isinstance(item, list) else [item])]
     inside = patterns.matcher(
         names({"modules_in_block_to_quantize": flat}, "modules_in_block_to_quantize"), parts=True
     )
@@ -73,8 +74,9 @@ def _inside(config: Mapping[str, Any], patterns: Patterns) -> Callable[[str], bo
 def _rules(
     config: Mapping[str, Any], patterns: Patterns
 ) -> list[tuple[Callable[[str], bool], str]]:
-    """GPTQModel's `dynamic`: settings of the layers whose names match a pattern, the first that
-    does; behind "-:" those that are not quantised.
+    """Return GPTQModel's `dynamic`: matchers of layer names with the kind of these layers.
+
+    The first match counts. Layers whose pattern begins with "-:" are not quantised.
     """
     dynamic = setting(config, "dynamic", dict, {})
     if len(dynamic) > _MOST_RULES:
@@ -93,8 +95,10 @@ def _rules(
 
 
 class GPTQ(PackedFormat):
-    """A kind is "gptq BITS COLUMNS VERSION ORDER": columns of a group or -1 for all; v1 stores zero
-    points less one; with act-order each column's group has to be told.
+    """The method of a kind "gptq BITS COLUMNS VERSION ORDER".
+
+    COLUMNS are the columns of a group, or -1 for all. Version v1 stores zero points less one. With
+    act-order, the checkpoint states the group of each column.
     """
 
     def __init__(self, kind: str) -> None:
@@ -137,7 +141,7 @@ class GPTQ(PackedFormat):
             tensors["qweight"],
             tensors["qzeros"],
             tensors["scales"],
-            # Groups are in turn where a rank has some of the columns.
+            # If columns are split over ranks, groups are in order.
             tensors.get("g_idx") if layer.held_columns is None else None,
             self.bits,
             zeros_less_one=self.version == "v1",
@@ -162,11 +166,13 @@ def unpack(
     *,
     zeros_less_one: bool,
 ) -> GroupedWeight:
-    """qweight [K * bits / 32, N] int32, qzeros [groups, N * bits / 32] int32, scales [groups, N],
-    g_idx [K] int32: the group of each column, None where they are in turn.
+    """Return the weight of the tensors of a checkpoint.
 
-    `zeros_less_one`: zero points are stored less one, and added to as whole words, as GPTQModel
-    does: it subtracts so, with borrows.
+    qweight [K * bits / 32, N] int32, qzeros [groups, N * bits / 32] int32, scales [groups, N].
+    g_idx [K] int32 is the group of each column, or None if groups are in order.
+
+    `zeros_less_one`: zero points are stored less one. One is added to whole words, because
+    GPTQModel subtracts it from whole words, with borrows.
     """
     numbers = word_bytes(qweight.T)
     zeros = fields(qzeros + _ONES[bits] if zeros_less_one else qzeros, bits)

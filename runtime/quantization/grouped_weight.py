@@ -1,5 +1,5 @@
-"""Weights of 4 or 8 bits in groups, such as those of AWQ, GPTQ and pack-quantized files once they
-are unpacked.
+"""Weights of 4 or 8 bits in groups, such as those of AWQ, GPTQ and pack-quantized files after
+unpacking.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from typing import NamedTuple
 import torch
 
 BITS = (4, 8)
-_GGUF_COLUMNS = 32
-"""Columns that have one scale in a block of GGUF's Q4_1 and Q8_0."""
-_LARGEST_SCALE = 4096.0
-"""15 times it is still a float16."""
+_GGUF_COLUMNS = 32  # Columns that share a scale in a block of GGUF's Q4_1 and Q8_0.
+_LARGEST_SCALE = 4096.0  # 15 times this fits into a float16.
 
 
 class GroupedWeight(NamedTuple):
-    """A weight [N, K] as `ops.weight_only_linear` takes it: each row's columns are in groups that
-    follow one another, and (number - zero) * scale is the value.
+    """A weight [N, K] for `ops.weight_only_linear`. Its values are (number - zero) * scale.
 
-    `numbers`: [N, K * bits / 8] uint8, of 4 bits the earlier column in the low half of a byte.
-    `scale`: [N, groups] of 16 or 32 bits. `zero`: [N, groups] uint8. `order`: [K] int64, the column
-    of the input that each column belongs to, None where they are in order.
+    Attributes:
+        numbers: [N, K * bits / 8] uint8. Of two numbers of 4 bits, the earlier column is in the low
+            half of the byte.
+        scale: [N, groups] of 16 or 32 bits. Groups are consecutive columns.
+        zero: [N, groups] uint8.
+        order: [K] int64, the column of the input that each column belongs to, or None if they are
+            in order.
     """
 
     numbers: torch.Tensor
@@ -31,41 +32,41 @@ class GroupedWeight(NamedTuple):
 
 
 def nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """[..., n] bytes to [..., 2 n] numbers of 4 bits, the low halves first."""
+    """Return [..., 2 n] numbers of 4 bits of [..., n] bytes, low halves first."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
 def packed_nibbles(numbers: torch.Tensor) -> torch.Tensor:
-    """What `nibbles` undoes: [..., 2 n] uint8 below 16 to [..., n] uint8."""
+    """Return [..., n] uint8 of [..., 2 n] uint8 below 16: the inverse of `nibbles`."""
     return numbers[..., ::2] | numbers[..., 1::2] << 4
 
 
 def regrouped(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Bytes of two numbers of 4 bits, [..., n] each, to [..., n, 2]: the low halves of both, and
-    the high halves of both, `first`'s in the lower bits.
+    """Return [..., n, 2] of bytes [..., n] that hold two numbers of 4 bits each.
+
+    They are the low halves of both, then the high halves of both, with `first` in the lower bits.
     """
     return torch.stack((first & 15 | second << 4, first >> 4 | second & 240), dim=-1)
 
 
 def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., n] int32 to [..., n * 32 / bits] uint8: the numbers in each word, from its lowest bits
-    on.
+    """Return [..., n * 32 / bits] uint8 of [..., n] int32: the numbers in each word, from its
+    lowest bits on.
     """
     found = word_bytes(words)
     return nibbles(found) if bits == 4 else found
 
 
 def word_bytes(words: torch.Tensor) -> torch.Tensor:
-    """[..., n] int32 to [..., 4 n] uint8, the lowest byte of each word first."""
-    # `contiguous` leaves dimensions of one element their stride, which `view` does not take.
+    """Return [..., 4 n] uint8 of [..., n] int32, the lowest byte of each word first."""
+    # `contiguous` keeps the stride of dimensions of size 1, which `view` does not accept.
     return words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def column_order(group_of: torch.Tensor, groups: int) -> torch.Tensor | None:
-    """Columns [K] int64, sorted so that `groups` groups follow one another, None where they do
-    already; column k is of group `group_of[k]`.
+    """Return the columns [K] int64 sorted by their groups `group_of`, or None if they already are.
 
-    Raises `ValueError` where a number is no group's, or groups are not of one size.
+    Raises `ValueError` if there is no such group, or if groups differ in size.
     """
     if int(group_of.min()) < 0 or int(group_of.max()) >= groups:
         raise ValueError(f"names groups other than the {groups} that have a scale")
@@ -77,7 +78,9 @@ def column_order(group_of: torch.Tensor, groups: int) -> torch.Tensor | None:
 
 
 def reordered(weight: GroupedWeight, group_of: torch.Tensor, bits: int) -> GroupedWeight:
-    """The same weight, whose column k is of group `group_of[k]`, in the order of the groups."""
+    """Return the weight, whose column k is in group `group_of[k]`, with columns sorted by their
+    groups.
+    """
     order = column_order(group_of, weight.scale.shape[1])
     if order is None:
         return weight
@@ -88,7 +91,7 @@ def reordered(weight: GroupedWeight, group_of: torch.Tensor, bits: int) -> Group
 
 
 def widened(weight: GroupedWeight, bits: int, dtype: torch.dtype) -> torch.Tensor:
-    """The values [N, K], of columns as the layer's input has them."""
+    """Return the values [N, K], with columns in the order of the layer's input."""
     numbers = nibbles(weight.numbers) if bits == 4 else weight.numbers
     groups = numbers.view(*weight.scale.shape, -1).float() - weight.zero.unsqueeze(-1).float()
     values = (groups * weight.scale.float().unsqueeze(-1)).flatten(1).to(dtype)
@@ -98,7 +101,10 @@ def widened(weight: GroupedWeight, bits: int, dtype: torch.dtype) -> torch.Tenso
 
 
 def check_scale(scale: torch.Tensor) -> None:
-    """Raises `ValueError` for what no quantiser writes: holes of a broken download are zeros."""
+    """Raise `ValueError` for scales that no quantiser writes.
+
+    For example, a download with holes has zeros.
+    """
     if not bool(scale.isfinite().all()):
         raise ValueError("holds NaN or infinity")
     if not bool(scale.all()):
@@ -108,8 +114,9 @@ def check_scale(scale: torch.Tensor) -> None:
 
 
 def gguf_kind(bits: int, columns: int, *, symmetric: bool) -> str | None:
-    """The format of GGUF whose blocks can hold such a weight, whose groups are of `columns`
-    columns; None where none can. `symmetric`: all zero points are 2^(bits - 1).
+    """Return the format of GGUF whose blocks can hold a weight with groups of `columns`, or None.
+
+    `symmetric`: all zero points are 2^(bits - 1).
     """
     if columns % _GGUF_COLUMNS:
         return None
@@ -119,12 +126,13 @@ def gguf_kind(bits: int, columns: int, *, symmetric: bool) -> str | None:
 
 
 def gguf_blocks(weight: GroupedWeight, kind: str) -> torch.Tensor:
-    """The rows as blocks of `kind`, [N, bytes] uint8; ggml-org/ggml, src/ggml-common.h: a block's
-    scale in float16, in Q4_1 its least value (-zero * scale), 32 numbers. Of 4 bits the first 16
-    are the low halves of bytes.
+    """Return the rows as blocks of `kind`, [N, bytes] uint8 (ggml-org/ggml, src/ggml-common.h).
 
-    Scales lose what float16 does not hold. So does the least value, at most 2^-11 of itself, an
-    eighth of what numbers lose when they become bfloat16.
+    A block has a scale in float16, in Q4_1 also the least value (-zero * scale), and 32 numbers.
+    The first 16 numbers of 4 bits are the low halves of bytes.
+
+    Scales and least values are rounded to float16. The least value changes by at most 2^-11 of
+    itself, an eighth of the error of rounding to bfloat16.
     """
     rows = weight.numbers.shape[0]
     if kind == "Q8_0":

@@ -1,8 +1,8 @@
-"""Which format each linear layer's weight is kept in.
+"""Chooses the format in which the weight of each linear layer is kept.
 
-A format of checkpoints is a file of this package (see `registry`); what it says of a layer is the
-layer's kind, one line of text, from which its `LinearMethod` is made here and in the process that
-compiles:
+Each format of checkpoints is a file of this package (see `config.quantization_registry`). It maps
+the name of a layer to a kind, one line of text. From the kind, `make_method` makes the
+`LinearMethod`, here and in the process that compiles:
 
     scheme = read_scheme(config["quantization_config"])          # fp8.py, by its QUANT_METHOD
     scheme("model.layers.0.mlp.down_proj")                       # "w8a8 float8_e4m3fn block ..."
@@ -38,20 +38,20 @@ from .gguf import GGUFBlocks, kind_of, packed_kind
 from .on_load import COLUMNS, finished_kind
 from .unquantized import WIDENED, Unquantized, Widened
 
+# Kinds (`LinearMethod.kind`) by names of linear layers. Layers that are missing are `PLAIN`.
 Kinds = Mapping[str, str]
-"""By the name of a linear layer, what its weight is: see `LinearMethod.kind`. Layers that are not
-named are `PLAIN`.
-"""
 NOTHING_PACKED: Kinds = MappingProxyType({})
 _ANY_WIDTH = 128
-_LEAST_BLOCK = 32
-"""Columns of GGUF's smallest blocks."""
+_LEAST_BLOCK = 32  # Columns of GGUF's smallest blocks.
+# Suffix of a kind that is packed here, but that can also be multiplied without `LinearKernels`.
 _PACKED = " packed"
-"""Behind a kind that is also multiplied without `LinearKernels`, where it is not."""
 
 
 def make_method(kind: str) -> LinearMethod:
-    """The method of a layer of this kind, which is ours or a format's: no file is believed."""
+    """Return the method of a layer of this kind.
+
+    Kinds are made by this package and never read from a file.
+    """
     kind = kind.removesuffix(_PACKED)
     if kind == PLAIN:
         return Unquantized()
@@ -67,10 +67,11 @@ def make_method(kind: str) -> LinearMethod:
 def stored_kinds(
     model: CausalLM, kernels: LinearKernels | None, tensors: Sequence[StoredTensor]
 ) -> Kinds:
-    """Of a .gguf file: the layers whose quantised weights are kept as they are, where the kernels
-    know the formats of all parts. None are where other kernels multiply numbers, which on
-    processors with matrix units they do several times as fast, nor where a split cuts blocks of 256
-    columns. Raises `CannotSplitError` where it cuts smaller ones.
+    """Return the layers of a .gguf file whose quantised weights stay as they are stored.
+
+    The kernels must know the formats of all parts. There are none if the device multiplies numbers
+    by other kernels, which are several times as fast on processors with matrix units, or if a split
+    cuts blocks of 256 columns. Raises `CannotSplitError` if a split cuts smaller blocks.
     """
     if kernels is None or kernels.layout(PLAIN, _ANY_WIDTH) is None:
         return NOTHING_PACKED
@@ -78,7 +79,7 @@ def stored_kinds(
     kinds = {}
     for prefix, linear in named_linears(model):
         found = [stored.get(weight_name(model, prefix, part)) for part in linear.parts]
-        formats = [each for each in found if each is not None]
+        formats = [name for name in found if name is not None]
         if len(formats) < len(found) or not linear.usable(kernels):
             continue
         kind = kind_of(formats)
@@ -96,27 +97,31 @@ def stored_kinds(
             table is not None
             and kernels.embedding_op is not None
             and kernels.layout(table, embedding.hidden_size) is not None
-            # A tied head that is not packed reads the numbers.
+            # A tied head that is not packed needs the numbers.
             and all(
                 kinds.get(head.rpartition(".")[0]) == table
-                for head, its in model.tied_weights.items()
-                if its == name
+                for head, other in model.tied_weights.items()
+                if other == name
             )
         ):
             kinds[prefix] = table
     return kinds
 
 
-def _cut(prefix: str, linear: Linear, what: str) -> CannotSplitError:
+def _cut(prefix: str, linear: Linear, unit: str) -> CannotSplitError:
     return CannotSplitError(
         f"{prefix}: {linear.in_features} of its {linear.whole_in_features} columns a rank are no "
-        f"whole {what}"
+        f"whole {unit}"
     )
 
 
 class Products(NamedTuple):
-    """What multiplies a model's weights: `dtype` of its activations, `device`, its `kernels`, and
-    `Platform.lacking_dtypes`.
+    """What multiplies the weights of a model.
+
+    Attributes:
+        dtype: The dtype of activations.
+        kernels: The kernels of `device`, if it has any.
+        lacking: See `Platform.lacking_dtypes`.
     """
 
     dtype: torch.dtype
@@ -125,9 +130,10 @@ class Products(NamedTuple):
     lacking: Collection[torch.dtype] = ()
 
     def take(self, kind: str) -> bool:
-        """Whether there is a product for a kind of "w8a8" or of weights alone. Plain torch, which
-        widens all of a weight at each step, is one for float32 only, where the scheme's own numbers
-        are wanted and not speed.
+        """Whether there is a product for a kind "w8a8 ..." or "weight_only ...".
+
+        Plain torch widens the whole weight at each step. It counts only for float32, where exact
+        numbers matter more than speed.
         """
         op, dtype = "weight_only_linear", torch.uint8
         if kind.startswith("w8a8"):
@@ -143,13 +149,11 @@ class Products(NamedTuple):
             packed = ["int8" if kind.split()[1] == "int8" else "fp8_e4m3"]
         kernels = self.kernels
         return kernels is not None and any(
-            kernels.layout(each, _ANY_WIDTH) is not None for each in packed
+            kernels.layout(name, _ANY_WIDTH) is not None for name in packed
         )
 
     def take_layer(self, kind: str, linear: Linear) -> bool:
-        """Whether there is a product for a layer: for quantised experts only where they are
-        packed.
-        """
+        """Whether there is a product for a layer. Quantised experts must be packed."""
         if linear.is_read_as_numbers:
             return False
         if isinstance(linear, ExpertLinear):
@@ -160,11 +164,12 @@ class Products(NamedTuple):
 def scheme_kinds(
     model: CausalLM, scheme: Scheme | None, quantization: str, products: Products
 ) -> Kinds:
-    """Of a folder, whose `quantization_config` says `scheme`; None: weights of 16 bits.
+    """Return the kinds of a folder whose `quantization_config` is `scheme` (None: weights of 16
+    bits).
 
-    `quantization`: as `--quantization`. Layers are widened where no product takes them. A head that
-    is tied to the embedding is quantised on load alone, as a copy. Raises `ValueError` where parts
-    that are multiplied as one are of several kinds.
+    `quantization` is the value of --quantization. Layers that no product takes are widened. A head
+    that is tied to the embedding is quantised only on load, as a copy. Raises `ValueError` if parts
+    that are multiplied together differ in kind.
     """
     if quantization in COLUMNS:
         return on_load_kinds(model, quantization, products)
@@ -177,12 +182,12 @@ def scheme_kinds(
         names = [part_name(prefix, part) for part in linear.parts]
         found = {name: scheme(name) for name in names}
         (first, kind), *others = found.items()
-        if other := next((name for name, its in others if its != kind), None):
+        if other := next((name for name, other in others if other != kind), None):
             raise ValueError(
                 f"quantization_config keeps {first} as {kind!r} and {other} as {found[other]!r}, "
-                "which are multiplied as one; take a checkpoint that quantises them alike"
+                "which are multiplied as one; use a checkpoint that quantises them alike"
             )
-        # Float8 checkpoints of DeepSeek leave it unsaid that routers have 16 bits.
+        # Float8 checkpoints of DeepSeek do not say that routers have 16 bits.
         if kind != PLAIN and not (linear.stays_in_16_bits and kind.startswith("w8a8")):
             is_widened = quantization == "none" or not products.take_layer(kind, linear)
             kinds[prefix] = WIDENED * is_widened + kind
@@ -190,17 +195,18 @@ def scheme_kinds(
 
 
 def on_load_kinds(model: CausalLM, quantization: str, products: Products) -> Kinds:
-    """Of 16-bit weights that are quantised as `--quantization` says, but for layers whose width
-    does not fit. A head that is tied to the embedding becomes a copy. Raises `ValueError` where
-    no product takes them, `CannotSplitError` where the whole width of a layer fits, but not a
-    rank's part.
+    """Return the kinds of weights of 16 bits that --quantization quantises on load.
+
+    Layers whose width does not fit are left out. A head that is tied to the embedding becomes a
+    copy. Raises `ValueError` if no product takes the kind, and `CannotSplitError` if the width of a
+    whole layer fits, but that of a rank does not.
     """
     if not products.take(finished_kind(quantization)):
         dtype = str(products.dtype).removeprefix("torch.")
-        taken = [each for each in COLUMNS if products.take(finished_kind(each))]
+        taken = [name for name in COLUMNS if products.take(finished_kind(name))]
         raise ValueError(
             f"--quantization {quantization}: no kernel multiplies such weights by {dtype} numbers "
-            f"on {products.device.type} here; take {' or '.join([*taken, 'none'])}"
+            f"on {products.device.type} here; use {' or '.join([*taken, 'none'])}"
         )
     kinds, columns = {}, COLUMNS[quantization]
     for prefix, linear in named_linears(model):
@@ -214,7 +220,7 @@ def on_load_kinds(model: CausalLM, quantization: str, products: Products) -> Kin
 
 
 def create_weights(model: CausalLM, kinds: Kinds) -> None:
-    """Give each layer a weight to load into, linear ones by their method."""
+    """Give each layer a weight to load into. Linear layers get it from their method."""
     for prefix, embedding in named_embeddings(model):
         embedding.create(kinds.get(prefix))
     for name, other in model.tied_weights.items():
@@ -228,8 +234,9 @@ def create_weights(model: CausalLM, kinds: Kinds) -> None:
 
 @contextmanager
 def split_errors(prefix: str, linear: Linear) -> Iterator[None]:
-    """What a format says of the sizes of a layer that is split becomes `CannotSplitError`: it has
-    the whole layer's.
+    """Convert errors about the sizes of a layer that is split to `CannotSplitError`.
+
+    The sizes of the whole layer are valid, so that the split is the cause.
     """
     try:
         yield
@@ -241,7 +248,7 @@ def split_errors(prefix: str, linear: Linear) -> Iterator[None]:
 
 
 def linear_kinds(model: nn.Module) -> Kinds:
-    """What each finished layer and embedding is, but for those of numbers that are not packed."""
+    """Return the kinds of finished layers and embeddings, except numbers that are not packed."""
     return {
         prefix: linear.method.kind + _PACKED * (" " in linear.method.kind and linear.op is not None)
         for prefix, linear in named_linears(model)
@@ -254,8 +261,9 @@ def linear_kinds(model: nn.Module) -> Kinds:
 
 
 def describe(model: nn.Module) -> list[str]:
-    """For people, where some layers are quantised: which formats how many layers are kept in, and
-    their bytes; the largest share first.
+    """Return a line for each format with its number of layers and bytes, the largest first.
+
+    If no layer is quantised, the list is empty.
     """
     layers: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -287,21 +295,21 @@ def _describe(kind: str) -> str:
 
 
 def named_linears(model: nn.Module) -> Iterator[tuple[str, Linear]]:
-    """Each linear layer with its name."""
+    """Yield each linear layer with its name."""
     for prefix, module in model.named_modules():
         if isinstance(module, Linear):
             yield prefix, module
 
 
 def named_embeddings(model: nn.Module) -> Iterator[tuple[str, Embedding]]:
-    """Each embedding with its name."""
+    """Yield each embedding with its name."""
     for prefix, module in model.named_modules():
         if isinstance(module, Embedding):
             yield prefix, module
 
 
 def tied_head(model: Any, embedding: Embedding) -> Linear | None:
-    """The head whose packed weight an embedding has, too."""
+    """Return the head that shares its packed weight with an embedding, or None."""
     if embedding.kind is None or "lm_head.weight" not in model.tied_weights:
         return None
     head: Linear = model.lm_head
@@ -311,8 +319,9 @@ def tied_head(model: Any, embedding: Embedding) -> Linear | None:
 
 
 def weight_name(model: CausalLM, prefix: str, part: str) -> str:
-    """What the checkpoint calls a part of a linear layer's weight: a head that is tied to the
-    embedding is found under the embedding's name.
+    """Return the checkpoint's name of a part of a weight.
+
+    A head that is tied to the embedding has the name of the embedding.
     """
     name = f"{part_name(prefix, part)}.weight"
     return model.tied_weights.get(name, name)

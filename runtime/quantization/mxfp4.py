@@ -1,5 +1,6 @@
-"""MXFP4 (OCP Microscaling Formats 1.0) as GPT-OSS's checkpoints have it: numbers of 4 bits, each 32
-with a power of two.
+"""MXFP4 (OCP Microscaling Formats 1.0) as in checkpoints of GPT-OSS.
+
+Each block of 32 numbers of 4 bits has a power of two as its scale.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ QUANT_METHOD = "mxfp4"
 _KIND = "mxfp4 MXFP4"
 _STORED = "MXFP4"
 _BLOCK = 32
+# Twice the values of the numbers of 4 bits (e2m1).
 _DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice what the numbers of 4 bits (e2m1) stand for."""
-_BIAS = 128
-"""Of the powers of two (e8m0), one more than theirs: numbers are doubled."""
+_BIAS = 128  # One more than the bias of the powers of two (e8m0), because the values are doubled.
+# The largest power that float16 holds. Powers that are too small for it become 0.
 _LARGEST = _BIAS + 15
-"""That a float16 holds; smaller ones than it holds are zeros beside all others."""
 
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
@@ -33,8 +33,10 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
 
 
 class MXFP4:
-    """The `LinearMethod` of experts, whose parts have blocks [rows, columns / 32, 16] of bytes, the
-    earlier column in the low half, and scales [rows, columns / 32].
+    """The `LinearMethod` of experts.
+
+    Parts have blocks [rows, columns / 32, 16] of bytes, the earlier column in the low half, and
+    scales [rows, columns / 32].
     """
 
     kind = _KIND
@@ -82,17 +84,19 @@ class MXFP4:
         return layer.multiply_packed(x)
 
     def _codes(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all numbers [rows, groups, 32], and the bits of the scales [rows, groups]."""
+        """Return the codes of numbers [rows, groups, 32] and of scales [rows, groups]."""
         stored = self._parts[part]
         codes, scales = stored["blocks"].read(), stored["scales"].read()
         if scales.numel() and int(scales.max()) > _LARGEST:
-            raise stored["scales"].fault("has scales that no weight has")
+            raise stored["scales"].fault("has scales that are too large")
         return torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2), scales
 
 
 def gguf_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """codes [rows, groups, 32] and scales [rows, groups], uint8, as rows of ggml's block_mxfp4: a
-    scale before 16 bytes, whose low halves are the first 16 columns.
+    """Return codes [rows, groups, 32] and scales [rows, groups], uint8, as rows of ggml's
+    block_mxfp4.
+
+    A block is a scale and 16 bytes. The low halves of the bytes are the first 16 columns.
     """
     halves = codes[..., :16] | codes[..., 16:] << 4
     return torch.cat((scales.unsqueeze(-1), halves), dim=-1).flatten(1)
@@ -103,7 +107,7 @@ def _doubles(codes: torch.Tensor) -> torch.Tensor:
 
 
 def describe(kind: str) -> str:
-    """For people."""
+    """Return the name that is shown to users."""
     return "mxfp4"
 
 

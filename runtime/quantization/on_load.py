@@ -1,7 +1,7 @@
 """Weights of 16 or 32 bits that are quantised while they are loaded (`--quantization`).
 
-A kind is "on_load NAME", the name being the flag's. A finished layer has the method that multiplies
-what came of it.
+A kind is "on_load NAME" with the value NAME of the flag. A finished layer has the method that
+multiplies the result.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .grouped_weight import GroupedWeight, packed_nibbles
 from .w8a8 import W8A8
 from .weight_only import WeightOnly
 
+# By value of `--quantization`: the width of a layer must be a multiple of this many columns.
 COLUMNS = {"fp8": 1, "int8": 1, "q8_0": 32, "q4_0": 32}
-"""By what `--quantization` says, of how many columns a layer's width must be a multiple."""
 _W8A8 = {
     "fp8": "w8a8 float8_e4m3fn channel token weight_scale",
     "int8": "w8a8 int8 channel token weight_scale",
 }
-_NUMBERS = 2**20
-"""That are float32 at once, in rows: few enough to stay in a processor's cache."""
+_NUMBERS = 2**20  # Numbers that are float32 at once, few enough to stay in the CPU cache.
 
 
 class OnLoad:
-    """The `LinearMethod` of a layer until its numbers are read, in `finish`: so that those of one
-    layer at a time lie in memory.
+    """The `LinearMethod` of a layer until `finish`, which reads the numbers.
+
+    So only one layer at a time is in memory.
     """
 
     def __init__(self, kind: str) -> None:
@@ -70,36 +70,40 @@ class OnLoad:
     def _quantised(
         self, layer: Linear, quantise: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     ) -> Iterator[tuple[slice, tuple[torch.Tensor, ...]]]:
-        """What `quantise` makes of some rows after others: numbers and scales first."""
+        """Yield ranges of rows with the result of `quantise`, which begins with numbers and
+        scales.
+        """
         for part in layer.parts:
             tensor, begin = self._parts.pop(part), layer.rows(part).start
             values = torch.empty(tensor.shape, dtype=tensor.dtype, device=layer.weight.device)
             tensor.copy_to(values)
-            for some in torch.split(values, max(1, _NUMBERS // layer.in_features)):
-                found = quantise(some.float())
+            for chunk in torch.split(values, max(1, _NUMBERS // layer.in_features)):
+                found = quantise(chunk.float())
                 if not found[1].isfinite().all():
                     raise tensor.fault("holds numbers that are not finite")
-                yield slice(begin, begin + len(some)), found
-                begin += len(some)
+                yield slice(begin, begin + len(chunk)), found
+                begin += len(chunk)
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         raise AssertionError("the layer is not finished")
 
 
 def quantise_q8_0(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """values [N, K] float32 as numbers, scales and zero points of `GroupedWeight`, of GGUF's Q8_0:
-    quantize_row_q8_0_ref of ggml-org/ggml, src/ggml-quants.c.
+    """Quantise values [N, K] float32 as GGUF's Q8_0.
+
+    Returns numbers, scales and zero points of a `GroupedWeight`. Source: quantize_row_q8_0_ref of
+    ggml-org/ggml, src/ggml-quants.c.
     """
     blocks = values.view(len(values), -1, 32)
     scale = blocks.abs().amax(-1) / 127
     scaled = blocks * _reciprocal(scale)
-    # Halves are rounded away from zero.
+    # Ties are rounded away from zero.
     numbers = scaled.abs().add_(0.5).floor_().copysign_(scaled).add_(128)
     return _numbers(numbers), scale.half(), torch.full_like(scale, 128, dtype=torch.uint8)
 
 
 def quantise_q4_0(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As `quantise_q8_0`, of Q4_0: the number that is farthest from zero becomes -8."""
+    """Quantise as Q4_0, like `quantise_q8_0`. The number farthest from zero becomes -8."""
     blocks = values.view(len(values), -1, 32)
     farthest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)).squeeze(-1)
     scale = farthest / -8
@@ -117,7 +121,7 @@ def _numbers(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def finished_kind(quantization: str) -> str:
-    """What a layer becomes by what `--quantization` says: the first words of its kind."""
+    """Return the first words of the kind of a finished layer, by the value of `--quantization`."""
     return _W8A8.get(quantization, "weight_only")
 
 

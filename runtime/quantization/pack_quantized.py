@@ -1,6 +1,6 @@
-"""compressed-tensors' format `pack-quantized`: W4A16 and W8A16.
+"""The format `pack-quantized` of compressed-tensors: W4A16 and W8A16.
 
-Layout: the library's compressors/pack_quantized.
+Source of the layout: the library's compressors/pack_quantized.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from .grouped_weight import (
 from .weight_only import INT32, PackedFormat, group_size
 
 FORMAT = "pack-quantized"
+# The library fills a new group index with this value. An index that is still unset is not saved, so
+# `actorder: group` does not guarantee one. From 0.20 on there is none.
 _UNSET = -1
-"""All that a group index holds as the library makes it, before something is put into it. Such a one
-it leaves out of the file, so `actorder: group` alone promises none; from 0.20 on there is none.
-"""
 
 
 def kind_of(weights: Mapping[str, Any]) -> str | None:
-    """The kind of layers whose `weights` a config group describes so; None for what is not
+    """Return the kind of layers with these `weights` of a config group, or None if it is not
     supported.
     """
     bits = setting(weights, "num_bits", int)
@@ -48,8 +47,10 @@ def kind_of(weights: Mapping[str, Any]) -> str | None:
 
 
 class PackQuantized(PackedFormat):
-    """A kind is "pack_quantized BITS COLUMNS ZEROS": columns of a group or -1 for all; `symmetric`
-    where there are no zero points, else `zeros`.
+    """The method of a kind "pack_quantized BITS COLUMNS ZEROS".
+
+    COLUMNS are the columns of a group, or -1 for all. ZEROS is `symmetric` if there are no zero
+    points, else `zeros`.
     """
 
     def __init__(self, kind: str) -> None:
@@ -98,7 +99,7 @@ class PackQuantized(PackedFormat):
             tensors["weight_packed"],
             tensors["weight_scale"],
             tensors.get("weight_zero_point"),
-            # Groups are in turn where a rank has some of the columns.
+            # If columns are split over ranks, groups are in order.
             tensors.get("weight_g_idx") if layer.held_columns is None else None,
             layer.in_features,
             self.bits,
@@ -106,7 +107,7 @@ class PackQuantized(PackedFormat):
 
 
 def _words(numbers: int, bits: int) -> int:
-    """The last word of a row or column is filled up."""
+    """Return the words that hold `numbers`. The last word is padded."""
     return -(-numbers * bits // 32)
 
 
@@ -122,9 +123,11 @@ def unpack(
     in_features: int,
     bits: int,
 ) -> GroupedWeight:
-    """weight_packed [N, ceil(K * bits / 32)] int32, weight_scale [N, groups], weight_zero_point
-    [ceil(N * bits / 32), groups] int32 or None where all are zero, weight_g_idx [K] int32: the
-    group of each column, None where they are in turn.
+    """Return the weight of the tensors of a checkpoint.
+
+    weight_packed [N, ceil(K * bits / 32)] int32, weight_scale [N, groups]. weight_zero_point
+    [ceil(N * bits / 32), groups] int32 is None if all are zero. weight_g_idx [K] int32 is the group
+    of each column, or None if groups are in order.
 
     Numbers and zero points are stored plus 2^(bits - 1).
     """

@@ -1,5 +1,5 @@
-"""Weights of 16 or 32 bits: as torch has them, or packed where the device has kernels of its own
-for bfloat16.
+"""Weights of 16 or 32 bits, as torch has them, or packed if the device has own kernels for
+bfloat16.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from ...kernels.linear import LinearKernels
 from ..config.quantization_registry import PLAIN
 from ..layers.linear import Axis, Linear, Place, StoredMethod, weight
 
-WIDENED = "widened "
-"""Before the kind of what is stored."""
+WIDENED = "widened "  # Prefix of the kind of the stored weight.
 
 
 class Unquantized:
-    """The `LinearMethod` of every weight that no other format keeps, whatever it is stored as."""
+    """The `LinearMethod` of every weight that no other format keeps."""
 
     kind = PLAIN
 
@@ -27,7 +26,7 @@ class Unquantized:
         self.widened_from = widened_from
 
     def create(self, layer: Linear) -> None:
-        # A head that is tied to the embedding has its weight already.
+        # A head that is tied to the embedding already has a weight.
         if not hasattr(layer, "weight"):
             layer.weight = weight(layer.out_features, layer.in_features)
 
@@ -48,8 +47,10 @@ class Unquantized:
 
 
 class Widened:
-    """Loads what `stored` loads, in the host's memory and a layer at a time, and leaves the layer
-    `Unquantized`: the device may lack such numbers.
+    """Loads a weight by `stored`, widens it, and leaves the layer `Unquantized`.
+
+    It is loaded into host memory, one layer at a time, because the device may lack the stored
+    dtype.
     """
 
     def __init__(self, stored: StoredMethod) -> None:
@@ -59,7 +60,7 @@ class Widened:
 
     def create(self, layer: Linear) -> None:
         self._dtype, self._device = torch.get_default_dtype(), torch.get_default_device()
-        # Memory of the host that nothing is written to is not taken.
+        # Host memory that is never written is not allocated by the system.
         with torch.device("meta" if self._device.type == "meta" else "cpu"):
             self.stored.create(layer)
 

@@ -1,11 +1,11 @@
-"""Weights and activations in 8 bits, INT8 or FP8, multiplied as the checkpoint's scheme says.
+"""Weights and activations in 8 bits, INT8 or FP8.
 
 A kind is "w8a8 DTYPE WEIGHT INPUT SCALE", such as "w8a8 int8 channel token weight_scale":
 
     WEIGHT   tensor, channel, or block: one scale for each part, row, or block of 128 x 128
-    INPUT    static, token, or group: one scale of the checkpoint, one a row, or one each 128
-             columns of a row
-    SCALE    what the checkpoint calls the weight's scales
+    INPUT    static: one scale of the checkpoint; token: one for each row; group: one for
+             each 128 columns of a row
+    SCALE    the name of the weight's scales in the checkpoint
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from ...kernels.reference import widened
 from ..layers.linear import Axis, Linear, Place, QuantizedInput, StoredTensor
 
 BLOCK = 128
-_LARGEST_SCALE = 1e6
-"""Numbers reach 448 million with it in FP8: what is beyond is broken."""
-_NUMBERS = 2**18
-"""That are looked through at once: few enough to stay in a processor's cache."""
+_LARGEST_SCALE = 1e6  # With it, numbers reach 448 million in FP8. Larger scales are damaged.
+_NUMBERS = 2**18  # Numbers that are checked at once, few enough to stay in the CPU cache.
+# Names of weights in `LinearKernels`, by dtype and whether they have blocks.
 _PACKED = {
     (torch.int8, False): "int8",
     (torch.int8, True): None,
     (torch.float8_e4m3fn, False): "fp8_e4m3",
     (torch.float8_e4m3fn, True): "fp8_e4m3_blocks",
 }
-"""What `LinearKernels` call a weight of a dtype, by whether it has blocks."""
 
 
 class W8A8:
     """The `LinearMethod` of a layer whose activations are quantised before each product.
 
-    Parameters: weight [N, K]; weight_scale float32, [1], [N, 1], or [ceil(N / 128), K / 128], and
-    [N, K / 128] where blocks would lie across parts; input.scale [1] float32 where it is static,
-    for fused parts the largest of theirs. Packed, weight holds its scales.
+    Attributes:
+        weight: [N, K]. A packed weight holds its scales.
+        weight_scale: float32: [1], [N, 1], or [ceil(N / 128), K / 128]. It is [N, K / 128] if
+            blocks would lie across parts.
+        input.scale: [1] float32 if it is static. Of fused parts, the largest.
     """
 
     def __init__(self, kind: str) -> None:
@@ -141,8 +141,9 @@ class W8A8:
 
 
 def checked_scale(tensor: StoredTensor) -> torch.Tensor:
-    """The scales of a checkpoint as float32. Raises `ValueError` where one is no positive number,
-    or larger than any can be.
+    """Return the scales of a checkpoint as float32.
+
+    Raises `ValueError` if a scale is not positive, or larger than any valid one.
     """
     values = (tensor.unpadded or tensor).read().float()
     wrong = ~((values > 0) & (values <= _LARGEST_SCALE))
@@ -155,14 +156,15 @@ def checked_scale(tensor: StoredTensor) -> torch.Tensor:
 
 
 def _copy_numbers(target: torch.Tensor, tensor: StoredTensor) -> None:
-    """Raises `ValueError` where one is NaN, which no quantiser writes: all bits of e4m3 but the
-    sign.
+    """Copy the numbers. Raise `ValueError` if one is NaN, which no quantiser writes.
+
+    NaN of e4m3 has all bits set except the sign.
     """
     tensor.copy_to(target)
     if target.dtype != torch.float8_e4m3fn:
         return
-    for some in torch.split(target.view(torch.uint8).flatten(), _NUMBERS):
-        if (some & 127).max() == 127:
+    for chunk in torch.split(target.view(torch.uint8).flatten(), _NUMBERS):
+        if (chunk & 127).max() == 127:
             raise tensor.fault("holds NaN")
 
 
@@ -171,7 +173,7 @@ def _copy(target: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def describe(kind: str) -> str:
-    """For people."""
+    """Return the name that is shown to users."""
     _, dtype, weight, inputs, *_ = kind.split()
     name = "int8" if dtype == "int8" else "fp8"
     return f"{name} by {weight}, activations by {inputs.replace('static', 'tensor (static)')}"

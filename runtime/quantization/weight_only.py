@@ -1,5 +1,6 @@
-"""Layers that multiply activations of 16 bits by weights of 4 or 8, and what loads them, whatever
-format a checkpoint holds them in.
+"""Layers that multiply activations of 16 bits by weights of 4 or 8 bits.
+
+Their loading from formats of packed words is here too.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from .config import setting
 from .grouped_weight import GroupedWeight, column_order, gguf_blocks, gguf_kind, widened
 
 INT32 = (torch.int32,)
-ACT_ORDER = "its columns are in act order, so that no rank has whole groups of them"
+ACT_ORDER = "its columns are in act order, which a split would cut"
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class WeightOnly:
-    """The `LinearMethod` of a weight that is loaded: packed, as it is or as GGUF's blocks are,
-    where the device has kernels for that, else as `ops.weight_only_linear` takes it, with the
-    parameters weight, weight_scale and weight_zero.
+    """The `LinearMethod` of a loaded weight.
 
-    A kind is "weight_only BITS COLUMNS SCALE ZEROS ORDER", such as "weight_only 4 128 float16
-    zeros in-order":
+    If the device has kernels, the weight is packed, as it is or as GGUF's blocks. Otherwise it is
+    kept for `ops.weight_only_linear`, with the parameters weight, weight_scale and weight_zero.
 
-        COLUMNS  of a group
-        ZEROS    symmetric where all zero points are 2^(BITS - 1), else zeros
-        ORDER    reordered where the input's columns are first brought into that of the parameter
+    A kind is "weight_only BITS COLUMNS SCALE ZEROS ORDER", such as "weight_only 4 128 float16 zeros
+    in-order":
+
+        COLUMNS  columns of a group
+        ZEROS    symmetric if all zero points are 2^(BITS - 1), else zeros
+        ORDER    reordered if the columns of the input are first sorted by the parameter
                  `input_order`, else in-order
     """
 
@@ -48,11 +50,11 @@ class WeightOnly:
 
     @classmethod
     def of(cls, weights: Sequence[GroupedWeight], bits: int) -> WeightOnly:
-        """The method of a layer with the rows of all `weights`."""
+        """Return the method of a layer that has the rows of all `weights`."""
         first = weights[0]
         columns = first.numbers.shape[1] * 8 // bits // first.scale.shape[1]
         half = 1 << (bits - 1)
-        # Groups that a rank has behind the last row or column are zeros, whatever the zero point.
+        # Padding of a rank has the scale 0 and any zero point.
         is_symmetric = all(
             bool(((weight.zero == half) | (weight.scale == 0)).all()) for weight in weights
         )
@@ -75,7 +77,7 @@ class WeightOnly:
         kernels: LinearKernels | None,
         weights: Sequence[GroupedWeight] = (),
     ) -> None:
-        """`weights`: the layer's rows; none on the meta device."""
+        """Set the parameters. `weights` are the rows of the layer, and empty on the meta device."""
         with layer.weight.device:
             if self.is_ordered:
                 layer.hold("input_order", (layer.in_features,), torch.int64)
@@ -107,7 +109,7 @@ class WeightOnly:
             layer.weight_zero.copy_(torch.cat([weight.zero for weight in weights]))
 
     def widen(self, layer: Linear) -> torch.Tensor:
-        raise AssertionError("what a file holds is widened by the method of its format")
+        raise AssertionError("the method of the file format widens its weights")
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         if self.is_ordered:
@@ -120,14 +122,11 @@ class WeightOnly:
 
 
 class PackedFormat(ABC):
-    """The `LinearMethod` that loads a layer from a format of packed words, and leaves it
-    `WeightOnly`.
-    """
+    """The `LinearMethod` that loads a format of packed words and leaves the layer `WeightOnly`."""
 
     kind: str
     bits: int
-    columns: int
-    """Of a group; -1: all of a row."""
+    columns: int  # Columns of a group. -1: all columns of a row.
 
     def __init__(self) -> None:
         self._stored: defaultdict[str, dict[str, StoredTensor]] = defaultdict(dict)
@@ -145,7 +144,7 @@ class PackedFormat(ABC):
         return layer.in_features if self.columns == -1 else self.columns
 
     def groups(self, dim: int) -> Axis | None:
-        """The dimension of a tensor that has a number for each group of columns."""
+        """Return the axis of a tensor that has a number for each group of columns."""
         return None if self.columns == -1 else Axis(dim, self.columns)
 
     @abstractmethod
@@ -154,8 +153,10 @@ class PackedFormat(ABC):
     def order_place(
         self, layer: Linear, part: str, *, is_optional: bool, unset: int | None = None
     ) -> Place:
-        """Of the group of each column of the whole layer. `unset`: what all of it is where it does
-        not count. Raises `CannotSplitError` for an order that a rank's columns cannot have.
+        """Return the place of the group of each column of the whole layer.
+
+        If all numbers equal `unset`, the tensor is ignored. Raises `CannotSplitError` if columns
+        are reordered and the layer is split by columns.
         """
         held, columns = layer.held_columns, layer.whole_in_features
         groups = 1 if self.columns == -1 else columns // self.columns
@@ -169,7 +170,7 @@ class PackedFormat(ABC):
 
     @abstractmethod
     def unpack(self, layer: Linear, tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
-        """A part of the layer out of its tensors, by the last part of their names."""
+        """Return a part of the layer, given its tensors by the last component of their names."""
 
     def place(
         self,
@@ -182,7 +183,9 @@ class PackedFormat(ABC):
         rows: Axis | None = None,
         columns: Axis | None = None,
     ) -> Place:
-        """Keeps a tensor for `unpack`. `check` raises `ValueError` for numbers that are wrong."""
+        """Return a place that keeps a tensor for `unpack`. `check` raises `ValueError` for wrong
+        numbers.
+        """
         keep = partial(self._keep, part, check)
         return Place([shape], keep, dtypes, is_optional, rows, columns)
 
@@ -211,7 +214,9 @@ class PackedFormat(ABC):
         raise AssertionError("the layer is not finished")
 
     def _read(self, layer: Linear) -> list[GroupedWeight]:
-        """All parts, which are read only now, so that one layer at a time is in memory twice."""
+        """Return all parts. They are read only now, so that one layer at a time is in
+        memory twice.
+        """
         weights = []
         for part in layer.parts:
             stored = self._stored.pop(part)
@@ -221,7 +226,7 @@ class PackedFormat(ABC):
                 raise ValueError(
                     f"{next(iter(stored.values())).file}: the columns of {part} are in another "
                     f"order than those of {next(iter(layer.parts))}, which is multiplied together "
-                    "with it; take a checkpoint without act order"
+                    "with it; use a checkpoint without act order"
                 )
         return weights
 
@@ -231,7 +236,7 @@ def _are_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 def group_size(config: Mapping[str, Any]) -> int:
-    """Columns of a group, as `quantization_config` or a part of it says; -1: all of a row."""
+    """Return the columns of a group by `quantization_config`, or a part of it. -1: all of a row."""
     size = setting(config, "group_size", int)
     if size != -1 and size < 1:
         raise ValueError(
@@ -242,8 +247,9 @@ def group_size(config: Mapping[str, Any]) -> int:
 
 
 def words_of(numbers: int, bits: int) -> int:
-    """How many words of 32 bits hold so many numbers. Raises `ValueError` where a word would not be
-    full.
+    """Return how many words of 32 bits hold `numbers` numbers.
+
+    Raises `ValueError` if the last word would not be full.
     """
     if numbers * bits % 32:
         raise ValueError(
@@ -254,7 +260,7 @@ def words_of(numbers: int, bits: int) -> int:
 
 
 def describe(kind: str) -> str:
-    """For people."""
+    """Return the name that is shown to users."""
     _, bits, columns, _, zeros, order, *_ = kind.split()
     extra = ", with zero points" * (zeros == "zeros") + ", reordered" * (order == "reordered")
     return f"{bits} bits in groups of {columns}{extra}"

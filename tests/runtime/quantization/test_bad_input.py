@@ -136,7 +136,10 @@ CONFIGS: dict[str, tuple[Any, str]] = {
         COMPRESSED | {"config_groups": {"a": SIX_BITS}},
         "weights as float 6 bits by channel .* not supported",
     ),
-    "a broken pattern": (COMPRESSED | {"ignore": ["re:(((("]}, r"'re:\(\(\(\(' is no pattern"),
+    "a broken pattern": (
+        COMPRESSED | {"ignore": ["re:(((("]},
+        r"'re:\(\(\(\(' is no valid pattern",
+    ),
     "a long pattern": (COMPRESSED | {"ignore": ["re:" + "a" * 2000]}, "of more than 1000 char"),
     "many patterns": (
         COMPRESSED
@@ -181,7 +184,7 @@ MONSTERS = {
 
 @pytest.mark.parametrize("pattern", MONSTERS.values(), ids=MONSTERS)
 def test_patterns_that_would_take_all_memory_or_python_s_stack(pattern: str) -> None:
-    with pytest.raises(ValueError, match=r"^quantization_config: 're:.* is no pattern \("):
+    with pytest.raises(ValueError, match=r"^quantization_config: 're:.* is no valid pattern \("):
         Patterns().matcher([f"re:{pattern}"])("model.layers.0.mlp.up_proj")
 
 
@@ -191,7 +194,7 @@ def test_a_deep_pattern_is_refused_or_matches() -> None:
     try:
         found = Patterns().matcher([pattern])("lm_head")
     except ValueError as error:
-        assert "is no pattern (" in str(error)
+        assert "is no valid pattern (" in str(error)
     else:
         assert found
 
