@@ -1,1 +1,1 @@
-"""The models as mathematics."""
+"""Models, one file for each architecture."""

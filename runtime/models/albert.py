@@ -1,4 +1,4 @@
-"""ALBERT (arXiv:1909.11942): BERT with narrow embeddings, whose layers share their weights."""
+"""ALBERT (arXiv:1909.11942): BERT with narrow embeddings and layers that share their weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Bamba (IBM, Princeton, UIUC): Mamba 2 in most layers, attention that turns half of each head in a
-few, and Llama's feed-forward layers.
+"""Bamba (IBM, Princeton, UIUC): Mamba 2 in most layers, attention that rotates half of each head in
+a few, and feed-forward layers as in Llama.
 """
 
 from __future__ import annotations

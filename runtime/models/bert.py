@@ -1,7 +1,8 @@
-"""BERT: an encoder with learned positions and two kinds of text, and its classifier.
+"""BERT (arXiv:1810.04805): an encoder with learned positions and two text types, and its
+classifier.
 
-T tokens, N texts, H heads, D head size. Parameters are named as in the checkpoints of the encoder
-alone, fused ones aside; a classifier's have `base` before them.
+Shapes: T tokens, N texts, H heads, D head size. Parameters have the names of encoder checkpoints,
+except fused ones. The names of a classifier begin with `base`.
 """
 
 from __future__ import annotations

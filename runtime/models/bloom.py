@@ -1,5 +1,5 @@
-"""Bloom (arXiv:2211.05100): a norm of the embeddings, LayerNorms with biases, and ALiBi, by which
-heads favour near keys, in place of positions.
+"""Bloom (arXiv:2211.05100): normalised embeddings, LayerNorms with biases, and ALiBi in place of
+positions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CamemBERT: RoBERTa for French, under another name."""
+"""CamemBERT (arXiv:1911.03894): RoBERTa for French, under another name."""
 
 from __future__ import annotations
 

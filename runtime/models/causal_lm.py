@@ -1,5 +1,7 @@
-"""What every model is: a decoder and its output head, with the names that config.json, GGUF files
-and checkpoints have for its parts. A model's file overrides what it does differently.
+"""The base class of models: a decoder and its output head, with the names of parts in config.json,
+GGUF files and checkpoints.
+
+The file of a model overrides what differs.
 """
 
 from __future__ import annotations

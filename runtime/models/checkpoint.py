@@ -1,5 +1,5 @@
-"""Tensors of a checkpoint brought to the names and shapes that a model's modules have, for
-`CausalLM.checkpoint_tensors`, and whether they fit their places.
+"""Helpers for `CausalLM.checkpoint_tensors`: convert tensors of a checkpoint to the names and
+shapes of the modules, and check their shapes and dtypes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Cohere's Command R: attention and feed-forward beside one another on one LayerNorm, rotary pairs
-that lie side by side, and scaled logits.
+"""Command R (Cohere): attention and feed-forward computed in parallel from one LayerNorm, rotary
+pairs side by side, and scaled logits.
 """
 
 from __future__ import annotations

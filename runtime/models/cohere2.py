@@ -1,5 +1,5 @@
-"""Command R7B and Command A: Cohere's layers, three of four with a sliding window; those that see
-all know no positions.
+"""Command R7B and Command A (Cohere): the layers of Command R. Three of four have a sliding window,
+and those with full attention use no positions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""DeBERTa v2 and v3 (arXiv:2006.03654, arXiv:2111.09543): BERT whose scores also compare what a
-token is with where another one stands.
+"""DeBERTa v2 and v3 (arXiv:2006.03654, arXiv:2111.09543): BERT with scores that also compare the
+content of one token with the relative position of the other.
 
-H heads, D head size, L tokens of a sequence, B queries, S rows of the table for each direction.
+Shapes: H heads, D head size, L tokens of a sequence, B queries, S rows of the table for each
+direction.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""DeepSeek V2 (arXiv:2405.04434): latent attention, and behind the first layers experts beside
-those that all tokens go through.
+"""DeepSeek V2 (arXiv:2405.04434): latent attention, and after the first layers mixtures of experts
+with shared experts.
 """
 
 from __future__ import annotations

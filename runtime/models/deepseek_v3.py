@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1 (arXiv:2412.19437), and Kimi K2: DeepSeek V2 whose experts are scored by
+"""DeepSeek V3 and R1 (arXiv:2412.19437), and Kimi K2: DeepSeek V2 with experts that are scored by
 sigmoids and chosen by corrected scores.
 """
 

@@ -1,5 +1,5 @@
-"""DeepSeek V3.2 (arXiv:2512.02556): DeepSeek V3 whose queries see the tokens that an index scores
-highest.
+"""DeepSeek V3.2 (arXiv:2512.02556): DeepSeek V3 with queries that see only the tokens with the
+highest index scores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DistilBERT (arXiv:1910.01108): BERT of fewer layers with one kind of text."""
+"""DistilBERT (arXiv:1910.01108): BERT with fewer layers and one text type."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ELECTRA (arXiv:2003.10555): BERT whose embeddings may be narrower than its layers, with another
-classifier.
+"""ELECTRA (arXiv:2003.10555): BERT with embeddings that may be narrower than the layers, and
+another classifier.
 """
 
 from __future__ import annotations

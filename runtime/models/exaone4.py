@@ -1,5 +1,5 @@
-"""EXAONE 4 (arXiv:2507.11407): the layer of OLMo 2 with a norm of each head, and with sliding
-windows, beside which layers that see everything know no positions.
+"""EXAONE 4 (arXiv:2507.11407): the layers of OLMo 2 with a norm of each head. In models with
+sliding windows, layers with full attention use no positions.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Experts as they are stored: tensors that hold all of a layer, taken apart into one an expert and
-projection, and those that other ranks have.
+"""Experts in checkpoints: splits tensors that hold all experts of a layer into one for each expert
+and projection, and skips the experts of other ranks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Falcon (arXiv:2311.16867): multi-query attention beside the feed-forward on one LayerNorm (7B),
-grouped heads with a norm for each of both (40B, 180B), or one after another (RW).
+"""Falcon (arXiv:2311.16867): multi-query attention in parallel with the feed-forward from one
+LayerNorm (7B), grouped heads with a LayerNorm for each of the two (40B, 180B), or one after the
+other (RW).
 """
 
 from __future__ import annotations

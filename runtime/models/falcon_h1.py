@@ -1,5 +1,5 @@
-"""Falcon-H1 (arXiv:2507.22448): in each layer attention and Mamba 2 side by side, and multipliers
-of nearly all that is computed.
+"""Falcon-H1 (arXiv:2507.22448): attention and Mamba 2 in parallel in each layer, and multipliers of
+most intermediate results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""FalconMamba (arXiv:2410.05355): Mamba with norms of what the lengths of steps come from, and of
-what states are written and read by.
-"""
+"""FalconMamba (arXiv:2410.05355): Mamba with norms of the inputs of dt, b and c."""
 
 from __future__ import annotations
 

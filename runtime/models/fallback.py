@@ -1,9 +1,9 @@
-"""Models whose layers are not ours: transformers' own code computes them, with our attention, cache
-and linear layers in its place.
+"""Models that the code of transformers computes, with the attention, cache and linear layers of
+this package.
 
-A model's code asks `AttentionInterface` of transformers for its attention; there it finds
-`piecework::attention`. What each layer keeps of a token is found out beforehand, by a forward on
-the meta device that notes how attention is called.
+The code of a model gets its attention from `AttentionInterface` of transformers, which returns
+`piecework::attention`. Before that, a forward on the meta device records how attention is called.
+From this follows what each layer keeps of a token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Gemma: Llama with a scaled embedding, norms that multiply by 1 more than is stored, and GELU."""
+"""Gemma (arXiv:2403.08295): Llama with scaled embeddings, norms that multiply by the stored weight
+plus 1, and GELU.
+"""
 
 from __future__ import annotations
 

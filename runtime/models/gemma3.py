@@ -1,5 +1,5 @@
-"""Gemma 3 (arXiv:2503.19786): Gemma 2 with normalised queries and keys instead of soft caps, and
-five layers of a sliding window, which turn by frequencies of their own, to each that sees all.
+"""Gemma 3 (arXiv:2503.19786): Gemma 2 with normalised queries and keys instead of soft caps. Five
+of six layers have a sliding window and rotary frequencies of their own.
 """
 
 from __future__ import annotations

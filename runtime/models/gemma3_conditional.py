@@ -1,4 +1,4 @@
-"""Gemma 3 for images and text, of which the text is served."""
+"""Gemma 3 for images and text. Only text is served."""
 
 from __future__ import annotations
 

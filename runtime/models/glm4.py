@@ -1,5 +1,5 @@
-"""GLM 4 (0414): norms before and after attention and feed-forward, as Gemma 2 has them, and half of
-each head turned, in pairs that lie side by side.
+"""GLM 4 (0414): norms before and after attention and feed-forward as in Gemma 2, and rotation of
+half of each head in pairs that lie side by side.
 """
 
 from __future__ import annotations

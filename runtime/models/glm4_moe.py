@@ -1,5 +1,5 @@
-"""GLM 4.5 (arXiv:2508.06471): part of each head is turned; behind the first layers are experts
-beside one that all tokens go through.
+"""GLM 4.5 (arXiv:2508.06471): rotation of a part of each head, and after the first layers mixtures
+of experts with a shared expert.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""GLM 4.7 Flash: DeepSeek V3 whose layers say one by one whether they have experts."""
+"""GLM 4.7 Flash: DeepSeek V3 with a configuration that states for each layer whether it has
+experts.
+"""
 
 from __future__ import annotations
 

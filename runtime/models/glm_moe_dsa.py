@@ -1,5 +1,5 @@
-"""GLM 5: DeepSeek V3.2 in other sizes, in which a layer may see the tokens that an earlier layer
-has chosen (arXiv:2603.12201).
+"""GLM 5: DeepSeek V3.2 in other sizes. A layer may reuse the tokens that an earlier layer has
+selected (arXiv:2603.12201).
 """
 
 from __future__ import annotations

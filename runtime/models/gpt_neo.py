@@ -1,5 +1,5 @@
-"""GPT-Neo (EleutherAI): learned positions, scores that are not scaled, and layers that mostly take
-turns to see everything and a sliding window.
+"""GPT-Neo (EleutherAI): learned positions, unscaled scores, and layers that mostly alternate
+between full attention and a sliding window.
 """
 
 from __future__ import annotations

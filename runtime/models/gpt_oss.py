@@ -1,5 +1,5 @@
-"""GPT-OSS (arXiv:2508.10925): every other layer has a window, heads have sinks, and all
-feed-forward layers are mixtures of experts with biases and clamped gates.
+"""GPT-OSS (arXiv:2508.10925): a sliding window in every other layer, attention sinks, and mixtures
+of experts with biases and clamped gates in all layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Granite: Llama with multipliers of the embedding, of what layers add, of scores and of logits."""
+"""Granite (IBM): Llama with multipliers of the embeddings, of the results of layers, of scores and
+of logits.
+"""
 
 from __future__ import annotations
 

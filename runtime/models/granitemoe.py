@@ -1,4 +1,4 @@
-"""Granite MoE: Granite, whose feed-forward layers are mixtures of experts."""
+"""Granite MoE (IBM): Granite with mixtures of experts as feed-forward layers."""
 
 from __future__ import annotations
 

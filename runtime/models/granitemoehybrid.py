@@ -1,5 +1,5 @@
-"""Granite 4: Granite whose layers are Mamba 2's, with attention in a few, which mostly knows no
-positions; the feed-forward layers are Granite's, or mixtures of experts beside one.
+"""Granite 4 (IBM): Granite with Mamba 2 in most layers, and attention, mostly without positions, in
+a few. Feed-forward layers are those of Granite, or mixtures of experts with a shared expert.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GTE under the name of the code that its first checkpoints bring."""
+"""GTE under the name that its first checkpoints use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What models say of which layers have attention and which a recurrent state, and of the sizes of
-Mamba's, Mamba 2's and the Gated DeltaNet's.
+"""Settings of hybrid models: which layers have attention or a recurrent state, and the sizes of
+Mamba, Mamba 2 and Gated DeltaNet.
 """
 
 from __future__ import annotations

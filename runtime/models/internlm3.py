@@ -1,4 +1,6 @@
-"""InternLM3: Llama with biases on queries, keys and values, or on the other linear layers."""
+"""InternLM3 (Shanghai AI Laboratory): Llama with biases on queries, keys and values, or on the
+other linear layers.
+"""
 
 from __future__ import annotations
 

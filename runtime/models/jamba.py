@@ -1,5 +1,5 @@
-"""Jamba (arXiv:2403.19887): Mamba in most layers, with norms as FalconMamba's, attention that knows
-no positions in a few, and mixtures of experts in the feed-forward of some.
+"""Jamba (arXiv:2403.19887): Mamba with norms as in FalconMamba in most layers, attention without
+positions in a few, and mixtures of experts in some feed-forward layers.
 """
 
 from __future__ import annotations

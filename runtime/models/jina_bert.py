@@ -1,5 +1,5 @@
-"""Jina Embeddings v2 (arXiv:2310.19923): BERT without positions, whose scores fall with the
-distance (ALiBi), and with a gated feed-forward.
+"""Jina Embeddings v2 (arXiv:2310.19923): BERT with ALiBi in place of positions, and with a gated
+feed-forward.
 """
 
 from __future__ import annotations

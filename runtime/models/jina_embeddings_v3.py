@@ -1,5 +1,5 @@
 """Jina Embeddings v3 (arXiv:2409.10173): XLM-RoBERTa with rotary positions and an adapter for each
-of its tasks. Jina Reranker v2: the same layers with learned positions.
+task. Jina Reranker v2: the same layers with learned positions.
 """
 
 from __future__ import annotations

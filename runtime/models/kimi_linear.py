@@ -1,6 +1,6 @@
-"""Kimi Linear (arXiv:2510.26692): Kimi Delta Attention in three of four layers, which is a Gated
-DeltaNet whose keys' numbers decay one by one, latent attention that knows no positions in the
-fourth, and DeepSeek V3's mixtures of experts.
+"""Kimi Linear (arXiv:2510.26692): Kimi Delta Attention in three of four layers, latent attention
+without positions in the fourth, and mixtures of experts as in DeepSeek V3. Kimi Delta Attention is
+a Gated DeltaNet with a decay for each number of a key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LFM2-MoE: LFM2, whose feed-forward layers behind the first ones are mixtures of experts."""
+"""LFM2-MoE (Liquid AI): LFM2 with mixtures of experts after the first layers."""
 
 from __future__ import annotations
 

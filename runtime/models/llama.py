@@ -1,4 +1,4 @@
-"""Llama, whose kind of layers Mistral, Qwen2 and Qwen3 have too."""
+"""Llama (arXiv:2302.13971): the layers that Mistral, Qwen2 and Qwen3 have too."""
 
 from __future__ import annotations
 

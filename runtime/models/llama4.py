@@ -1,6 +1,7 @@
-"""Llama 4 (Scout and Maverick): three of four layers attend in chunks, with positions and norms
-without weights; the others see all, know no positions, and sharpen the queries of long texts. All
-layers, or every other one, are mixtures of experts that weigh what an expert takes.
+"""Llama 4 Scout and Maverick (Meta): three of four layers attend in chunks, with positions and
+norms without weights. The others have full attention without positions, and scale the queries of
+long texts. All layers, or every other one, are mixtures of experts that weigh the input of an
+expert.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Llama 4 for images and text, of which the text is served."""
+"""Llama 4 for images and text. Only text is served."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""LongCat-Flash (arXiv:2509.01322): a layer has latent attention and a feed-forward twice, and a
-mixture of experts that reads the first half and is added after the second; some experts return
+"""LongCat-Flash (arXiv:2509.01322): each layer has latent attention and a feed-forward twice, and a
+mixture of experts that reads the first half and is added after the second. Some experts return
 their input.
 """
 

@@ -1,5 +1,5 @@
-"""Mamba (arXiv:2312.00752): nothing but mixers with a selective scan, whose state takes the same
-memory whatever a request's length.
+"""Mamba (arXiv:2312.00752): only mixers with a selective scan. The state of a request has the same
+size for any length.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Mamba 2 (arXiv:2405.21060), such as Codestral Mamba: nothing but mixers with a recurrent state,
-so a request takes the same memory whatever its length.
+"""Mamba 2 (arXiv:2405.21060), such as Codestral Mamba: only mixers with a recurrent state. The
+state of a request has the same size for any length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MiniMax-Text-01 and MiniMax-M1 (arXiv:2501.08313): lightning attention in most layers, softmax
-attention in the others, mixtures of experts, and factors of what layers add to a stream that is
-normalised before.
+attention in the others, mixtures of experts, and multipliers of the normalised stream and of the
+results added to it.
 """
 
 from __future__ import annotations

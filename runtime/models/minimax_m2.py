@@ -1,4 +1,4 @@
-"""MiniMax-M2: a norm over all heads of queries, and of keys, a part of each head that is turned,
+"""MiniMax-M2: a norm over all heads of queries and one of keys, rotation of a part of each head,
 and mixtures of experts that are scored by sigmoids and chosen by corrected scores.
 """
 

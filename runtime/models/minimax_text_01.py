@@ -1,4 +1,4 @@
-"""MiniMax-Text-01 as MiniMax publishes it, not as transformers calls it."""
+"""MiniMax-Text-01 (arXiv:2501.08313) under the name that MiniMax publishes it by."""
 
 from __future__ import annotations
 

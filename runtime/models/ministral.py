@@ -1,4 +1,6 @@
-"""Ministral: Mistral with a sliding window in the layers that say so."""
+"""Ministral (Mistral AI): Mistral with a sliding window in the layers that the
+configuration lists.
+"""
 
 from __future__ import annotations
 

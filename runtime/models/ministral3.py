@@ -1,5 +1,5 @@
-"""Ministral 3: Mistral whose queries grow with the logarithm of how often the original context lies
-before them, as Llama 4's do.
+"""Ministral 3 (Mistral AI): Mistral with queries that are scaled as in Llama 4, by the logarithm of
+how many original contexts precede them.
 """
 
 from __future__ import annotations

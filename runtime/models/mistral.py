@@ -1,4 +1,6 @@
-"""Mistral: Llama without biases, whose layers may all have a sliding window."""
+"""Mistral (arXiv:2310.06825): Llama without biases, optionally with a sliding window in all
+layers.
+"""
 
 from __future__ import annotations
 

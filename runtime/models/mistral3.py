@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and Ministral 3 for images and text, of which the text is served."""
+"""Mistral Small 3.1 and Ministral 3 for images and text. Only text is served."""
 
 from __future__ import annotations
 

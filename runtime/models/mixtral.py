@@ -1,4 +1,4 @@
-"""Mixtral: Mistral, whose feed-forward layers are mixtures of experts."""
+"""Mixtral (arXiv:2401.04088): Mistral with mixtures of experts as feed-forward layers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""ModernBERT: an encoder with rotary positions, a gated feed-forward and layers that mostly see
-their neighbours alone.
+"""ModernBERT (arXiv:2412.13663): an encoder with rotary positions, a gated feed-forward, and a
+sliding window in most layers.
 
-T tokens, N texts, D head size. Source: transformers' configuration and checkpoints of ModernBERT
-(Warner et al. 2024, arXiv:2412.13663).
+Shapes: T tokens, N texts, D head size. Source: the configuration and checkpoints of ModernBERT in
+transformers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""MPNet (arXiv:2004.09297): BERT with one kind of text, whose scores get a bias by distance.
+"""MPNet (arXiv:2004.09297): BERT with one text type and a bias of scores by distance.
 
-H heads, L tokens of a sequence.
+Shapes: H heads, L tokens of a sequence.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""MPT (MosaicML): ALiBi in place of positions, as Bloom has it, LayerNorms and linear layers that
-mostly have no biases, and in some models queries, keys and values held within a bound.
+"""MPT (MosaicML): ALiBi in place of positions, LayerNorms and linear layers that mostly have no
+biases, and in some models queries, keys and values that are clamped.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Nemotron-H (arXiv:2504.03624) and Nemotron 3: each layer is one of Mamba 2, attention that knows
-no positions, a feed-forward of squared ReLUs without a gate, or a mixture of experts of that kind.
+"""Nemotron-H (arXiv:2504.03624) and Nemotron 3: each layer is Mamba 2, attention without positions,
+a feed-forward of squared ReLUs without a gate, or a mixture of experts of that kind.
 """
 
 from __future__ import annotations

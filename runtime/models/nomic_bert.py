@@ -1,7 +1,7 @@
 """Nomic BERT (arXiv:2402.01613): BERT with rotary positions and a gated feed-forward, or with
 mixtures of experts in every other layer (arXiv:2502.07972).
 
-T tokens, D head size, E experts, I their width.
+Shapes: T tokens, D head size, E experts, I their width.
 """
 
 from __future__ import annotations

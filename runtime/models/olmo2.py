@@ -1,5 +1,5 @@
-"""OLMo 2 (arXiv:2501.00656): norms after attention and feed-forward and none before, and one over
-all heads of queries, and of keys.
+"""OLMo 2 (arXiv:2501.00656): norms after attention and feed-forward instead of before, and a norm
+over all heads of queries and one of keys.
 """
 
 from __future__ import annotations

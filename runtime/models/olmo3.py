@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with a sliding window in three of four layers."""
+"""OLMo 3 (Ai2): OLMo 2 with a sliding window in three of four layers."""
 
 from __future__ import annotations
 

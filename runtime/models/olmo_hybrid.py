@@ -1,5 +1,5 @@
-"""OLMo Hybrid: Gated DeltaNet in three of four layers, whose tokens may write twice as much, and
-the layer of OLMo 3 in the fourth, which mostly knows no positions.
+"""OLMo Hybrid (Ai2): Gated DeltaNet with a write strength of up to 2 in three of four layers, and
+the layer of OLMo 3, mostly without positions, in the fourth.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""OLMoE (arXiv:2409.02060): Llama with a norm over all heads of queries, and of keys, and mixtures
-of experts.
+"""OLMoE (arXiv:2409.02060): Llama with a norm over all heads of queries and one of keys, and
+mixtures of experts.
 """
 
 from __future__ import annotations

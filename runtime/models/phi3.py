@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4: Llama whose checkpoints hold queries, keys and values as one tensor and gates
-and ups as one, with LongRoPE and a part of each head that is turned.
+"""Phi-3 (arXiv:2404.14219) and Phi-4: Llama with LongRoPE and rotation of a part of each head.
+Checkpoints hold queries, keys and values in one tensor, and gates and up projections in another.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Phi-3.5-MoE: Mixtral with LayerNorms and biases, LongRoPE, and experts that SparseMixer weighs
-(arXiv:2409.12136), each by its own softmax.
+"""Phi-3.5-MoE (Microsoft): Mixtral with LayerNorms, biases and LongRoPE. SparseMixer
+(arXiv:2409.12136) weighs each expert by a softmax of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Qwen2: Llama with biases on queries, keys and values, and a sliding window in some layers."""
+"""Qwen2 (arXiv:2407.10671): Llama with biases on queries, keys and values, and a sliding window in
+some layers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Qwen2.5-VL, of which the text is served: there its rotary positions of three kinds are one."""
+"""Qwen2.5-VL (arXiv:2502.13923) for images and text. Only text is served, for which its three kinds
+of rotary positions are equal.
+"""
 
 from __future__ import annotations
 

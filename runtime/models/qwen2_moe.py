@@ -1,6 +1,4 @@
-"""Qwen2-MoE: Qwen2, whose feed-forward layers are mixtures of experts and one that all tokens go
-through.
-"""
+"""Qwen2-MoE (arXiv:2407.10671): Qwen2 with mixtures of experts and a shared expert."""
 
 from __future__ import annotations
 

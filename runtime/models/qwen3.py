@@ -1,4 +1,6 @@
-"""Qwen3: Llama with normalised queries and keys, and a sliding window in some layers."""
+"""Qwen3 (arXiv:2505.09388): Llama with normalised queries and keys, and a sliding window in some
+layers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Qwen3.5: Qwen3-Next with one projection for each of a Gated DeltaNet's inputs, and no experts."""
+"""Qwen3.5: Qwen3-Next without experts and with a separate projection for each input of the Gated
+DeltaNet.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3.5-MoE for images and text, of which the text is served."""
+"""Qwen3.5-MoE for images and text. Only text is served."""
 
 from __future__ import annotations
 

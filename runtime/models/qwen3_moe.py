@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3, whose feed-forward layers are mixtures of experts."""
+"""Qwen3-MoE (arXiv:2505.09388): Qwen3 with mixtures of experts as feed-forward layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Qwen3-Next: Gated DeltaNet in three of four layers, gated attention in the fourth, and mixtures
-of experts beside one that all tokens go through.
+of experts with a shared expert.
 """
 
 from __future__ import annotations

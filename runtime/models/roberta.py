@@ -1,4 +1,6 @@
-"""RoBERTa: BERT with other positions, one kind of text and another classifier."""
+"""RoBERTa (arXiv:1907.11692): BERT with other position numbers, one text type and another
+classifier.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Seed-OSS: Llama with biases on queries, keys and values, and one of its own for what attention
-gives.
+"""Seed-OSS (ByteDance): Llama with biases on queries, keys and values, and a separate setting for
+the bias of the output projection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which every fourth layer knows no positions."""
+"""SmolLM3 (Hugging Face): Llama in which every fourth layer uses no positions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""StableLM: Llama with LayerNorms, a quarter of each head turned, and in some a norm of each head
-or attention beside the feed-forward.
+"""StableLM (Stability AI): Llama with LayerNorms and rotation of a quarter of each head. Some
+models have a norm of each head, or attention and feed-forward in parallel.
 """
 
 from __future__ import annotations

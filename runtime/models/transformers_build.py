@@ -1,4 +1,4 @@
-"""Builds transformers' model of a folder, and says in one sentence why it cannot."""
+"""Builds the model of a folder by transformers, and states in one sentence why that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa: RoBERTa for a hundred languages, under another name."""
+"""XLM-RoBERTa (arXiv:1911.02116): RoBERTa for a hundred languages, under another name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Zamba (arXiv:2405.16712): Mamba in all layers, in heads that choose their steps one by one, and
-before some of them one shared block of attention that knows no positions, and of feed-forward.
+"""Zamba (arXiv:2405.16712): Mamba in all layers, in heads with step sizes of their own. Some layers
+are preceded by one shared block of attention without positions and a feed-forward.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Zamba 2 (arXiv:2411.15242): Mamba 2 in all layers, and before some of them one of a few shared
-blocks of attention and feed-forward, which each use of adapts by weights of low rank.
+"""Zamba 2 (arXiv:2411.15242): Mamba 2 in all layers. Some layers are preceded by one of a few
+shared blocks of attention and feed-forward, which weights of low rank adapt to each use.
 """
 
 from __future__ import annotations

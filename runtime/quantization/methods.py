@@ -6,7 +6,7 @@ the name of a layer to a kind, one line of text. From the kind, `make_method` ma
 
     scheme = read_scheme(config["quantization_config"])          # fp8.py, by its QUANT_METHOD
     scheme("model.layers.0.mlp.down_proj")                       # "w8a8 float8_e4m3fn block ..."
-    make_method("w8a8 float8_e4m3fn block group weight_scale_inv")    # w8a8.py, by the first word
+    make_method("w8a8 float8_e4m3fn block group weight_scale_inv")    # w8a8.py, by its first word.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A kind is "w8a8 DTYPE WEIGHT INPUT SCALE", such as "w8a8 int8 channel token weig
     WEIGHT   tensor, channel, or block: one scale for each part, row, or block of 128 x 128
     INPUT    static: one scale of the checkpoint; token: one for each row; group: one for
              each 128 columns of a row
-    SCALE    the name of the weight's scales in the checkpoint
+    SCALE    the name of the weight's scales in the checkpoint.
 """
 
 from __future__ import annotations

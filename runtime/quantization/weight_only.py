@@ -36,7 +36,7 @@ class WeightOnly:
         COLUMNS  columns of a group
         ZEROS    symmetric if all zero points are 2^(BITS - 1), else zeros
         ORDER    reordered if the columns of the input are first sorted by the parameter
-                 `input_order`, else in-order
+                 `input_order`, else in-order.
     """
 
     def __init__(self, kind: str) -> None:
