@@ -1,6 +1,4 @@
-"""`piecework cache`: list, clear, export and import the compiled pieces that servers of this
-machine share.
-"""
+"""`piecework cache`: list, clear, export and import this machine's compiled pieces."""
 
 from __future__ import annotations
 
@@ -21,25 +19,23 @@ _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 def add_parser(commands: Any) -> None:
     cache = commands.add_parser(
         "cache",
-        help="show, clear or move what was compiled, on disk",
-        description="The compiled pieces that servers of this machine share: in "
-        "~/.cache/piecework, or where PIECEWORK_CACHE_DIR says.",
+        help="list, clear, export or import compiled pieces",
+        description="Compiled pieces are shared by all servers of this machine. They are in "
+        "~/.cache/piecework, or in the folder that PIECEWORK_CACHE_DIR names.",
     )
     cache.set_defaults(parser=cache)
     actions = cache.add_subparsers(title="actions", metavar="ACTION")
-    listing = actions.add_parser(
-        "ls", help="list the entries: what, of which model, how large, how old"
-    )
+    listing = actions.add_parser("ls", help="list the entries with their model, size and age")
     listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    actions.add_parser("clear", help="remove all that was compiled; the next start compiles anew")
+    actions.add_parser("clear", help="remove all entries; the next start compiles again")
     export = actions.add_parser(
         "export",
-        help="write every entry (pieces and plans) into one file, for a machine of the same kind",
+        help="write all entries (pieces and plans) to one file, for a machine of the same kind",
     )
     export.add_argument("file", metavar="FILE", help="a .tar.gz")
     importing = actions.add_parser(
         "import",
-        help="take the entries of a file that export wrote; their code is run, so it must be "
+        help="add the entries of an exported file; their code will run, so the file must be "
         "trusted",
     )
     importing.add_argument("file", metavar="FILE")
@@ -48,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _cache(arguments: argparse.Namespace) -> int:
-    """Do what `arguments.action` says; exit code 0. Raises `ValueError` with a remedy."""
+    """Run the chosen action and return exit code 0. Raises `ValueError`."""
     from ..compilation.cache import CompileCache
     from ..kernels.cache_folder import cache_folder
 
@@ -60,8 +56,8 @@ def _cache(arguments: argparse.Namespace) -> int:
         case "ls":
             entries, folders = _entries(cache), _folders(cache)
             if arguments.json:
-                told = {"folder": str(cache.folder), "entries": entries, "folders": folders}
-                print(json.dumps(told, indent=2))
+                listing = {"folder": str(cache.folder), "entries": entries, "folders": folders}
+                print(json.dumps(listing, indent=2))
             else:
                 size = sum(row["num_bytes"] for row in entries + folders) / 2**20
                 end = f"{len(entries)} entries, {size:.1f} MiB in {cache.folder}"
@@ -74,21 +70,23 @@ def _cache(arguments: argparse.Namespace) -> int:
         case "export":
             file = Path(arguments.file)
             if file.is_dir():
-                raise ValueError(f"{file}: this is a folder; name a file")
+                raise ValueError(f"{file} is a folder; give a file")
             try:
                 exported = cache.export(file)
             except OSError as error:
                 raise ValueError(f"{file}: {error.strerror}") from None
             print(f"{len(exported)} entries written to {file}")
         case "import":
-            print(f"{len(cache.import_(Path(arguments.file)))} entries taken into {cache.folder}")
+            print(f"{len(cache.import_(Path(arguments.file)))} entries added to {cache.folder}")
     return 0
 
 
 def _entries(cache: CompileCache) -> list[dict[str, Any]]:
-    """All whole entries, the newest first. `kind`: piece or plan (a cut forward); `models`: those
-    whose plan calls a piece; `age`: in seconds; `failed`: why a piece runs as it was traced;
-    `transient`: the machine failed, and the next start tries again.
+    """Return all complete entries, the newest first.
+
+    `kind` is piece or plan (a split forward), `models` the models whose plan calls the piece, `age`
+    is in seconds. `failed` says why a piece is not compiled. `transient`: the failure was the
+    machine's, and the next start tries again.
     """
     entries = cache.entries()
     users: dict[str, list[str]] = {}
@@ -130,7 +128,7 @@ def _pieces_of(plan: Path) -> list[str]:
 
 
 def _model_of(plan: Entry) -> str:
-    """Architecture, depth, width and dtype, out of the text that `pieces.model_key` made."""
+    """Return architecture, depth, width and dtype, read from the text of `pieces.model_key`."""
     try:
         (config, dtype), _ = json.JSONDecoder().raw_decode(str(plan.about["model"]))
         return (
@@ -142,8 +140,9 @@ def _model_of(plan: Entry) -> str:
 
 
 def _folders(cache: CompileCache) -> list[dict[str, Any]]:
-    """What lies in the cache's folder beside its entries and was compiled; empty folders are left
-    out. `age`: of the newest file, in seconds.
+    """Return the other non-empty folders of compiled code in the cache folder.
+
+    `age` is the age of the newest file, in seconds.
     """
     rows = []
     for kind, what, folder in _other_folders(cache):
@@ -152,7 +151,7 @@ def _folders(cache: CompileCache) -> list[dict[str, Any]]:
             try:
                 files += [path.stat()] if path.is_file() else []
             except OSError:
-                continue  # It is gone meanwhile.
+                continue  # Another process has removed it.
         if files:
             rows.append(
                 {
@@ -168,12 +167,12 @@ def _folders(cache: CompileCache) -> list[dict[str, Any]]:
 
 
 def _other_folders(cache: CompileCache) -> Iterator[tuple[str, str, Path]]:
-    """Kind, purpose and place. What the user has put elsewhere is the user's to clear."""
+    """Yield kind, purpose and path. Skips a kernels folder that the user has put elsewhere."""
     from ..compilation.cache import inductor_folder
     from ..kernels.cache_folder import kernels_folder, verdicts_folder
 
     yield "inductor", "diffusion models, by torch.compile", inductor_folder()
-    yield "libraries", "which kernels of libraries are right on this machine", verdicts_folder()
+    yield "libraries", "verdicts on library kernels of this machine", verdicts_folder()
     if kernels_folder().parent == cache.folder:
         yield "native", "kernels for this CPU", kernels_folder()
 
@@ -181,7 +180,7 @@ def _other_folders(cache: CompileCache) -> Iterator[tuple[str, str, Path]]:
 def _table(entries: Sequence[dict[str, Any]], folders: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not entries and not folders:
         return
-    rows = [("kind", "what", "compiler", "torch", "size", "age", "of models")]
+    rows = [("kind", "what", "compiler", "torch", "size", "age", "models")]
     for row in [*entries, *folders]:
         size, age = f"{row['num_bytes'] / 1024:.0f} KiB", _age(row["age"])
         if "folder" in row:
@@ -206,8 +205,7 @@ def _failures(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
                 else "with another compiler or torch, or after `piecework cache clear`"
             )
             yield (
-                f"the piece of {row['what']} could not be compiled ({row['failed']}); it is tried "
-                f"again {when}"
+                f"the piece of {row['what']} could not be compiled ({row['failed']}); retry: {when}"
             )
 
 

@@ -1,4 +1,4 @@
-"""`piecework completion SHELL`: a script by which a shell completes commands, flags and files."""
+"""`piecework completion SHELL`: print a script that completes commands, flags and files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _WHERE = {
 def add_parser(commands: Any) -> None:
     completion = commands.add_parser(
         "completion",
-        help="print what completes commands and flags in bash, zsh or fish",
-        description="Print a script for a shell, which then completes commands, flags, their "
-        "choices and files:\n\n" + "\n".join(f"  {line}" for line in _WHERE.values()),
+        help="print a completion script for bash, zsh or fish",
+        description="Print a script that lets a shell complete commands, flags, their "
+        "choices and files. Install it with:\n\n"
+        + "\n".join(f"  {line}" for line in _WHERE.values()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     completion.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
@@ -36,7 +37,7 @@ def _completion(arguments: argparse.Namespace) -> int:
 
 
 def _complete_files(parser: argparse.ArgumentParser) -> None:
-    """Say of each argument that is a file or a folder that it is one."""
+    """Mark the arguments that are files or folders."""
     import shtab
 
     for action in parser._actions:

@@ -1,4 +1,4 @@
-"""`piecework config`: what a server would run with, and where each value is from."""
+"""`piecework config`: print the settings of a server and the source of each value."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .core.flags import option_names
 from .fleet import fleet_config, model_entries
 
 _SECRETS = ("api_key",)
+# Texts that need no quotes in YAML.
 _PLAIN = re.compile(r"[\w./+][\w./+*-]*(:[\w./+*-]+)*")
-"""Texts that YAML reads as they are."""
 
 
 class Row(NamedTuple):
-    """One setting: its name, its value, None where the start will choose, and where it is from."""
+    """One setting: its name, its value (None if the start chooses it) and its source."""
 
     name: str
     value: Any
@@ -31,14 +31,14 @@ class Row(NamedTuple):
 def add_parser(commands: Any) -> None:
     config = commands.add_parser(
         "config",
-        help="print the settings that serve would run with, and where each is from",
+        help="print the settings that serve would use, and the source of each",
         add_help=False,
     )
     serve.describe(config)
     config.description = (
-        "Print every setting that `piecework serve` would run with on this machine, and where it "
-        "is from: a flag, a variable, a line of a file, the default, or chosen for this machine. "
-        "What it prints is a file for --config. Keys are not printed."
+        "Print every setting that `piecework serve` would use on this machine, and its source: a "
+        "flag, a variable, a line of a file, the default, or chosen for this machine. The output "
+        "is a valid file for --config. Keys are not printed."
     )
     config.epilog = None
     config.add_argument("--json", action="store_true", help="print JSON instead of YAML")
@@ -61,9 +61,9 @@ def _config(arguments: argparse.Namespace) -> int:
     _print_yaml(rows)
     if models:
         print("models:")
-    for each in models:
-        print(f"- name:{_yaml(each[0].value)}  # {each[0].source}")
-        _print_yaml(each[1:], "  ")
+    for name, *others in models:
+        print(f"- name:{_yaml(name.value)}  # {name.source}")
+        _print_yaml(others, "  ")
     return 0
 
 
@@ -74,7 +74,7 @@ def _as_json(rows: Sequence[Row]) -> dict[str, Any]:
 def _print_yaml(rows: Sequence[Row], indent: str = "") -> None:
     for row in rows:
         if row.name in _SECRETS and row.value is not None:
-            print(f"{indent}# {row.name} is set, and not shown  # {row.source}")
+            print(f"{indent}# {row.name} is set, but not shown  # {row.source}")
         else:
             print(f"{indent}{row.name}:{_yaml(row.value)}  # {row.source}")
 
@@ -82,7 +82,7 @@ def _print_yaml(rows: Sequence[Row], indent: str = "") -> None:
 def _rows_of_several(
     arguments: argparse.Namespace, fleet: FleetConfig
 ) -> tuple[list[Row], list[list[Row]]]:
-    """What holds for the server, and the rows of each model, of which its name is the first."""
+    """Return the rows of the server, and the rows of each model, whose name comes first."""
     limits = option_names(FleetLimits)
     common = of_all_models() | limits | {"max_queued_requests"}
     for_all = {name: value for name, value in vars(arguments).items() if name not in limits}
@@ -91,17 +91,17 @@ def _rows_of_several(
     for member, entry in zip(fleet.members, model_entries(arguments), strict=True):
         own = {name: one.value for name, one in entry.settings.items()}
         sources = {name: one.source for name, one in entry.settings.items()}
-        told = argparse.Namespace(**{**for_all, **own})
-        told.sources = arguments.sources | sources
+        merged = argparse.Namespace(**{**for_all, **own})
+        merged.sources = arguments.sources | sources
         name = Row("name", member.name, sources.get("served_model_name", "default"))
-        found = _rows(told, member.server.engine, member.server, member)
+        found = _rows(merged, member.server.engine, member.server, member)
         skipped = of_all_models() | {"served_model_name"}
         models.append([name, *(row for row in found if row.name not in skipped)])
     return rows, models
 
 
 def _rows(arguments: argparse.Namespace, *configs: Any) -> Iterator[Row]:
-    """Every setting once, as the configs have it after their checks."""
+    """Yield every setting once, with its value after validation."""
     sources: dict[str, str] = arguments.sources
     given, seen = vars(arguments), set()
     for config in configs:
@@ -113,7 +113,7 @@ def _rows(arguments: argparse.Namespace, *configs: Any) -> Iterator[Row]:
             name, value = item.name, getattr(config, item.name)
             if name in given:
                 source = sources.get(name, "flag")
-                # Of a file the config keeps what it holds.
+                # A config drops --api-key-file after reading it: show the given path.
                 value = given[name] if value is None else value
             elif name in chosen:
                 value, source = chosen[name], "chosen for this machine"
@@ -123,7 +123,7 @@ def _rows(arguments: argparse.Namespace, *configs: Any) -> Iterator[Row]:
 
 
 def _chosen(config: EngineConfig) -> dict[str, Any]:
-    """What is chosen before weights are loaded; the size of the cache depends on them."""
+    """Return the values chosen for this machine, without the KV cache's size (it needs weights)."""
     from ..kernels.detect import detect
     from ..runtime.config.resolve import resolve_steps
     from ..runtime.files.resolve import resolve_model_path
@@ -140,7 +140,7 @@ def _chosen(config: EngineConfig) -> dict[str, Any]:
 
 
 def _yaml(value: Any) -> str:
-    """A value behind its key's colon, as `--config` reads it back."""
+    """Return the text after a key's colon, so that `--config` reads the same value."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,6 +1,4 @@
-"""`piecework explain`: what becomes of a model's forward, as tables, JSON and a picture; no server
-is started.
-"""
+"""`piecework explain`: show how a model's forward is split and compiled, without a server."""
 
 from __future__ import annotations
 
@@ -23,41 +21,37 @@ if TYPE_CHECKING:
     from ..runtime.engine.explain import Explanation, ForwardRow
 
 EXIT_FAILED = 1
-_SHOTS = 5
-"""Worked examples before each question, as in `piecework bench gsm8k`."""
+_SHOTS = 5  # Worked examples before each question, as in `piecework bench gsm8k`.
 _MIB = 2**20
-_CHARACTERS = 72
-"""Of a line of ops in the picture."""
-_LONGEST = 12
-"""Sizes of a list that are shown; what lies in the middle of a longer one is left out."""
+_CHARACTERS = 72  # Characters per line of ops in the picture.
+_LONGEST = 12  # Shown sizes of a list. The middle of a longer list is left out.
 
 
 def add_parser(commands: Any) -> None:
     explain = commands.add_parser(
         "explain",
-        help="show what becomes of a model: its pieces, sizes, times, memory and padding",
+        help="show a model's pieces, captured sizes, compile times, memory and padding",
         usage="%(prog)s [MODEL] [flags]",
-        description="Cut a model's forward as `serve --piecewise-cuda-graph` does, and show its "
-        "distinct pieces, where it is cut, what "
-        "compiling and capturing takes, and what lists of sizes waste on padding. Takes serve's "
-        "flags of model, memory and graphs. "
-        "Starts no server; what it compiles is in the cache for the next one.",
+        description="Split a model's forward as `serve --piecewise-cuda-graph` does, and show the "
+        "distinct pieces, the split ops, the times of compiling and capturing, and the padding of "
+        "lists of sizes. Takes serve's flags for model, memory and graphs. Starts no server. "
+        "Compiled pieces stay in the cache for the next server.",
     )
     shown = explain.add_argument_group("what is shown")
     shown.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    shown.add_argument("--svg", metavar="FILE", help="draw the cut forward into FILE")
+    shown.add_argument("--svg", metavar="FILE", help="write a picture of the split forward to FILE")
     source = shown.add_mutually_exclusive_group()
     source.add_argument(
         "--lengths",
         metavar="FILE",
-        help="compute padding on these numbers of tokens; default: the lengths that servers of "
-        "this model have seen",
+        help="file with numbers of tokens to compute padding for; default: the lengths that "
+        "servers of this model have seen",
     )
     source.add_argument(
-        "--dataset", choices=["gsm8k"], help="compute padding on the prompts of a data set"
+        "--dataset", choices=["gsm8k"], help="compute padding for the prompts of a data set"
     )
     shown.add_argument(
-        "--data-path", metavar="FILE", help="the data set's file; default: downloaded once"
+        "--data-path", metavar="FILE", help="file of the data set; default: downloaded once"
     )
     explain.add_model_argument()
     explain.add_config_file_argument()
@@ -67,12 +61,12 @@ def add_parser(commands: Any) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    """Exit code 0; 1 where the model cannot run in pieces."""
+    """Return 0, or 1 if the model cannot run in pieces."""
     config = engine_config(arguments)
     if arguments.data_path is not None and arguments.dataset is None:
-        raise ValueError("--data-path goes with --dataset")
+        raise ValueError("--data-path needs --dataset; give both")
     if arguments.svg is not None and not Path(arguments.svg).absolute().parent.is_dir():
-        raise ValueError(f"--svg {arguments.svg}: there is no such folder")
+        raise ValueError(f"--svg {arguments.svg}: the folder does not exist; create it")
     check_model(config)
     from ..compilation.core.errors import GraphError
     from ..runtime.engine.explain import explain, lengths_of_file, lengths_of_prompts
@@ -88,72 +82,72 @@ def _explain(arguments: argparse.Namespace) -> int:
         prompts = few_shot_prompts(questions, _SHOTS, len(questions))
         lengths = lengths_of_prompts(config, arguments.dataset, prompts)
     try:
-        told = explain(config, lengths)
+        found = explain(config, lengths)
     except GraphError as error:
         report(arguments.parser.prog, error)
         return EXIT_FAILED
     if arguments.json:
-        print(json.dumps(told.to_json(), indent=2))
+        print(json.dumps(found.to_json(), indent=2))
     else:
-        sys.stdout.writelines(f"{line.rstrip()}\n" for line in lines(told))
+        sys.stdout.writelines(f"{line.rstrip()}\n" for line in lines(found))
     if arguments.svg is not None:
         try:
-            Path(arguments.svg).write_text(picture(told))
+            Path(arguments.svg).write_text(picture(found))
         except OSError as error:
             raise ValueError(f"--svg {arguments.svg}: {error.strerror}") from None
     return 0
 
 
-def lines(told: Explanation) -> Iterator[str]:
-    """Pieces, the order in which they run, captures and padding, each under a heading."""
-    calls = sum(row.calls for row in told.pieces)
-    splits = ", ".join(f"{count} x {op}" for op, count in told.split_ops.items())
+def lines(found: Explanation) -> Iterator[str]:
+    """Yield the report: pieces, their order, captures and padding."""
+    calls = sum(row.calls for row in found.pieces)
+    splits = ", ".join(f"{count} x {op}" for op, count in found.split_ops.items())
     yield (
-        f"{told.model_path}: {told.architecture} in {told.dtype} on {told.device}, "
-        f"{told.weight_bytes / _MIB:.0f} MiB of weights"
+        f"{found.model_path}: {found.architecture} in {found.dtype} on {found.device}, "
+        f"{found.weight_bytes / _MIB:.0f} MiB of weights"
     )
     yield (
-        f"{calls} pieces, {len(told.pieces)} of them distinct, cut at {splits}; compiler: "
-        f"{told.compiler}"
+        f"{calls} pieces, {len(found.pieces)} of them distinct, split at {splits}; compiler: "
+        f"{found.compiler}"
     )
-    for row, steps in zip(told.forwards, _steps(told), strict=True):
+    for row, steps in zip(found.forwards, _steps(found), strict=True):
         passes = ", ".join(f"{name} matched {count} times" for name, count in row.passes.items())
         yield f"passes{steps}: {passes or 'none'}"
         for name, reason in row.passes_off.items():
             yield f"  {name} is off: {reason}"
-        if told.tp_size > 1:
-            yield f"  {_sent(told, row)}"
+        if found.tp_size > 1:
+            yield f"  {_sent(found, row)}"
     yield ""
-    yield from _pieces(told)
+    yield from _pieces(found)
     yield ""
-    for row, steps in zip(told.forwards, _steps(told), strict=True):
+    for row, steps in zip(found.forwards, _steps(found), strict=True):
         yield f"order of calls{steps}"
         for piece, op, times in row.stretches:
             parts = [f"piece {piece}" if piece is not None else None, op]
             yield f"  {times:3} x  {', then '.join(part for part in parts if part is not None)}"
     yield ""
-    yield from _captures(told)
+    yield from _captures(found)
     yield ""
-    yield from _padding(told)
+    yield from _padding(found)
 
 
-def _steps(told: Explanation) -> list[str]:
-    """Of which steps each forward is, where there are several."""
-    if len(told.forwards) == 1:
+def _steps(found: Explanation) -> list[str]:
+    """Return a suffix for each forward that names its steps; empty if there is one forward."""
+    if len(found.forwards) == 1:
         return [""]
-    tokens = told.forwards[1].tokens
-    return [f" of steps below {tokens} tokens", f" of steps from {tokens} tokens on"]
+    tokens = found.forwards[1].tokens
+    return [f" of steps below {tokens} tokens", f" of steps of at least {tokens} tokens"]
 
 
-def _sent(told: Explanation, row: ForwardRow) -> str:
+def _sent(found: Explanation, row: ForwardRow) -> str:
     return (
-        f"each of {told.tp_size} ranks sends {row.sent_before:,.0f} bytes a token as traced, "
+        f"each of {found.tp_size} ranks sends {row.sent_before:,.0f} bytes per token as traced, "
         f"{row.sent:,.0f} after the passes"
     )
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as what they hold; the last one, which is text, stands left."""
+    """Yield the lines of a table. The last column is aligned left, all others right."""
     widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
     for row in [headings, *rows]:
         yield "  " + "  ".join(
@@ -164,7 +158,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[s
         )
 
 
-def _pieces(told: Explanation) -> Iterator[str]:
+def _pieces(found: Explanation) -> Iterator[str]:
     rows = [
         (
             str(row.number),
@@ -176,91 +170,92 @@ def _pieces(told: Explanation) -> Iterator[str]:
             row.state,
             row.ops,
         )
-        for row in told.pieces
+        for row in found.pieces
     ]
     yield from _table(
         ["piece", "calls", "inputs", "weights", "compiled in", "code", "now", "ops"], rows
     )
-    for row in told.pieces:
+    for row in found.pieces:
         if row.before != row.ops:
             yield f"  piece {row.number} was, before the passes: {row.before}"
         if row.failed is not None:
             yield f"  piece {row.number} could not be compiled: {row.failed}"
     how = (
-        f"traced in {told.trace_seconds:.2f} s"
-        if told.trace_seconds
-        else f"loaded in {told.load_seconds:.2f} s, neither traced nor compiled"
+        f"traced in {found.trace_seconds:.2f} s"
+        if found.trace_seconds
+        else f"loaded from the cache in {found.load_seconds:.2f} s"
     )
-    yield f"  {how}; compiling took {sum(row.seconds for row in told.pieces):.2f} s, now or once"
+    yield f"  {how}; compiling took {sum(row.seconds for row in found.pieces):.2f} s in all"
 
 
-def _captures(told: Explanation) -> Iterator[str]:
-    if not told.captures:
+def _captures(found: Explanation) -> Iterator[str]:
+    if not found.captures:
         yield (
-            f"captured sizes: none; on {told.device} only those given with "
+            f"captured sizes: none; {found.device} captures only those given with "
             "--piecewise-cuda-graph-tokens"
         )
         return
     yield "captured sizes"
     rows = []
-    for capture in told.captures:
+    for capture in found.captures:
         failed, seconds = f"failed: {capture.failed}", capture.seconds
         rows.append(
             (capture.phase, str(capture.size), failed if seconds is None else f"{seconds:.3f} s")
         )
     yield from _table(["phase", "tokens", "captured in"], rows)
-    total = sum(capture.seconds or 0.0 for capture in told.captures)
-    yield f"  {told.num_graphs} graphs, {told.graph_bytes / _MIB:.1f} MiB, {total:.2f} s"
+    total = sum(capture.seconds or 0.0 for capture in found.captures)
+    yield f"  {found.num_graphs} graphs, {found.graph_bytes / _MIB:.1f} MiB, {total:.2f} s"
 
 
-def _padding(told: Explanation) -> Iterator[str]:
-    if told.lengths is None:
+def _padding(found: Explanation) -> Iterator[str]:
+    if found.lengths is None:
         yield (
-            "padding: no lengths are known yet; serve the model for a while, or give --lengths "
-            "FILE or --dataset gsm8k"
+            "padding: no lengths are known; serve the model for a while, or give --lengths FILE or "
+            "--dataset gsm8k"
         )
         return
-    tokens = sum(length * count for length, count in told.lengths.counts.items())
+    tokens = sum(length * count for length, count in found.lengths.counts.items())
     yield (
-        f"padding, on {told.lengths.source}: {sum(told.lengths.counts.values())} lengths, "
+        f"padding, for {found.lengths.source}: {sum(found.lengths.counts.values())} lengths, "
         f"{tokens} tokens"
     )
     rows = []
-    for row in told.padding:
+    for row in found.padding:
         sizes = [str(size) for size in row.sizes]
         if len(sizes) > _LONGEST:
             sizes = [*sizes[: _LONGEST // 2], "...", *sizes[-_LONGEST // 2 :]]
         share, longer = f"{row.share:.1%}", f"{row.longer:.1%}"
         rows.append((row.name, str(len(row.sizes)), share, longer, " ".join(sizes)))
     yield from _table(["list", "sizes", "padding", "steps above", ""], rows)
-    if not told.pads:
+    if not found.pads:
         yield (
-            f"  on {told.device} no step is padded: a size is replayed for steps of that very "
-            "length"
+            f"  {found.device} pads no step: a captured size runs only steps of exactly that length"
         )
 
 
+# Pixels of the picture: width of a column, space between boxes, height of a line of ops.
 _COLUMN, _GAP, _LINE = 430, 18, 16
-"""Of the picture: the width of a side, the space between things, the height of a line of ops."""
 
 
-def picture(told: Explanation) -> str:
-    """The cut forward as SVG: a box a piece, as it was traced and as the passes left it side by
-    side, each with its ops, and the split op below. A forward of long steps stands below the other.
+def picture(found: Explanation) -> str:
+    """Return the split forward as SVG.
+
+    Each piece is a row of two boxes with its ops: as traced, and after the passes. The split op
+    stands below. The forward of long steps, if there is one, stands below the first.
     """
     y, parts = 0, list[str]()
-    for row, steps in zip(told.forwards, _steps(told), strict=True):
+    for row, steps in zip(found.forwards, _steps(found), strict=True):
         y += _GAP
         if steps:
             parts.append(_text(_GAP, y, steps.removeprefix(" of "), weight="bold"))
             y += _GAP
         headings = (("as traced", row.sent_before), ("after the passes", row.sent))
         for place, (heading, sent) in enumerate(headings):
-            text = f"{heading}: {sent:,.0f} bytes sent a token" if told.tp_size > 1 else heading
+            text = f"{heading}: {sent:,.0f} bytes sent a token" if found.tp_size > 1 else heading
             parts.append(_text(_GAP + place * (_COLUMN + _GAP), y, text))
         y += _GAP
         for stretch in row.stretches:
-            y = _draw(parts, told, stretch, y)
+            y = _draw(parts, found, stretch, y)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * _COLUMN + 5 * _GAP}" height="{y}" '
         'font-family="sans-serif" font-size="14">'
@@ -268,12 +263,12 @@ def picture(told: Explanation) -> str:
     return "\n".join([head, *parts, "</svg>"])
 
 
-def _draw(parts: list[str], told: Explanation, stretch: Stretch, top: int) -> int:
-    """Adds a piece and the op behind it to `parts`; returns where they end."""
+def _draw(parts: list[str], found: Explanation, stretch: Stretch, top: int) -> int:
+    """Add a piece and its split op to `parts`. Returns the y coordinate where they end."""
     piece, op, times = stretch
     middle, y = _GAP + _COLUMN + _GAP // 2, top
     if piece is not None:
-        row = told.pieces[piece]
+        row = found.pieces[piece]
         sides = [wrap(text, _CHARACTERS) for text in (row.before, row.ops)]
         box = 2 * _GAP + _LINE * max(map(len, sides))
         for place, (side, lightness) in enumerate(zip(sides, (95, 88), strict=True)):

@@ -1,6 +1,4 @@
-"""Several models on one command line: `--model-path NAME=PATH` more than once, or `models:` in the
-file of `--config`.
-"""
+"""Several models in one server: repeated `--model-path NAME=PATH`, or `models:` of `--config`."""
 
 from __future__ import annotations
 
@@ -29,15 +27,16 @@ KINDS: tuple[type, ...] = (
 )
 AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig
 _OWN = option_names(MemberConfig)
+# Settings that are not copied to each model, because the fleet applies them. Keys are not either.
 _ONCE = ("cors_origins", "log_requests", "otlp_traces_endpoint", "model_path", "runner")
-"""What is not handed on to each model, beside keys: it is done before requests come there."""
+# The fleet keeps batches and responses, the servers of its models do not.
 _NOT_KEPT = {"batch_dir": "none", "responses_store": "memory"}
-"""What a model's own server would keep, and here the fleet's does."""
 
 
 def models_parser(instead_of: Callable[[str], str | None]) -> ArgumentParser:
-    """The flags that an entry of `models:` may have as its keys. `instead_of`: what to do instead
-    of giving one that nobody has.
+    """Return a parser of the keys that an entry of `models:` may have.
+
+    `instead_of` returns advice for flags of other servers.
     """
     parser = ArgumentParser(prog="piecework serve", add_help=False)
     add_config_arguments(parser, *KINDS, MemberConfig, without=of_all_models())
@@ -45,7 +44,7 @@ def models_parser(instead_of: Callable[[str], str | None]) -> ArgumentParser:
     for_all = {f"--{name.replace('_', '-')}" for name in of_all_models()}
 
     def instead(flag: str) -> str | None:
-        return "it holds for all models; put it outside of them" if flag in for_all else None
+        return "it holds for all models; move it out of `models:`" if flag in for_all else None
 
     parser.instead_of = lambda flag: instead(flag) or instead_of(flag)
     return parser
@@ -55,9 +54,10 @@ def fleet_config(
     arguments: argparse.Namespace,
     serving_config: Callable[[argparse.Namespace], AnyServerConfig],
 ) -> FleetConfig | None:
-    """The settings of a server of several models; None where the command line asks for one model.
-    `serving_config`: the settings of a server of one. Everything is looked into, before anything is
-    started: raises `ValueError` with the line that is wrong.
+    """Return the settings of a server of several models, or None if there is only one model.
+
+    `serving_config` returns the settings of a server of one model. All settings are checked before
+    anything starts. Raises `ValueError` with the wrong line.
     """
     entries = model_entries(arguments)
     if not entries:
@@ -66,14 +66,16 @@ def fleet_config(
     for name in ("served_model_name", "runner"):
         if name in arguments:
             flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} is for one model; of several each has its own")
+            raise ValueError(
+                f"--{flag} is for one model; with several, set it for each in `models:`"
+            )
     members, seen = [], dict[str, str]()
     for entry in entries:
-        member = _told_where(entry, partial(_member, arguments, entry, serving_config))
+        member = _with_place(entry, partial(_member, arguments, entry, serving_config))
         if member.name in seen:
             raise ValueError(
-                f"{entry.where}: two models are named {member.name}; {seen[member.name]} has it "
-                "too, give one of them another name"
+                f"{entry.where}: the name {member.name} is already used at {seen[member.name]}; "
+                "give one of the models another name"
             )
         seen[member.name] = entry.where
         members.append(member)
@@ -91,12 +93,12 @@ def fleet_config(
 
 
 def model_entries(arguments: argparse.Namespace) -> list[ModelSettings]:
-    """What is said of each of several models; none where one is asked for. Raises `ValueError`."""
+    """Return the settings of each of several models; empty for one model. Raises `ValueError`."""
     entries = list(getattr(arguments, "models", []))
     paths: list[str] = getattr(arguments, "model_paths", [])
     if entries and "model_path" in arguments:
         raise ValueError(
-            "--model-path and models: in the file of --config both name models; give one of them"
+            "--model-path and `models:` in the file of --config both name models; give one of them"
         )
     if len(paths) > 1 or any("=" in path and not Path(path).exists() for path in paths):
         return [_named(path) for path in paths]
@@ -106,25 +108,25 @@ def model_entries(arguments: argparse.Namespace) -> list[ModelSettings]:
 def _check_one_model(arguments: argparse.Namespace) -> None:
     for name in given(arguments, FleetLimits):
         raise ValueError(
-            f"--{name.replace('_', '-')} is for several models; leave it out, or name them by "
+            f"--{name.replace('_', '-')} is for several models; leave it out, or name models with "
             "--model-path NAME=PATH"
         )
 
 
 def _check_fits_one(arguments: argparse.Namespace, members: list[MemberConfig]) -> None:
-    """Raises `ValueError` for a flag given for all that is for none of them."""
+    """Raise `ValueError` for a flag that fits none of the models."""
     kinds = {type(config) for each in members for config in (each.server, each.server.engine)}
     known = of_all_models().union(option_names(FleetLimits), *map(option_names, kinds))
     for name in vars(arguments):
-        is_variable = arguments.sources.get(name, "").startswith(PREFIX)  # of other commands, maybe
+        is_variable = arguments.sources.get(name, "").startswith(
+            PREFIX
+        )  # Maybe for another command.
         if not is_variable and name not in known and any(name in option_names(k) for k in KINDS):
-            raise ValueError(
-                f"--{name.replace('_', '-')} is for none of these models; leave it out"
-            )
+            raise ValueError(f"--{name.replace('_', '-')} fits none of these models; leave it out")
 
 
 def _named(path: str) -> ModelSettings:
-    """`NAME=PATH`, or a path whose last part is the name."""
+    """Parse `NAME=PATH`. Without NAME, the last part of the path is the name."""
     name, found, rest = path.partition("=")
     where = f"--model-path {path}"
     if not found or Path(path).exists():
@@ -142,9 +144,9 @@ def _member(
 ) -> MemberConfig:
     own = {name: one.value for name, one in entry.settings.items()}
     if "model_path" not in own:
-        raise ValueError("model_path is missing; name a folder, a .gguf file or a hub id")
+        raise ValueError("model_path is missing; give a folder, a .gguf file or a hub id")
     about = {name: own.pop(name) for name in _OWN if name in own}
-    # Its own flags must fit what it is; those given for all are for whom they fit.
+    # A model's own flags must fit it. Flags given for all models apply where they fit.
     alone = serving_config(argparse.Namespace(**own))
     known = option_names(type(alone)) | option_names(type(alone.engine))
     for_all = {
@@ -156,7 +158,9 @@ def _member(
     config = serving_config(argparse.Namespace(**{**for_all, **kept, **own}))
     if isinstance(config, ServerConfig):
         if config.engine.nnodes > 1:
-            raise ValueError("--nnodes: a model of several machines needs a server of its own")
+            raise ValueError(
+                "--nnodes is not supported with several models; run one server for this model"
+            )
         check_model(config.engine)
     name = config.served_model_name
     if name == "default" or "," in name or len(name) > 200 or not name.isprintable():
@@ -164,10 +168,10 @@ def _member(
     return MemberConfig(name=name, server=config, **about)
 
 
-def _told_where(entry: ModelSettings, work: Callable[[], MemberConfig]) -> MemberConfig:
+def _with_place(entry: ModelSettings, work: Callable[[], MemberConfig]) -> MemberConfig:
     sources: Mapping[str, str] = {name: one.source for name, one in entry.settings.items()}
     try:
         return work()
     except ValueError as error:
-        told = with_sources(error, argparse.Namespace(sources=dict(sources)))
-        raise ValueError(f"{entry.where}: {told}") from None
+        message = with_sources(error, argparse.Namespace(sources=dict(sources)))
+        raise ValueError(f"{entry.where}: {message}") from None

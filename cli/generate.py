@@ -1,4 +1,4 @@
-"""`piecework generate`: one prompt, its outputs as files, and where the time went."""
+"""`piecework generate`: make images or videos from one prompt, and report the times."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from ..runtime.diffusion.state import State
     from ..runtime.distributed.ranks import Ranks
 
-_LAST_WORDS = 2.0
-"""Seconds that a rank which ended has to be found."""
+_LAST_WORDS = 2.0  # Seconds to wait for the error of a rank that has exited.
 
 
 def add_parser(commands: Any) -> None:
@@ -35,9 +34,8 @@ def add_parser(commands: Any) -> None:
         "generate",
         help="make an image or a video from a prompt",
         usage="%(prog)s MODEL --prompt TEXT [flags]",
-        description="Run a diffusion pipeline (FLUX.1, Qwen-Image, Wan 2.x, or another of "
-        "diffusers' with a transformer) for one prompt, "
-        "write what it made, and say where the time went.",
+        description="Run a diffusion pipeline (FLUX.1, Qwen-Image, Wan 2.x, or another pipeline of "
+        "diffusers with a transformer) for one prompt, write the outputs, and print the times.",
     )
     generate.add_model_argument()
     generate.add_config_file_argument()
@@ -53,7 +51,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
-    """Run the pipeline; returns the exit code. Raises `ValueError` that the user can mend."""
+    """Run the pipeline and return the exit code. Raises `ValueError` for a user error."""
     from ..kernels.collectives import CollectiveError
     from ..runtime.core.image_params import InvalidParams
     from ..runtime.diffusion.clock import Clock
@@ -66,14 +64,13 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     if config.warmup_resolutions is not None:
         raise ValueError(
-            "--warmup-resolutions is for piecework serve; generate warms up the size that it makes"
+            "--warmup-resolutions is for piecework serve; generate warms up its own size"
         )
     if config.max_image_pixels is not None:
         raise ValueError(
-            "--max-image-pixels is for piecework serve; generate makes the size that it is asked "
-            "for"
+            "--max-image-pixels is for piecework serve, and generate has no limit; leave it out"
         )
-    # Everything that can be wrong is found out before minutes of loading.
+    # Check everything before loading, which takes minutes.
     _check_report_path(asked.perf_dump_path)
     output = Output(asked.output_path) if asked.save_output else None
     if not config.model_path:
@@ -97,7 +94,7 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     except InvalidParams as error:
         raise ValueError(_by_its_flag(error)) from None
     except (RankError, CollectiveError) as error:
-        # Who ended says why, where it did.
+        # Let the rank that exited print its error first.
         time.sleep(_LAST_WORDS)
         _end(str(error), ranks)
     finally:
@@ -128,16 +125,16 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
 
 
 def _end(line: str, ranks: Ranks | None = None) -> NoReturn:
-    """Where the ranks cannot go on: without the interpreter's end, which would wait for them."""
+    """Exit without the interpreter's shutdown, which would wait for the ranks."""
     report("piecework generate", line)
     if ranks is not None:
-        # One that is stopped would not end by itself.
+        # A stopped rank would not exit by itself.
         ranks.close()
     os._exit(1)
 
 
 def _by_its_flag(error: InvalidParams) -> str:
-    """The message with the flag's name for the parameter's."""
+    """Return the message with the name of the flag instead of the parameter."""
     return (
         str(error)
         if error.param is None
@@ -151,7 +148,7 @@ def _run(model: DiffusionModel, params: Sequence[Any], clock: Clock) -> list[Sta
 
         def on_step(done: int, total: int) -> None:
             nonlocal last
-            # A further batch of outputs begins at 0 again.
+            # The count restarts at 0 for the next batch of outputs.
             new = done if done < last else done - last
             last = done
             bar.total = max(bar.total or 0, total, bar.n + new)

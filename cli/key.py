@@ -1,4 +1,4 @@
-"""`piecework key`: makes an API key, and the line that `--api-keys` knows it by."""
+"""`piecework key`: make an API key and its line for the file of `--api-keys`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ def add_parser(commands: Any) -> None:
     key: ArgumentParser = commands.add_parser(
         "key",
         help="make an API key and its line for serve --api-keys",
-        description="Make an API key. Its line for the file of `piecework serve --api-keys` goes "
-        "to standard output, the key itself to standard error: it is not kept anywhere.",
+        description="Make an API key. Prints the line for the file of `piecework serve --api-keys` "
+        "to standard output, and the key itself to standard error. The key is not stored.",
         epilog="%(prog)s team-a --requests-per-minute 60 >> keys.jsonl",
     )
-    key.add_argument("name", metavar="NAME", help="by which logs tell it")
+    key.add_argument("name", metavar="NAME", help="name of the key in logs")
     key.add_argument(
         "--models",
         default=None,
         metavar="LIST",
-        help="models that it may use (a,b); default: all",
+        help="models that the key may use (a,b); default: all",
         type=lambda text: text.split(","),
     )
     for name, text in (
-        ("requests-per-minute", "requests that may begin in a minute; default: no limit"),
-        ("tokens-per-minute", "tokens of prompts and answers in a minute; default: no limit"),
-        ("concurrency", "requests at once; default: no limit"),
+        ("requests-per-minute", "requests per minute; default: no limit"),
+        ("tokens-per-minute", "prompt and answer tokens per minute; default: no limit"),
+        ("concurrency", "concurrent requests; default: no limit"),
     ):
         key.add_argument(f"--{name}", type=int, default=None, metavar="N", help=text)
-    key.add_argument("--priority", type=int, default=0, metavar="N", help="default: 0")
-    key.add_argument("--admin", action="store_true", help="may use every endpoint")
+    key.add_argument(
+        "--priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="highest priority of its requests; default: 0",
+    )
+    key.add_argument("--admin", action="store_true", help="let the key use every endpoint")
     key.set_defaults(func=_key, parser=key)
 
 

@@ -1,4 +1,4 @@
-"""The `piecework` command: reads the command line, then imports what the chosen command needs."""
+"""The `piecework` command. Imports the modules of a subcommand only when it runs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from .core.flags import EXIT_USER_ERROR, ArgumentParser, report
 from .core.settings import parse, with_sources
 
 EXIT_INTERRUPTED = 130
+# Commands of other programs, and our commands for the same purpose.
 _ELSEWHERE = {
-    "run": "`piecework chat MODEL` talks with a model, `piecework serve MODEL` serves it",
+    "run": "`piecework chat MODEL` chats with a model, `piecework serve MODEL` serves it",
     "list": "`piecework models` lists the models on this machine",
-    "ps": "GET /v1/models of a server lists the models that it serves",
+    "ps": "GET /v1/models lists the models of a running server",
 }
-"""Commands of other programs, and ours for the same purpose."""
 _COMMANDS = (
     serve, config, chat, pull, models, key, generate, explain, cache, bench, completion,
 )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0, or 2 where the user can mend it, 1 where something
-    broke.
-    """
+    """Run one command and return its exit code: 0 for success, 2 for a user error, 1 otherwise."""
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in _ELSEWHERE:
-        return report("piecework", ValueError(f"no command {words[0]}: {_ELSEWHERE[words[0]]}"))
+        return report(
+            "piecework", ValueError(f"there is no command {words[0]}: {_ELSEWHERE[words[0]]}")
+        )
     parser = build_parser()
     arguments = parse(parser, argv, os.environ)
     chosen = getattr(arguments, "parser", parser)
@@ -47,19 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> ArgumentParser:
-    """Every command that exists. Needs neither torch nor the web stack, so that `--help` comes at
-    once.
-    """
+    """Return a parser of all commands. It imports neither torch nor the web stack."""
     parser = ArgumentParser(
         prog="piecework", description="An OpenAI-compatible server for language models."
     )
     parser.add_argument("--version", action="version", version=f"piecework {__version__}")
-    parser.set_defaults(root=parser)  # For `completion`, which describes all commands.
+    parser.set_defaults(root=parser)  # `completion` reads all commands.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:
         command.add_parser(commands)
     version = commands.add_parser(
-        "version", help="print the versions of piecework and of what it runs on"
+        "version", help="print the versions of piecework, Python, torch and transformers"
     )
     version.set_defaults(func=_version, parser=version)
     return parser

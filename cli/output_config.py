@@ -1,4 +1,4 @@
-"""What `piecework generate` is asked to make, and where it goes."""
+"""Settings of `piecework generate`: what to make, and where to write it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from ..runtime.config.options import option
 from ..runtime.core.image_params import OF_A_PIPELINE, DiffusionParams
 
 _WHAT = "what to make"
-_WHERE = "where it goes"
+_WHERE = "where to write it"
 MAX_OUTPUTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """One prompt and its outputs. None means the pipeline's default. Raises `ValueError` with a
-    remedy.
-    """
+    """One prompt and its outputs. None means the pipeline's default. Raises `ValueError`."""
 
-    prompt: str = option("", "what to draw", group=_WHAT, metavar="TEXT")
+    prompt: str = option("", "what the image or video shows", group=_WHAT, metavar="TEXT")
     negative_prompt: str | None = option(
         None,
-        "what not to draw; pipelines with classifier-free guidance use it",
+        "what it must not show; used by pipelines with classifier-free guidance",
         group=_WHAT,
         metavar="TEXT",
     )
@@ -38,7 +36,7 @@ class OutputConfig:
     )
     guidance_scale_2: float | None = option(
         None,
-        "the same for the second transformer of Wan 2.2; default: --guidance-scale",
+        "guidance scale of Wan 2.2's second transformer; default: --guidance-scale",
         group=_WHAT,
         metavar="F",
     )
@@ -46,29 +44,32 @@ class OutputConfig:
         42, "seed of the noise; the same seed gives the same pixels", group=_WHAT, metavar="N"
     )
     num_outputs: int = option(
-        1, "outputs, with the seeds N, N + 1 and so on", group=_WHAT, metavar="N"
+        1, "number of outputs, with the seeds S, S + 1, ...", group=_WHAT, metavar="N"
     )
     output_path: str = option(
         "outputs",
-        "a folder, or a file that ends in .png or .mp4; a video as .png is written frame by frame",
+        "folder, or a .png or .mp4 file; a video as .png is written as one file per frame",
         group=_WHERE,
         metavar="PATH",
     )
     save_output: bool = option(True, "write the outputs", group=_WHERE)
     perf_dump_path: str | None = option(
-        None, "write durations of stages and steps to this JSON file", group=_WHERE, metavar="FILE"
+        None,
+        "write the durations of stages and steps to this JSON file",
+        group=_WHERE,
+        metavar="FILE",
     )
 
     def __post_init__(self) -> None:
         if not self.prompt.strip():
-            raise ValueError("--prompt TEXT is required: say what to draw")
+            raise ValueError("--prompt TEXT is required: describe the image or video")
         if not 1 <= self.num_outputs <= MAX_OUTPUTS:
             raise ValueError(
                 f"--num-outputs must lie between 1 and {MAX_OUTPUTS}, got {self.num_outputs}"
             )
 
     def params(self) -> list[DiffusionParams]:
-        """One for each output. Raises `InvalidParams`."""
+        """Return the parameters of each output. Raises `InvalidParams`."""
         asked = {name: getattr(self, name) for name in OF_A_PIPELINE}
         return [
             DiffusionParams(**asked, seed=self.seed + number, group="generate")

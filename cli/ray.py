@@ -1,10 +1,9 @@
-"""A server as an application of Ray Serve, with replicas that Ray places, scales and replaces.
+"""A server as a Ray Serve application. Ray places, scales and replaces its replicas.
 
     serve run piecework.cli.ray:build model-path=smollm2-135m num-replicas=2
 
-Arguments are the flags of `piecework serve`, and those of `Placement`. In a file of Ray Serve they
-stand under `args`; options that Ray has for deployments, under `deployments` as for any application
-(docs/ray.md).
+Arguments are the flags of `piecework serve` and of `Placement`. In a Ray Serve file they stand
+under `args`, and Ray's own deployment options under `deployments` (docs/ray.md).
 """
 
 from __future__ import annotations
@@ -31,19 +30,18 @@ from .fleet import fleet_config
 
 _GROUP = "placement"
 _ENGINE = "Engine"
+# Modules with Ray's prefix-aware router. The public one needs vLLM or SGLang.
 _ROUTERS = (
     "ray.serve.llm.request_router",
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router",
 )
-"""Where Ray's prefix-aware router is found; the public place needs vLLM or SGLang to be there."""
-_RUNNING = 256
-"""Sequences at once that an engine is taken to run until it has said how many."""
+_RUNNING = 256  # Assumed running sequences of an engine before it reports its limit.
 _INGRESS_REQUESTS = 100_000
-_ELSEWHERE = "it keeps files that one server reads, and a replica cannot see another's"
+_ELSEWHERE = "it keeps files on one machine, and replicas do not share them"
 _NOT_HERE = {
-    "host": "Ray listens, see its http_options",
-    "port": "Ray listens, see its http_options",
-    "nnodes": "Ray places a replica on one machine",
+    "host": "Ray opens the port; set it in Ray's http_options",
+    "port": "Ray opens the port; set it in Ray's http_options",
+    "nnodes": "Ray places each replica on one machine",
     "batch_dir": _ELSEWHERE,
     "responses_store": _ELSEWHERE,
 }
@@ -51,27 +49,31 @@ _NOT_HERE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """How Ray runs replicas. Raises `ValueError` with a remedy."""
+    """How Ray runs the replicas. Raises `ValueError`."""
 
-    num_replicas: int = option(1, "replicas, where max-replicas is not given", group=_GROUP)
-    min_replicas: int = option(1, "fewest replicas", group=_GROUP)
+    num_replicas: int = option(1, "number of replicas, if max-replicas is not given", group=_GROUP)
+    min_replicas: int = option(1, "minimum number of replicas", group=_GROUP)
     max_replicas: int | None = option(
-        None, "most replicas; given, Ray scales them by what engines run and queue", group=_GROUP
+        None,
+        "maximum number of replicas; if given, Ray scales by running and queued sequences",
+        group=_GROUP,
     )
     target_ongoing_requests: float = option(
-        32.0, "sequences that a replica is to run and queue, for scaling", group=_GROUP
+        32.0, "running and queued sequences per replica that scaling aims at", group=_GROUP
     )
     upscale_delay: float = option(
-        30.0, "seconds of more load before a replica is added", group=_GROUP
+        30.0, "seconds of higher load before a replica is added", group=_GROUP
     )
     downscale_delay: float = option(
-        600.0, "seconds of less load before a replica is taken away", group=_GROUP
+        600.0, "seconds of lower load before a replica is removed", group=_GROUP
     )
-    replica_cpus: float = option(1.0, "cores of a replica, and threads of its engine", group=_GROUP)
-    replica_gpus: float = option(0.0, "GPUs of a replica: tp-size of them", group=_GROUP)
+    replica_cpus: float = option(
+        1.0, "cores of a replica, which are also the threads of its engine", group=_GROUP
+    )
+    replica_gpus: float = option(0.0, "GPUs of a replica; give tp-size", group=_GROUP)
     routing: str = option(
         "prefix",
-        "which replica gets a request: prefix, one that had its beginning; load, the least busy",
+        "replica of a request: prefix (one that has seen its prefix) or load (the least busy)",
         group=_GROUP,
         choices=("prefix", "load"),
     )
@@ -82,14 +84,14 @@ class Placement:
                 f"max-replicas {self.max_replicas} is less than min-replicas {self.min_replicas}"
             )
         if min(self.upscale_delay, self.downscale_delay) < 0:
-            raise ValueError("upscale-delay and downscale-delay are 0 or more seconds")
+            raise ValueError("upscale-delay and downscale-delay must be at least 0 seconds")
 
     def options(self, config: AnyServerConfig) -> dict[str, Any]:
-        """What Ray calls the options of the replicas' deployment."""
+        """Return the options of the replicas' Ray deployment."""
         resources = {"CPU": self.replica_cpus, "GPU": self.replica_gpus}
         return {
             "ray_actor_options": {"num_cpus": self.replica_cpus, "num_gpus": self.replica_gpus},
-            # Ranks are processes of the replica: one bundle keeps them on its machine.
+            # One bundle keeps all ranks, which are processes of the replica, on one machine.
             "placement_group_bundles": [
                 {name: count for name, count in resources.items() if count}
             ],
@@ -130,11 +132,11 @@ def _prefix_router() -> str:
             return f"{module}.{import_module(module).PrefixCacheAffinityRouter.__name__}"
         except (ImportError, AttributeError):
             continue
-    raise ValueError("this version of Ray has no prefix-aware router; take routing=load")
+    raise ValueError("this version of Ray has no prefix-aware router; set routing=load")
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """The application of these arguments. Raises `ValueError` with a remedy."""
+    """Return the Ray application for these arguments. Raises `ValueError`."""
     config, placement = read_arguments(args)
     engines = serve.deployment(Replica, name=_ENGINE, **placement.options(config))
     door = serve.deployment(
@@ -144,19 +146,19 @@ def build(args: Mapping[str, Any]) -> Application:
 
 
 def ingress() -> Ingress:
-    """The ASGI application of the deployment that takes HTTP requests, made where it runs."""
+    """Return the ASGI application for HTTP requests. Ray calls this in the deployment's process."""
     return Ingress(serve.get_deployment_handle(_ENGINE))
 
 
 class _Parser(ArgumentParser):
-    """Raises instead of ending the process, which is one of Ray's."""
+    """A parser that raises `ValueError` instead of exiting, because the process is Ray's."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
 
 def read_arguments(args: Mapping[str, Any]) -> tuple[AnyServerConfig, Placement]:
-    """The settings of a server and of its replicas. Raises `ValueError` with a remedy."""
+    """Return the settings of the server and of its replicas. Raises `ValueError`."""
     parser = _Parser(prog="piecework.cli.ray:build", add_help=False)
     serve_command.describe(parser)
     add_config_arguments(parser, Placement)
@@ -167,7 +169,7 @@ def read_arguments(args: Mapping[str, Any]) -> tuple[AnyServerConfig, Placement]
             raise ValueError(f"{name.replace('_', '-')}: {reason}; leave it out")
     if fleet_config(arguments, serve_command.serving_config) is not None:
         raise ValueError(
-            "several models: a replica has one; give each model an application of its own"
+            "a replica serves one model, but several are given; give each model its own application"
         )
     config = serve_command.serving_config(arguments)
     own: dict[str, Any] = {}

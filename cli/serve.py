@@ -1,4 +1,4 @@
-"""`piecework serve`: one server for what the model path holds."""
+"""`piecework serve`: serve a language model, a pooling model or a diffusion pipeline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _POOLING: tuple[type, ...] = (PoolingConfig, PoolingServerConfig)
 def add_parser(commands: Any) -> None:
     serve = commands.add_parser(
         "serve",
-        help="serve a language model or a diffusion pipeline through the OpenAI API",
+        help="serve a model through the OpenAI API",
         add_help=False,
     )
     describe(serve)
@@ -46,23 +46,22 @@ def add_parser(commands: Any) -> None:
 
 
 def describe(serve: ArgumentParser, *configs: type) -> None:
-    """Give a parser the flags of a server, those of all kinds of models where none is named."""
+    """Add the flags of the given configs to a parser, or the flags of all kinds of models."""
     serve.usage = "%(prog)s [MODEL] [flags]"
     serve.description = (
-        "Serve a language model through the OpenAI API and SGLang's native one, an embedder or a "
-        "reranker through OpenAI's, Cohere's and vLLM's, or a diffusion pipeline (a folder with "
-        "model_index.json) through OpenAI's images API. Without flags: a small language model on "
+        "Serve a language model (OpenAI's, Anthropic's and SGLang's APIs), an embedder or reranker "
+        "(OpenAI's, Cohere's and vLLM's APIs), or a diffusion pipeline (a folder with "
+        "model_index.json; OpenAI's images API). Without flags it serves a small language model to "
         "this machine only."
     )
     serve.epilog = (
-        "`%(prog)s FOLDER --help` shows the flags for what FOLDER holds: a language model, an "
-        "embedder or reranker, or a diffusion pipeline. "
-        "Flags of vLLM and SGLang that mean the same are understood too. "
-        "The server answers /health with 503 while the model loads, and with 200 once it is ready. "
-        "SIGTERM or Ctrl-C lets running requests finish; a second one ends at once."
+        "`%(prog)s FOLDER --help` shows only the flags for the kind of model in FOLDER. "
+        "Flags of vLLM, SGLang and llama.cpp that mean the same work too. "
+        "/health answers 503 while the model loads, and 200 when it is ready. "
+        "SIGTERM or Ctrl-C lets running requests finish; a second one stops at once."
     )
     serve.add_model_argument()
-    serve.add_argument("-h", "--help", action=_ServeHelp, nargs=0, help="show this and end")
+    serve.add_argument("-h", "--help", action=_ServeHelp, nargs=0, help="show this help and exit")
     serve.add_config_file_argument()
     add_config_arguments(serve, *(configs or (*_TEXT, *_IMAGES, *_POOLING, FleetLimits)))
     add_foreign_flags(serve)
@@ -71,9 +70,7 @@ def describe(serve: ArgumentParser, *configs: type) -> None:
 
 
 class _ServeHelp(argparse.Action):
-    """Shows only the flags for what MODEL before `--help` is; for a language model where there is
-    none.
-    """
+    """Print the flags for the MODEL before `--help`, or those of a language model."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any
@@ -90,7 +87,7 @@ class _ServeHelp(argparse.Action):
 
 def _serve(arguments: argparse.Namespace) -> int:
     config = fleet_config(arguments, serving_config) or serving_config(arguments)
-    # All processes of the server log alike.
+    # Child processes use the same log format.
     os.environ[FORMAT_VARIABLE] = config.log_format
     if isinstance(config, ServerConfig) and config.engine.node_rank > 0:
         from ..runtime.distributed.node import run_node
@@ -102,8 +99,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             from ..server.launch import serve
 
             return serve(config, None, listener, _BEGAN)
-        # While it imports what engines need, this process imports the web stack, and reads the
-        # tokenizer.
+        # The engine process imports its modules while this process imports the web stack and
+        # reads the tokenizer.
         with spawned(config.engine_command) as process:
             if isinstance(config, ServerConfig):
                 check_model(config.engine)
@@ -113,7 +110,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _pools(arguments: argparse.Namespace, path: str) -> bool:
-    """Whether the model at a path is to make vectors or scores."""
+    """Return whether to serve the model at `path` for vectors or scores."""
     from ..runtime.pooling.folder import makes_vectors
 
     runner = getattr(arguments, "runner", "auto")
@@ -123,8 +120,9 @@ def _pools(arguments: argparse.Namespace, path: str) -> bool:
 def serving_config(
     arguments: argparse.Namespace,
 ) -> ServerConfig | ImageServerConfig | PoolingServerConfig:
-    """The settings for what the model path holds. Raises `ValueError` for flags that are for
-    something else.
+    """Return the settings for the kind of model at the model path.
+
+    Raises `ValueError` for a flag of another kind.
     """
     from ..runtime.files.resolve import find_model, is_pipeline
 
@@ -135,20 +133,23 @@ def serving_config(
             arguments,
             (*_TEXT, *_POOLING),
             _IMAGES,
-            f"is for language models, and {model_path} holds a diffusion pipeline",
+            f"is for language models, but {model_path} is a diffusion pipeline",
         )
         return ImageServerConfig(
             engine=DiffusionConfig(**given(arguments, DiffusionConfig)),
             **given(arguments, ImageServerConfig),
         )
     refuse_flags(
-        arguments, _IMAGES, _TEXT, f"is for diffusion pipelines, and {model_path} holds none"
+        arguments, _IMAGES, _TEXT, f"is for diffusion pipelines, but {model_path} is not one"
     )
     if _pools(arguments, found):
         from ..runtime.pooling.folder import read_folder
 
         refuse_flags(
-            arguments, _TEXT, _POOLING, f"is for writing text, and {model_path} makes vectors"
+            arguments,
+            _TEXT,
+            _POOLING,
+            f"is for generating text, but {model_path} makes vectors or scores",
         )
         read_folder(found)
         return PoolingServerConfig(

@@ -15,6 +15,7 @@ from source_facts import ROOT, product_files
 
 # Rooms and files that are written in plain English. A new one belongs here.
 PLAIN = (
+    "cli/",
     "docs/architecture.md",
     "kernels/",
     "runtime/cache/",

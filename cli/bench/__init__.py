@@ -1,4 +1,4 @@
-"""`piecework bench`: a file a measurement, which imports what it needs when it runs."""
+"""`piecework bench`: one file per measurement, which imports its modules when it runs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from . import (
 def add_parser(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
-        help="measure a server",
-        description="Measure any OpenAI-compatible server: what it answers, how fast, and what it "
-        "leaks.",
+        help="measure a server or an engine",
+        description="Measure speed, correctness and memory of a server, or of an "
+        "engine without a server.",
     )
     bench.set_defaults(parser=bench)
     add_measurements(bench.add_subparsers(title="measurements", metavar="MEASUREMENT"))
@@ -32,8 +32,8 @@ def add_parser(commands: Any) -> None:
 def add_measurements(subparsers: Any) -> None:
     """Add every measurement to the subparsers of `piecework bench`.
 
-    Each sets `func`, which takes the parsed arguments and returns the exit code: 0, 1 where
-    requests failed, 2 where the user can mend it; and `parser`, its own.
+    Each sets `parser`, and `func`, which takes the parsed arguments and returns the exit code: 0,
+    1 if requests failed or a goal was missed, 2 for a user error.
     """
     for measurement in (
         gsm8k,

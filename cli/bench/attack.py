@@ -43,19 +43,18 @@ NAMES = (
     *("echoed-prompts", "long-literals", "declarations", "compressed", "odd-files", "fuzz"),
 )
 _TEXT = """\
-Attacks a running server, yours, with what has frozen or ended servers: numbers that vanish, 4 MB of
-wrong items, prompts that cannot fit, headers without end, bodies that trickle, thousands of
-connections, answers that nobody reads. Each attack is bounded in requests and time.
-A process of its own asks for /health every 50 ms and weighs the server's processes, which are found
-by the port they listen on. Two things that are no attacker's doing are subtracted: time in which
-other programs had the cores (Linux tells it), and memory of the KV cache, which is reserved at the
-start and counted by the system when it is first used.
-fuzz sends mutated bodies to all endpoints, and is no part of all: the same --seed makes the same
+Attack your own running server with requests that have frozen or crashed servers: numbers that
+underflow, 4 MB of wrong items, prompts that cannot fit, endless headers, slow bodies, thousands of
+connections, unread answers. Each attack has a limit of requests and time.
+A separate process requests /health every 50 ms and measures the memory of the server's processes,
+which it finds by the port. It subtracts time in which other programs used the cores (from Linux),
+and memory of the KV cache, which the system counts only at its first use.
+fuzz sends mutated bodies to all endpoints. It must be named, and the same --seed makes the same
 requests.
 
-A goal is missed where /health took longer than --max-wait or failed, memory grew by more than
---max-growth-mb, an answer had a status of 5xx other than a 503 that says that the server is busy,
-or the engine was started again. Exit code 0 or 1.
+The exit code is 1 if /health failed or took longer than --max-wait, memory grew by more than
+--max-growth-mb, an answer had a status 5xx other than a 503 for a busy server, or the engine was
+restarted.
 """
 _EXAMPLES = """\
 examples:
@@ -70,43 +69,43 @@ def add_parser(subparsers: Any) -> None:
     parser = add_measurement(
         subparsers,
         "attack",
-        "attacks on a server of one's own: does it stay well",
+        "attack your own server and check that it stays healthy",
         _TEXT,
         _EXAMPLES,
         _run,
     )
     group = parser.add_argument_group("server")
     add_flag(group, "--base-url URL", f"default: {DEFAULT_URL}", str, DEFAULT_URL)
-    add_flag(group, "--model NAME", "default: the first that the server lists")
+    add_flag(group, "--model NAME", "model to ask; default: the first that the server lists")
     add_flag(group, "--api-key KEY", "sent as `Authorization: Bearer KEY`; default: none")
     group.add_argument(
         "--allow-other-hosts",
         action="store_true",
-        help="attack another machine than this one; it must be yours",
+        help="attack a server on another machine; it must be yours",
     )
     add_json(parser)
     attacks = parser.add_argument_group("attacks")
     add_flag(
         attacks,
         "--attacks LIST",
-        f"all, or some of {', '.join(NAMES)}; default: all, which is all but fuzz",
+        f"all (without fuzz), or some of {', '.join(NAMES)}; default: all",
         _names,
     )
-    add_flag(attacks, "--seconds S", "that one attack may take at most; default: 90", _seconds)
-    add_flag(attacks, "--requests N", "fuzz: requests; default: 2000", positive)
-    add_flag(attacks, "--seed N", "fuzz: of all requests; default: 0", int)
-    add_flag(attacks, "--concurrency N", "fuzz: requests under way at once; default: 8", positive)
+    add_flag(attacks, "--seconds S", "maximum seconds of one attack; default: 90", _seconds)
+    add_flag(attacks, "--requests N", "number of requests of fuzz; default: 2000", positive)
+    add_flag(attacks, "--seed N", "seed of fuzz; default: 0", int)
+    add_flag(attacks, "--concurrency N", "concurrent requests of fuzz; default: 8", positive)
     goals = parser.add_argument_group("goals")
     add_flag(
         goals,
         "--max-wait S",
-        "seconds that the server may keep /health waiting; default: 0.5",
+        "maximum seconds of a /health request; default: 0.5",
         _seconds,
     )
     add_flag(
         goals,
         "--max-growth-mb MB",
-        "by which the server's processes may grow together; default: 300",
+        "maximum growth of the server's processes together; default: 300",
         _seconds,
     )
 
@@ -117,7 +116,7 @@ def _names(text: str) -> tuple[str, ...]:
         return NAMES[:-1]
     if unknown := [name for name in chosen if name not in NAMES]:
         raise argparse.ArgumentTypeError(
-            f"there is no attack {unknown[0]!r}; there are {', '.join(NAMES)}"
+            f"there is no attack {unknown[0]!r}; choose from {', '.join(NAMES)}"
         )
     return chosen
 
@@ -128,7 +127,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} should be a number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 
 

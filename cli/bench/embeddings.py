@@ -9,8 +9,9 @@ from ...runtime.config.engine import DTYPES
 from .flags import add_flag, add_json, add_measurement, given, positive
 
 _TEXT = """\
-How many texts a second become vectors, tokenised and computed as one batch in this process, beside
-sentence-transformers, which must be installed. Both take turns; the least time of each counts.
+Measure how many texts per second become vectors, tokenised and computed as one batch in this
+process, and compare with sentence-transformers, which must be installed. The two alternate; the
+fastest round of each counts.
 """
 _EXAMPLES = """\
 examples:
@@ -23,22 +24,25 @@ def add_parser(subparsers: Any) -> None:
     parser = add_measurement(
         subparsers,
         "embeddings",
-        "texts a second through an embedder, beside sentence-transformers; needs no server",
+        "texts per second of an embedder, compared with sentence-transformers; no server",
         _TEXT,
         _EXAMPLES,
         _run,
     )
     parser.add_model_argument()
     parser.add_argument(
-        "--model-path", metavar="PATH", default=argparse.SUPPRESS, help="an embedder's folder"
+        "--model-path", metavar="PATH", default=argparse.SUPPRESS, help="folder of an embedder"
     )
-    add_flag(parser, "--dtype", "default: auto, as stored", choices=DTYPES)
-    add_flag(parser, "--batch-size N", "texts; default: 32", positive)
-    add_flag(parser, "--words N", "most words of a text; default: 24", positive)
-    add_flag(parser, "--rounds N", "batches of each side; default: 20", positive)
-    add_flag(parser, "--num-threads N", "compute threads; default: one a core", positive)
+    add_flag(parser, "--dtype", "number format; default: auto, as stored", choices=DTYPES)
+    add_flag(parser, "--batch-size N", "texts in a batch; default: 32", positive)
+    add_flag(parser, "--words N", "maximum words of a text; default: 24", positive)
+    add_flag(parser, "--rounds N", "batches of each program; default: 20", positive)
+    add_flag(parser, "--num-threads N", "compute threads; default: one per core", positive)
     parser.add_argument(
-        "--no-peer", dest="peer", action="store_false", help="without sentence-transformers"
+        "--no-peer",
+        dest="peer",
+        action="store_false",
+        help="do not compare with sentence-transformers",
     )
     add_json(parser)
 

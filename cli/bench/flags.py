@@ -1,6 +1,4 @@
-"""What the command lines of all measurements have in common: their parsers, and the values of their
-flags.
-"""
+"""Parsers and flag types that all measurements share."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def add_measurement(
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line ends of texts, with room for long flag names."""
+    """A formatter that keeps line ends and has a wide column for flags."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
@@ -61,8 +59,9 @@ def add_flag(
     default: Any = None,
     **settings: Any,
 ) -> None:
-    """A flag that takes a value. `flag`: its name and what stands for the value. The help tells the
-    default where it does not yet.
+    """Add a flag with a value. `flag` is its name and metavar, for example `--seed N`.
+
+    The default is appended to a help text that does not name it.
     """
     if default is not None and "default: " not in help:
         shown = f"{default:g}" if isinstance(default, float) else default
@@ -76,7 +75,7 @@ def add_json(parser: Any) -> None:
     add_flag(
         parser,
         "--json FILE",
-        "write the result there too; -: to standard output, and the text to standard error",
+        "also write the result as JSON; -: to standard output, with the text on standard error",
     )
 
 
@@ -91,37 +90,39 @@ def count(text: str) -> int:
 def integer(text: str, least: int) -> int:
     value = int(text) if text.lstrip("-").isdecimal() else least - 1
     if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number, at least {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return value
 
 
 def given(settings: type[T], arguments: argparse.Namespace, **others: Any) -> T:
-    """A settings dataclass from the flags of its fields' names, and `others`."""
+    """Make a settings dataclass from the flags named like its fields, and `others`."""
     names = {item.name for item in fields(cast(Any, settings))} & vars(arguments).keys()
     return settings(**{name: getattr(arguments, name) for name in names} | others)
 
 
 def add_target(parser: Any, *, api: bool = True) -> None:
     group = parser.add_argument_group("server")
-    add_flag(group, "--base-url URL", f"default: {DEFAULT_URL}", str, DEFAULT_URL)
+    add_flag(
+        group, "--base-url URL", f"URL of the server; default: {DEFAULT_URL}", str, DEFAULT_URL
+    )
     if api:
         add_flag(
             group,
             "--api API",
-            "completion (/v1/completions), chat (/v1/chat/completions) or generate (SGLang's "
-            "/generate); default: completion",
+            "endpoint: completion (/v1/completions), chat (/v1/chat/completions) or generate "
+            "(SGLang's /generate); default: completion",
             Api,
             Api.COMPLETION,
             choices=list(Api),
         )
-    add_flag(group, "--model NAME", "default: the first that the server lists")
+    add_flag(group, "--model NAME", "model to ask; default: the first that the server lists")
     add_flag(group, "--api-key KEY", "sent as `Authorization: Bearer KEY`; default: none")
-    add_flag(group, "--timeout S", "seconds that one request may take", float, 600.0)
+    add_flag(group, "--timeout S", "maximum seconds of one request", float, 600.0)
     group.add_argument(
         "--no-keep-alive",
         dest="keep_alive",
         action="store_false",
-        help="a connection for each request, for servers that reset used ones",
+        help="open a connection for each request, for servers that reset used ones",
     )
     add_json(parser)
 
@@ -130,7 +131,7 @@ def add_gsm8k_file(group: Any, more: str = "") -> None:
     add_flag(
         group,
         "--data-path FILE",
-        "JSONL with question and answer on each line; default: GSM8K's test set, downloaded once "
+        "JSONL file with question and answer per line; default: GSM8K's test set, downloaded once "
         "to ~/.cache/piecework" + more,
     )
 
@@ -145,5 +146,5 @@ def ratio(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a number from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return value

@@ -16,18 +16,17 @@ from .flags import (
 )
 
 _TEXT = """\
-What --piecewise-cuda-graph gains and costs, in Markdown tables; the engine runs in this process, no
-server is needed.
+Measure what --piecewise-cuda-graph gains and costs, as Markdown tables. The engine runs in this
+process, without a server.
 
-prefill  forwards of one prompt, graphs off and in pieces, run in turn; the least time of --repeats
-         runs each
-decode   the same of steps of nothing but decodes
-compile  tracing and compiling a model of the same layers at several depths, and loading what a
-         first start has left in the cache
-ready    seconds from the start of the engine's process until it takes requests, --startup fast
-         against graphs off
-faults   only where asked for: cold starts of a server while a stream runs, with a compiler that
-         fails: its longest gap between two tokens
+prefill  forwards of one prompt, eager and in pieces, alternating; the fastest of --repeats runs
+decode   the same for decode steps
+compile  tracing and compiling models with the same layers at several depths, and loading them from
+         the cache
+ready    seconds from the start of the engine process until it accepts requests, with --startup fast
+         and with graphs off
+faults   only if named: the longest gap between two tokens of a stream during a cold start with a
+         compiler that fails
 """
 _EXAMPLES = """\
 examples:
@@ -41,33 +40,37 @@ def add_parser(subparsers: Any) -> None:
     parser = add_measurement(
         subparsers,
         "graphs",
-        "what compiled pieces gain and cost on this machine; needs no server",
+        "gain and cost of compiled pieces on this machine; no server",
         _TEXT,
         _EXAMPLES,
         _run,
     )
     parser.add_model_argument()
-    add_flag(parser, "--model-path PATH", "default: smollm2-135m")
-    add_flag(parser, "--dtype", "default: auto", choices=DTYPES)
+    add_flag(parser, "--model-path PATH", "model; default: smollm2-135m")
+    add_flag(parser, "--dtype", "number format; default: auto", choices=DTYPES)
     add_flag(
         parser,
         "--compiler",
-        "what compiles the pieces; default: by device",
+        "compiler of the pieces; default: by device",
         choices=PIECE_COMPILERS,
     )
-    add_flag(parser, "--quantization", "as serve's; default: auto", choices=QUANTIZATIONS)
-    add_flag(parser, "--passes LIST", "passes of the pieces, as serve's; default: auto")
-    add_flag(parser, "--num-threads N", "compute threads; default: one a core", positive)
-    add_flag(parser, "--parts LIST", "default: prefill,decode,compile,ready", _parts)
-    add_flag(parser, "--prefill LIST", "tokens of prefills; default: 16,64,256,512", numbers)
-    add_flag(parser, "--batch-sizes LIST", "sequences of decodes; default: 1,8", numbers)
+    add_flag(parser, "--quantization", "as in serve; default: auto", choices=QUANTIZATIONS)
+    add_flag(parser, "--passes LIST", "passes, as in serve; default: auto")
+    add_flag(parser, "--num-threads N", "compute threads; default: one per core", positive)
     add_flag(
-        parser, "--context N", "tokens of each sequence that is decoded; default: 256", positive
+        parser, "--parts LIST", "parts to measure; default: prefill,decode,compile,ready", _parts
+    )
+    add_flag(
+        parser, "--prefill LIST", "numbers of tokens of prefills; default: 16,64,256,512", numbers
+    )
+    add_flag(parser, "--batch-sizes LIST", "decode batch sizes; default: 1,8", numbers)
+    add_flag(
+        parser, "--context N", "context tokens of each decoded sequence; default: 256", positive
     )
     add_flag(
         parser,
         "--layers LIST",
-        "depths whose compile times are compared; default: 8,30,60",
+        "numbers of layers for compile; default: 8,30,60",
         numbers,
     )
     add_flag(parser, "--repeats N", "runs of each step; default: 30", positive)
@@ -78,7 +81,7 @@ def add_parser(subparsers: Any) -> None:
 def _parts(text: str) -> tuple[str, ...]:
     names = text.split(",")
     if not set(names) <= set(_PARTS):
-        raise argparse.ArgumentTypeError(f"{text!r} should be some of {','.join(_PARTS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {','.join(_PARTS)}")
     return tuple(names)
 
 

@@ -17,14 +17,12 @@ from .flags import (
 )
 
 _TEXT = """\
-Few-shot GSM8K, with the prompts, stops and answer extraction of SGLang's few_shot_gsm8k, and its
-four lines at the end:
-Accuracy, Invalid (share of answers without a number), Latency, Output throughput (by the tokens
-that the server counts).
-The examples are the first --num-shots questions of the file, and the questions are counted from its
-start too, as there.
-Temperature is 0. A request that fails counts as wrong; failures are listed, and the exit code is
-then 1.
+Measure few-shot GSM8K with the prompts, stops and answer extraction of SGLang's few_shot_gsm8k, and
+print its four lines: Accuracy, Invalid (share of answers without a number), Latency, Output
+throughput (of the tokens that the server counts).
+As in SGLang, the examples are the first --num-shots questions of the file, and the questions start
+at its beginning too. The temperature is 0.
+A failed request counts as wrong. Failures are listed, and the exit code is then 1.
 """
 _EXAMPLES = """\
 examples:
@@ -38,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
     parser = add_measurement(
         subparsers,
         "gsm8k",
-        "few-shot GSM8K accuracy of one server or two",
+        "few-shot GSM8K accuracy of one or two servers",
         _TEXT,
         _EXAMPLES,
         _run,
@@ -47,14 +45,14 @@ def add_parser(subparsers: Any) -> None:
     add_flag(
         parser,
         "--compare URL",
-        "ask a second server the same afterwards; tells the paired difference in accuracy",
+        "then ask a second server the same, and print the paired difference in accuracy",
     )
     group = parser.add_argument_group("questions")
     add_gsm8k_file(group)
     add_flag(group, "--num-shots N", "worked examples before each question", count, 5)
-    add_flag(group, "--num-questions N", "", positive, 200)
-    add_flag(group, "--max-new-tokens N", "longest answer in tokens", positive, 512)
-    add_flag(group, "--parallel N", "requests under way at once", positive, 128)
+    add_flag(group, "--num-questions N", "questions to ask", positive, 200)
+    add_flag(group, "--max-new-tokens N", "maximum tokens of an answer", positive, 512)
+    add_flag(group, "--parallel N", "concurrent requests", positive, 128)
 
 
 def _run(arguments: argparse.Namespace) -> int:

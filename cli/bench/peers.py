@@ -15,12 +15,19 @@ from .flags import (
 )
 
 _TEXT = """\
-Starts Piecework, then each --server, on this machine, one after the other; puts the same loads on
-each, and prints a table: out tok/s of single (128 tokens in, 128 out, one at a time), batch8 and
-batch32 (256 in, 64 out, 8 and 32 at a time) and prefix (640 shared and 96 own in, 32 out, 8 at a
-time), in tok/s of prefill (1,024 in, 1 out, 4 at a time) and, where it is asked for, long (8,000
-in, 1 out, one at a time), seconds to the first token, memory, and Piecework's ratio to the best of
-the others. The command of a server is given a port as its last word, or where it says {port}.
+Start Piecework and each --server on this machine, one after the other, put the same loads on each,
+and print a table with rates, seconds to the first token, memory, and Piecework's ratio to the best
+other server.
+
+load     tokens in                out   at a time  rate
+single   128                      128   1          out tok/s
+batch8   256                      64    8          out tok/s
+batch32  256                      64    32         out tok/s
+prefix   640 shared, 96 own       32    8          out tok/s
+prefill  1,024                    1     4          in tok/s
+long     8,000                    1     1          in tok/s (only if named)
+
+A server's command gets a port as its last word, or in place of {port}.
 """
 _EXAMPLES = """\
 examples:
@@ -35,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     parser = add_measurement(
         subparsers,
         "peers",
-        "Piecework beside other servers: speed, start-up, memory",
+        "compare Piecework with other servers: speed, start, memory",
         _TEXT,
         _EXAMPLES,
         _run,
@@ -47,53 +54,53 @@ def add_parser(subparsers: Any) -> None:
         type=_server,
         default=[],
         metavar="NAME=COMMAND",
-        help="another server",
+        help="command of another server; repeatable",
     )
     parser.add_model_argument()
-    add_flag(parser, "--model-path PATH", "what Piecework serves; default: smollm2-135m")
+    add_flag(parser, "--model-path PATH", "model for Piecework; default: smollm2-135m")
     add_flag(
         parser,
         "--vocab-size N",
-        "token ids of prompts are below this; default: 49152, smollm2-135m's",
+        "upper limit of token ids in prompts; default: 49152, smollm2-135m's",
         positive,
     )
-    add_flag(parser, "--loads LIST", "default: single,batch8,batch32,prefill,prefix", _loads)
+    add_flag(parser, "--loads LIST", "loads; default: single,batch8,batch32,prefill,prefix", _loads)
     parser.add_argument(
         "--scaling",
         action="store_true",
-        help="also 1, 2, 4, ... 64 at a time, 128 tokens in and 64 out",
+        help="also measure 1, 2, 4, ... 64 at a time, 128 tokens in, 64 out",
     )
     add_flag(
         parser,
         "--rounds N",
-        "start and load every server so many times, in turn, and take its best figures; default: 1",
+        "rounds over all servers; the best figures of each count; default: 1",
         positive,
     )
     add_flag(
         parser,
         "--answers N",
-        "also the mean log-probability of the first N worked answers of GSM8K, where a server "
-        "tells it; default: 0",
+        "also measure the mean log-probability of GSM8K's first N worked answers, if the server "
+        "returns log-probabilities; default: 0",
         positive,
     )
     add_gsm8k_file(parser)
-    add_flag(parser, "--seed N", "of prompts; default: 0", int)
-    add_flag(parser, "--markdown FILE", "write the tables there too")
-    add_flag(parser, "--plot FILE", "draw the scaling run there, PNG or SVG; needs matplotlib")
+    add_flag(parser, "--seed N", "seed of the prompts; default: 0", int)
+    add_flag(parser, "--markdown FILE", "also write the tables to FILE")
+    add_flag(parser, "--plot FILE", "draw the scaling run as PNG or SVG; needs matplotlib")
     add_json(parser)
 
 
 def _server(text: str) -> tuple[str, str]:
     label, _, command = text.partition("=")
     if not label or not command.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} should be a name and a command, NAME=COMMAND")
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COMMAND")
     return label, command
 
 
 def _loads(text: str) -> tuple[str, ...]:
     names = text.split(",")
     if not set(names) <= set(_LOADS):
-        raise argparse.ArgumentTypeError(f"{text!r} should be some of {','.join(_LOADS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {','.join(_LOADS)}")
     return tuple(names)
 
 

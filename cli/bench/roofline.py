@@ -9,13 +9,13 @@ from ...runtime.config.engine import PIECE_COMPILERS, QUANTIZATIONS
 from .flags import add_flag, add_json, add_measurement, given, numbers, positive
 
 _TEXT = """\
-How near to this CPU each product, attention and the whole step of a model run; the engine runs in
-this process, no server is needed.
+Measure how close each matrix product, attention and the whole step come to the limits of this CPU.
+The engine runs in this process, without a server.
 
-The machine's own peaks are measured in the same run: bytes a second through 1 GiB, and
-multiply-adds a second of each kind of numbers. A part's floor is the time that its bytes or its
-operations would take at those peaks, whichever is longer; its share is the floor divided by its
-time. Weights that are quantised may be multiplied as whole numbers, which is the highest peak.
+The same run measures the machine's peaks: bytes per second through 1 GiB, and multiply-adds per
+second in each number format. A part's floor is the time that its bytes or its operations would take
+at those peaks, whichever is longer. Its share is the floor divided by its time. Quantised weights
+may be multiplied as integers, which has the highest peak.
 """
 _EXAMPLES = """\
 examples:
@@ -28,25 +28,25 @@ def add_parser(subparsers: Any) -> None:
     parser = add_measurement(
         subparsers,
         "roofline",
-        "each part of a step as a share of what this CPU can do; needs no server",
+        "each part of a step as a share of this CPU's limits; no server",
         _TEXT,
         _EXAMPLES,
         _run,
     )
     parser.add_model_argument()
-    add_flag(parser, "--model-path PATH", "default: smollm2-135m")
-    add_flag(parser, "--quantization", "as serve's; default: auto", choices=QUANTIZATIONS)
+    add_flag(parser, "--model-path PATH", "model; default: smollm2-135m")
+    add_flag(parser, "--quantization", "as in serve; default: auto", choices=QUANTIZATIONS)
     add_flag(
         parser,
         "--compiler",
-        "what compiles the pieces; default: by device",
+        "compiler of the pieces; default: by device",
         choices=PIECE_COMPILERS,
     )
-    add_flag(parser, "--num-threads N", "compute threads; default: one a core", positive)
-    add_flag(parser, "--batch-sizes LIST", "sequences of decodes; default: 1,8,32", numbers)
+    add_flag(parser, "--num-threads N", "compute threads; default: one per core", positive)
+    add_flag(parser, "--batch-sizes LIST", "decode batch sizes; default: 1,8,32", numbers)
     add_flag(parser, "--prompt N", "tokens of the prompt; default: 1024", positive)
     add_flag(
-        parser, "--context N", "tokens of each sequence that is decoded; default: 256", positive
+        parser, "--context N", "context tokens of each decoded sequence; default: 256", positive
     )
     add_flag(parser, "--rounds N", "calls of each part; default: 10", positive)
     add_flag(parser, "--plot FILE", "draw the roofline and all parts; needs piecework[plot]")

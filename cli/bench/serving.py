@@ -19,15 +19,15 @@ from .flags import (
 )
 
 _TEXT = """\
-A fixed load on any OpenAI-compatible server, and how fast it answers.
---request-rate R sends requests at the times of a Poisson process; inf, all at once.
---max-concurrency bounds how many are under way; with --request-rate inf and a bound C, C clients
-each send their next request as soon as they have an answer.
+Measure how fast an OpenAI-compatible server answers a fixed load.
+--request-rate R sends requests at the times of a Poisson process; inf sends all at once.
+--max-concurrency limits concurrent requests. With --request-rate inf and a limit C, each of C
+clients sends its next request when it has an answer.
 
-TTFT  time to first token, from sending the request
-TPOT  time of each further token: (last token - first token) / (tokens - 1), one figure a request
-ITL   gap between two events that brought tokens, all requests together
-E2E   from sending the request to its end
+TTFT  time from sending the request to the first token
+TPOT  time per further token: (last token - first token) / (tokens - 1), one figure per request
+ITL   gap between two events with tokens, over all requests
+E2E   time from sending the request to its end
 """
 _EXAMPLES = """\
 examples:
@@ -52,58 +52,59 @@ def add_parser(subparsers: Any) -> None:
     load = parser.add_argument_group("load")
     add_flag(load, "--num-prompts N", "requests to measure", positive, 200)
     add_flag(
-        load, "--request-rate R", "requests a second, or inf; default: inf", _rate, float("inf")
+        load, "--request-rate R", "requests per second, or inf; default: inf", _rate, float("inf")
     )
-    add_flag(load, "--max-concurrency N", "requests under way at once; default: no bound", positive)
-    add_flag(load, "--num-warmups N", "requests sent one by one beforehand", count, 1)
-    add_flag(load, "--temperature T", "default: 0, greedy", float, 0.0)
+    add_flag(load, "--max-concurrency N", "concurrent requests; default: no limit", positive)
+    add_flag(load, "--num-warmups N", "requests sent one by one before measuring", count, 1)
+    add_flag(load, "--temperature T", "sampling temperature; default: 0, greedy", float, 0.0)
     load.add_argument(
         "--ignore-eos",
         action="store_true",
-        help="answers go on to their full length; Piecework, SGLang and vLLM know this",
+        help="generate answers of full length; for Piecework, SGLang and vLLM",
     )
     load.add_argument(
         "--no-stream",
         dest="stream",
         action="store_false",
-        help="wait for whole answers; there is no TTFT, TPOT and ITL then",
+        help="do not stream; without TTFT, TPOT and ITL",
     )
-    add_flag(load, "--seed N", "of prompts and times of arrival", int, 0)
+    add_flag(load, "--seed N", "seed of prompts and arrival times", int, 0)
     _add_prompts(parser.add_argument_group("prompts"))
 
 
 def _add_prompts(group: Any) -> None:
-    add_flag(group, "--dataset", "", str, "random", choices=DATASETS)
+    add_flag(group, "--dataset", "source of the prompts", str, "random", choices=DATASETS)
     add_flag(group, "--random-input-len N", "tokens of a random prompt", positive, 1024)
-    add_flag(group, "--random-output-len N", "tokens asked for behind it", positive, 128)
+    add_flag(group, "--random-output-len N", "tokens of its answer", positive, 128)
     add_flag(
         group,
         "--random-range-ratio F",
-        "draw each length L from L (1 - F) to L (1 + F), as in vLLM's benchmark; default: 0, "
+        "draw each length from L (1 - F) to L (1 + F), as vLLM's benchmark does; default: 0, "
         "exactly L",
         ratio,
         0.0,
     )
-    add_flag(group, "--prefix-len N", "shared-prefix: shared tokens before them", positive, 512)
-    add_flag(group, "--num-prefixes N", "shared-prefix: different beginnings", positive, 1)
+    add_flag(group, "--prefix-len N", "tokens of the prefix (shared-prefix)", positive, 512)
+    add_flag(group, "--num-prefixes N", "number of different prefixes (shared-prefix)", positive, 1)
     add_flag(
         group,
         "--prompt-kind",
-        "random prompts as token ids, of exact lengths, or as words, about one token each; "
-        "default: token-ids, for a chat words",
+        "form of random prompts: token-ids (exact lengths) or words (about one token each); "
+        "default: token-ids, or words for a chat",
         choices=PROMPT_KINDS,
     )
     add_flag(
         group,
         "--vocab-size N",
-        "token ids are below this; default: as /get_model_info tells",
+        "upper limit of token ids; default: from /get_model_info",
         positive,
     )
-    add_flag(group, "--num-shots N", "gsm8k: worked examples before each question", count, 5)
+    add_flag(group, "--num-shots N", "worked examples before each question (gsm8k)", count, 5)
     add_flag(
         group,
         "--output-len N",
-        "gsm8k, sharegpt-file: most tokens; default: 512, and about the recorded reply's",
+        "maximum tokens of an answer (gsm8k: default 512; sharegpt-file: default about the "
+        "recorded answer's)",
         positive,
     )
     add_gsm8k_file(group, "; sharegpt-file: the ShareGPT JSON")
@@ -115,7 +116,9 @@ def _rate(text: str) -> float:
     except ValueError:
         value = 0.0
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} should be requests a second, above 0, or inf")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of requests per second above 0, or inf"
+        )
     return value
 
 
@@ -126,7 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
     chat = arguments.api is Api.CHAT
     if chat and arguments.prompt_kind == "token-ids":
         raise ValueError(
-            "--prompt-kind token-ids: a chat takes text; choose words, or another --api"
+            "--prompt-kind token-ids does not work with --api chat; give words, or another --api"
         )
     workload = given(
         Workload, arguments, kind=arguments.prompt_kind or ("words" if chat else "token-ids")

@@ -9,10 +9,10 @@ from ...bench.target import Api, Target
 from .flags import add_flag, add_measurement, add_target, given, positive
 
 _TEXT = """\
-Tool calls of chats: with tools to choose from, required, a named one, and one call at most, whole
-and streamed in turn. The arguments of every whole call are validated by jsonschema against the
-schema of its tool, made from --seed. Exit code 1 where one does not validate, an answer has no call
-where one is required, or a request fails.
+Check tool calls of chats, streamed and not: with tool_choice auto, required and a named tool, and
+with at most one call. jsonschema validates the arguments of every complete call against the schema
+of its tool, made from --seed. The exit code is 1 if arguments are invalid, a required call is
+missing, or a request fails.
 """
 _EXAMPLES = """\
 examples:
@@ -25,18 +25,18 @@ def add_parser(subparsers: Any) -> None:
     parser = add_measurement(
         subparsers,
         "tools",
-        "tool calls: do their arguments follow their schemas",
+        "tool calls: check arguments against their schemas",
         _TEXT,
         _EXAMPLES,
         _run,
     )
     add_target(parser, api=False)
     load = parser.add_argument_group("load")
-    add_flag(load, "--num-requests N", "", positive, 500)
-    add_flag(load, "--max-concurrency N", "requests under way at once", positive, 16)
-    add_flag(load, "--max-tokens N", "of an answer", positive, 400)
-    add_flag(load, "--temperature T", "", float, 1.0)
-    add_flag(load, "--seed N", "of the tools", int, 0)
+    add_flag(load, "--num-requests N", "number of requests", positive, 500)
+    add_flag(load, "--max-concurrency N", "concurrent requests", positive, 16)
+    add_flag(load, "--max-tokens N", "maximum tokens of an answer", positive, 400)
+    add_flag(load, "--temperature T", "sampling temperature", float, 1.0)
+    add_flag(load, "--seed N", "seed of the tools", int, 0)
 
 
 def _run(arguments: argparse.Namespace) -> int:

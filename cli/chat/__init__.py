@@ -1,4 +1,4 @@
-"""`piecework chat`: a chat in a terminal, with a server of its own or one that runs."""
+"""`piecework chat`: chat in the terminal, with a running server or one started for the chat."""
 
 from __future__ import annotations
 
@@ -23,40 +23,41 @@ def add_parser(commands: Any) -> None:
         "chat",
         help="chat with a model in the terminal",
         usage="%(prog)s [MODEL] [flags]",
-        description=f"Chat with a model. Starts a server of MODEL ({DEFAULT_MODEL}) on a free "
-        "port, and ends it afterwards; with --base-url it asks one that runs, and MODEL is the "
-        "name of one of its models. /help in the chat lists its commands. A pipe is read line "
-        "by line, and gets nothing but the answers.",
-        epilog="PIECEWORK_* variables are settings of the server that it starts.",
+        description=f"Chat with a model. Starts a server for MODEL (default: {DEFAULT_MODEL}) on a "
+        "free port and stops it at the end. With --base-url, uses a running server, and MODEL is "
+        "the name of one of its models. /help in the chat lists commands. Input from a pipe is "
+        "read line by line, and only answers go to standard output.",
+        epilog="PIECEWORK_* variables set flags of the server that chat starts.",
     )
     chat.add_model_argument()
     chat.add_argument(
-        "--base-url", default=None, metavar="URL", help="default: a server of its own"
+        "--base-url",
+        default=None,
+        metavar="URL",
+        help="URL of a running server; default: start one",
     )
     chat.add_argument(
         "--api-key",
         default=None,
         metavar="KEY",
-        help="of the server at --base-url; better by PIECEWORK_API_KEY; default: none",
+        help="key of the server at --base-url; prefer PIECEWORK_API_KEY; default: none",
     )
     chat.add_argument("--system", default="", metavar="TEXT", help="system prompt; default: none")
-    chat.add_argument(
-        "--plain", action="store_true", help="without Markdown and editing, as without a terminal"
-    )
+    chat.add_argument("--plain", action="store_true", help="no Markdown and no line editing")
     chat.add_config_file_argument()
     chat.set_defaults(func=_chat, parser=chat)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    """Exit code 1 where the last question of a pipe got no answer, or nobody reads the answers."""
+    """Run the chat. Returns 1 if a pipe's last question got no answer or its reader has closed."""
     from .client import ChatError
     from .conversation import Conversation
     from .screen import PlainScreen
     from .session import Session
 
     if sys.stdin is None or sys.stdout is None:
-        raise ValueError("standard input and output are needed, and one of them is closed")
-    # A terminal that cannot show a character is no reason to end.
+        raise ValueError("standard input or output is closed; chat needs both")
+    # Print "?" for characters that the terminal cannot show.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     plain = PlainScreen()
@@ -72,7 +73,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     except ChatError as error:
         raise ValueError(str(error)) from None
     except BrokenPipeError:
-        # Nor can Python write what it still holds when it ends.
+        # Python flushes standard output at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
@@ -81,7 +82,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 def _server(
     asked: str, arguments: argparse.Namespace, screen: Screen
 ) -> Iterator[tuple[ChatClient, str]]:
-    """A client of the server that was asked for, and the name of the model."""
+    """Yield a client of the requested server, and the name of the model."""
     from .client import ChatClient
 
     with contextlib.ExitStack() as stack:
@@ -97,12 +98,12 @@ def _server(
         if not names:
             raise ValueError(f"the server at {url} serves no model")
         if asked and asked not in names:
-            raise ValueError(f"{url} does not serve {asked}; it has {', '.join(names)}")
+            raise ValueError(f"{url} does not serve {asked}; choose one of {', '.join(names)}")
         yield client, asked or names[0]
 
 
 def _best_screen(commands: list[str], plain: Screen) -> Screen:
-    """With Markdown and editing where the extra `chat` is installed."""
+    """Return a screen with Markdown and editing if the extra `chat` is installed, else `plain`."""
     if not all(
         importlib.util.find_spec(name) for name in ("prompt_toolkit", "rich", "markdown_it")
     ):

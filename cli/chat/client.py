@@ -1,6 +1,6 @@
-"""The server that a chat talks to: its models, and answers as they are written.
+"""HTTP client of a chat: lists models and streams answers.
 
-Blocking sockets on purpose: Ctrl-C interrupts a read at once, and closing the connection stops the
+It uses blocking sockets, so that Ctrl-C interrupts a read at once. Closing the connection stops the
 answer on the server.
 """
 
@@ -18,20 +18,19 @@ from ...bench.target import Target
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 600.0
-_MOST_BYTES = 2**24
-"""Of an answer that is no stream."""
+_MOST_BYTES = 2**24  # Limit of a response that is not a stream.
 
 
 class ChatError(Exception):
-    """What went wrong at a request, in one line."""
+    """A failed request, described in one line."""
 
 
 class Unavailable(ChatError):
-    """Nobody answers, or the server says that it will later."""
+    """The server does not answer, or answers 502, 503 or 504."""
 
 
 class Part(NamedTuple):
-    """A part of an answer; `usage` is the number of tokens that the server has counted."""
+    """A part of an answer. A part of kind `usage` has the server's number of tokens."""
 
     kind: Literal["reasoning", "content", "usage"]
     text: str
@@ -39,32 +38,33 @@ class Part(NamedTuple):
 
 
 class ChatClient:
-    """Talks to one server. Raises `ValueError` where `base_url` is no URL."""
+    """A client of one server. Raises `ValueError` if `base_url` is not a URL."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
         parts = urlsplit(Target(base_url=base_url).base_url)
         self._parts = parts
         self._headers: dict[str, str | bytes] = {"Content-Type": "application/json"}
         if api_key is not None:
-            # As bytes, for http.client writes text as Latin-1 and the server's key is UTF-8.
+            # Bytes, because http.client encodes text as Latin-1, but the server expects UTF-8.
             self._headers["Authorization"] = f"Bearer {api_key}".encode()
 
     def models(self) -> list[str]:
-        """The names of what the server serves. Raises `ChatError`."""
+        """Return the names of the served models. Raises `ChatError`."""
         connection, response = self._asked("GET", "/v1/models", None)
         try:
             listed = json.loads(response.read(_MOST_BYTES))["data"]
-            return [str(each["id"]) for each in listed]
+            return [str(model["id"]) for model in listed]
         except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
-            raise ChatError("the server's list of models cannot be read") from None
+            raise ChatError("the server's list of models is malformed") from None
         finally:
             connection.close()
 
     def answer(
         self, model: str, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Any]
     ) -> Iterator[Part]:
-        """The parts of an answer. Raises `ChatError`, also where the stream breaks off. Closing the
-        iterator stops the answer.
+        """Yield the parts of an answer. Closing the iterator stops the answer.
+
+        Raises `ChatError`, also if the stream breaks off.
         """
         body = {
             **settings,
@@ -88,8 +88,9 @@ class ChatClient:
         raise ChatError("the answer broke off before its end")
 
     def wait(self, seconds: float) -> Iterator[float]:
-        """Yields once in a while until the server is ready, with the seconds so far. Raises
-        `Unavailable` where that takes longer than `seconds`.
+        """Yield the elapsed seconds, about 5 times per second, until the server is ready.
+
+        Raises `Unavailable` after `seconds`.
         """
         began = time.monotonic()
         while True:
@@ -133,11 +134,11 @@ class ChatClient:
 
 
 def _parts(data: bytes) -> Iterator[Part]:
-    """What one event of a stream says. Raises `ChatError` for one that tells of an error."""
+    """Yield the parts in one event of a stream. Raises `ChatError` for an error event."""
     try:
         event = json.loads(data)
         if "error" in event:
-            raise ChatError(_message(data) or "the server tells of an error without words")
+            raise ChatError(_message(data) or "the server reports an error without a message")
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
             if thought := delta.get("reasoning_content") or delta.get("reasoning"):
@@ -147,11 +148,11 @@ def _parts(data: bytes) -> Iterator[Part]:
         if usage := event.get("usage"):
             yield Part("usage", "", int(usage.get("completion_tokens") or 0))
     except (ValueError, TypeError, AttributeError):
-        raise ChatError("the server's stream cannot be read") from None
+        raise ChatError("the server's stream is malformed") from None
 
 
 def _message(content: bytes) -> str:
-    """The message of an error in OpenAI's shape, or what else the body says."""
+    """Return the message of an error in OpenAI's shape, or the beginning of the body."""
     try:
         error = json.loads(content)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

@@ -1,4 +1,4 @@
-"""What was said so far, with what it takes to ask again, take back, keep and read in."""
+"""The messages of a chat: ask, retry, undo, save and load."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 _MOST_BYTES = 2**24
+# Request parameters that `/set` accepts. The server checks their values.
 SETTINGS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop", "frequency_penalty",
     "presence_penalty", "repetition_penalty", "reasoning_effort",
 )  # fmt: skip
-"""Members of a request that `/set` sets; the server says which values they take."""
 
 
 class Conversation:
-    """Messages in turns. `unanswered`: what was asked last, where there is no answer to it yet."""
+    """A chat as turns of question and answer. `unanswered` is a last question without answer."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system
@@ -28,8 +28,9 @@ class Conversation:
         self._own_file: Path | None = None
 
     def ask(self, text: str) -> list[dict[str, str]]:
-        """The messages of a request with a new question, which takes the place of one that got no
-        answer.
+        """Return the messages of a request with a new question.
+
+        The question replaces one that got no answer.
         """
         self.unanswered = text
         spoken = [
@@ -41,19 +42,19 @@ class Conversation:
         return [{"role": "system", "content": self.system}] * bool(self.system) + spoken
 
     def answered(self, text: str) -> None:
-        assert self.unanswered is not None, "nothing was asked"
+        assert self.unanswered is not None, "no question is open"
         self.turns.append((self.unanswered, text))
         self.unanswered = None
 
     def again(self) -> str:
-        """The last question, taken back to be asked again. Raises `ValueError`."""
+        """Remove the last answer, and return its question. Raises `ValueError`."""
         if self.unanswered is None:
             self._need_a_turn()
             self.unanswered = self.turns.pop()[0]
         return self.unanswered
 
     def undo(self) -> None:
-        """Take the last question back, and its answer. Raises `ValueError`."""
+        """Remove the last question and its answer. Raises `ValueError`."""
         if self.unanswered is None:
             self._need_a_turn()
             self.turns.pop()
@@ -61,21 +62,19 @@ class Conversation:
 
     def _need_a_turn(self) -> None:
         if not self.turns:
-            raise ValueError("nothing was asked yet")
+            raise ValueError("there is no question yet")
 
     def clear(self) -> None:
-        """All but the system prompt and the settings goes."""
+        """Remove all messages; keep the system prompt and the settings."""
         self.turns, self.unanswered = [], None
 
     def set(self, name: str, text: str) -> None:
-        """Change a member of requests; an empty text leaves it to the server again. Raises
-        `ValueError`.
-        """
+        """Set a request parameter. An empty text unsets it. Raises `ValueError`."""
         if name not in SETTINGS:
             close = difflib.get_close_matches(name, SETTINGS, n=1)
             raise ValueError(
-                f"{name} is no setting; "
-                + (f"did you mean {close[0]}?" if close else f"there are {', '.join(SETTINGS)}")
+                f"{name} is not a setting; "
+                + (f"did you mean {close[0]}?" if close else f"choose one of {', '.join(SETTINGS)}")
             )
         if not text:
             self.settings.pop(name, None)
@@ -85,18 +84,19 @@ class Conversation:
             self.settings[name] = json.loads(text)
 
     def save(self, name: str) -> Path:
-        """Write all into a file that only its owner may read, no file but one of its own. Raises
-        `ValueError`.
+        """Write the chat to a file that only its owner can read. Raises `ValueError`.
+
+        Overwrites only a file that this conversation has written.
         """
         path = _path(name)
         content = {"system": self.system, "turns": self.turns, "settings": self.settings}
         is_own = path == self._own_file
-        # What was saved before stays until the new one is whole.
+        # Keep the old file until the new one is complete.
         fresh = path.with_name(f"{path.name}.new") if is_own else path
         try:
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            raise ValueError(f"{fresh} is there already; choose another name") from None
+            raise ValueError(f"{fresh} exists; choose another name") from None
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
         try:
@@ -110,7 +110,7 @@ class Conversation:
         return path
 
     def load(self, name: str) -> None:
-        """Go on with what a file has. Raises `ValueError`, and changes nothing then."""
+        """Continue the chat of a file. If it raises `ValueError`, nothing has changed."""
         path = _path(name)
         try:
             with open(path, "rb") as file:
@@ -127,7 +127,7 @@ class Conversation:
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ValueError(f"{path} is none that /save has written") from None
+            raise ValueError(f"{path} was not written by /save") from None
         self.system, self.turns, self.settings = system, turns, settings
         self.unanswered, self._own_file = None, path
 
@@ -136,4 +136,4 @@ def _path(name: str) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError:
-        raise ValueError(f"{name} begins with a user that is not there") from None
+        raise ValueError(f"{name} begins with an unknown user; write the path out") from None

@@ -1,4 +1,4 @@
-"""A chat on a terminal of people: Markdown that grows, editing, history."""
+"""A screen with growing Markdown, line editing and history."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rich.text import Text
 from ..core.printable import printable
 from .screen import BLOCK
 
-_UPDATES = 10
-"""A second."""
+_UPDATES = 10  # Redraws per second.
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+)", re.M)
 
 
 class RichScreen:
-    """What is complete of an answer is printed once, and only the block that grows is drawn again:
-    nothing flickers, and the terminal's own scrolling keeps all.
+    """A screen that prints each complete block once, and redraws only the growing block.
+
+    So nothing flickers, and the whole answer stays in the terminal's scrollback.
     """
 
     def __init__(self, history: Path, commands: list[str]) -> None:
@@ -77,7 +77,7 @@ class RichScreen:
         self._thinks, self._growing = False, ""
 
     def _finish(self, text: str) -> None:
-        """Print what does not change any more, where the growing part stood."""
+        """Print a text that is final in place of the growing block."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -94,8 +94,10 @@ class RichScreen:
 
 
 class Answer(Markdown):
-    """What a model says, with HTML as text. Markdown writes characters in other ways, too
-    (`&#x202e;`, `<http://a/%1b>`), so what steers a terminal is taken out of what was read.
+    """An answer as Markdown, with HTML shown as text.
+
+    Markdown can encode control characters (`&#x202e;`, `<http://a/%1b>`), so they are removed after
+    parsing.
     """
 
     _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
@@ -112,7 +114,7 @@ class Answer(Markdown):
 
 
 class _End:
-    """As much of a text's end as the terminal has lines for."""
+    """The last lines of a text, as many as the terminal shows."""
 
     def __init__(self, markdown: Markdown) -> None:
         self._markdown = markdown
@@ -125,7 +127,7 @@ class _End:
 
 
 def _complete_blocks(text: str) -> tuple[str, str]:
-    """A text cut behind the last empty line that is in no fenced block of code."""
+    """Split a text after the last empty line outside of fenced code."""
     cut = text.rfind("\n\n")
     while cut > 0 and len(_FENCE.findall(text[:cut])) % 2:
         cut = text.rfind("\n\n", 0, cut)
@@ -133,7 +135,7 @@ def _complete_blocks(text: str) -> tuple[str, str]:
 
 
 def _history(path: Path) -> History:
-    """Of former chats too, in a file that only its owner may read, where one can be made."""
+    """Return a history in a file that only its owner can read, or in memory if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
@@ -143,7 +145,7 @@ def _history(path: Path) -> History:
 
 
 def _keys() -> KeyBindings:
-    """Enter sends; Alt-Enter, or Enter within three quotes, begins a new line."""
+    """Return key bindings: Enter sends; Alt-Enter, or Enter inside three quotes, adds a line."""
     keys = KeyBindings()
 
     @keys.add("enter")

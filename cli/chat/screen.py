@@ -1,4 +1,4 @@
-"""Where a chat is read and written: plain text, for pipes, files and simple terminals."""
+"""Input and output of a chat: plain text, for pipes, files and simple terminals."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Protocol
 
 from ..core.printable import printable
 
-BLOCK = '"""'
-"""Begins and ends an input of several lines."""
+BLOCK = '"""'  # Begins and ends an input of several lines.
 
 
 class Screen(Protocol):
-    """What a chat needs of a terminal. Texts of a server go through `printable`."""
+    """The interface of a screen. Texts of a server must go through `printable`."""
 
     def read(self) -> str:
-        """What the user asks. Raises `EOFError`, and `KeyboardInterrupt` for Ctrl-C."""
+        """Return the user's input. Raises `EOFError`, and `KeyboardInterrupt` for Ctrl-C."""
         ...
 
     def reasoning(self, text: str) -> None: ...
@@ -23,20 +22,20 @@ class Screen(Protocol):
     def content(self, text: str) -> None: ...
 
     def end(self) -> None:
-        """The answer is over, or was stopped."""
+        """End an answer that is complete or stopped."""
         ...
 
     def note(self, text: str) -> None:
-        """One line of the program's own."""
+        """Print one line of the program."""
         ...
 
     def status(self, text: str) -> None:
-        """A line that the next one takes the place of; an empty one takes it away."""
+        """Show a line that the next one replaces. An empty text removes it."""
         ...
 
 
 class PlainScreen:
-    """Answers on standard output and all else on standard error, so that a pipe gets answers."""
+    """A screen with answers on standard output and everything else on standard error."""
 
     def __init__(self) -> None:
         self._asks = sys.stdin.isatty()

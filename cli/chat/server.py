@@ -1,4 +1,4 @@
-"""A server of one model for the time of a chat, on a free port and with a key of its own."""
+"""A server for one chat, on a free port and with its own API key."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from typing import IO
 
 from .client import ChatClient, Unavailable
 
-_LONGEST_START = 3600.0
-"""Seconds; a model may have to be fetched first."""
-_LONGEST_END = 10.0
+_LONGEST_START = 3600.0  # Seconds, because a model may have to be downloaded first.
+_LONGEST_END = 10.0  # Seconds.
 _LAST_BYTES = 4096
 _OURS = ("PIECEWORK_API_KEY", "PIECEWORK_API_KEY_FILE", "PIECEWORK_HOST", "PIECEWORK_PORT")
 
 
 @contextlib.contextmanager
-def started(model: str, tell: Callable[[str], None]) -> Iterator[tuple[str, str]]:
-    """The URL and the key of a server of `model`, ready; it ends with the block.
+def started(model: str, show: Callable[[str], None]) -> Iterator[tuple[str, str]]:
+    """Start a server of `model`, and yield its URL and key when it is ready. Stop it at the end.
 
-    `tell` gets what to show meanwhile, an empty text at the end. Raises `ValueError` with the
-    server's last words where it does not become ready.
+    `show` is called with progress texts, and with an empty text at the end. Raises `ValueError`
+    with the server's last line if it does not become ready.
     """
     key = secrets.token_urlsafe(24)
     environment = {name: value for name, value in os.environ.items() if name not in _OURS}
@@ -36,7 +35,7 @@ def started(model: str, tell: Callable[[str], None]) -> Iterator[tuple[str, str]
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", __package__.partition(".")[0], "serve", "--model-path", model]
     with tempfile.TemporaryFile() as log, _ended_by_signals():
-        # In a session of its own, for Ctrl-C is to stop an answer and not the server.
+        # In its own process session, so that Ctrl-C stops an answer and not the server.
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"],
             stdin=subprocess.DEVNULL,
@@ -51,18 +50,18 @@ def started(model: str, tell: Callable[[str], None]) -> Iterator[tuple[str, str]
                 for seconds in ChatClient(url, key).wait(_LONGEST_START):
                     if process.poll() is not None:
                         raise ValueError(f"the server of {model} ended: {_last_line(log)}")
-                    tell(f"starting {model}: {seconds:.0f} s")
+                    show(f"starting {model}: {seconds:.0f} s")
             except Unavailable as error:
                 raise ValueError(f"the server of {model} is not ready: {error}") from None
             finally:
-                tell("")
+                show("")
             yield url, key
         finally:
             _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # A second signal does not wait for requests to finish.
+    # The server waits for requests after the first signal, but not after the second.
     for _ in range(2):
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -75,7 +74,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """A closed terminal, or `kill`, ends the block as an exception does."""
+    """Turn SIGTERM and SIGHUP (a closed terminal) into `SystemExit`."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -91,4 +90,4 @@ def _ended_by_signals() -> Iterator[None]:
 def _last_line(log: IO[bytes]) -> str:
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
     lines = log.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

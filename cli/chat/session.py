@@ -1,4 +1,4 @@
-"""A chat: reads, asks, shows; commands begin with a slash."""
+"""The loop of a chat: read a question or a slash command, ask the model, show the answer."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from .client import ChatClient, ChatError, Part, Unavailable
 from .conversation import Conversation
 from .screen import Screen
 
-LONGEST_WAIT = 60.0
-"""Seconds that a server which does not answer has to come back."""
+LONGEST_WAIT = 60.0  # Seconds to wait for a server that does not answer.
 _HELP = """\
-/system [TEXT]      set the system prompt, or take it away
-/model [NAME]       ask another model of the server, or list them
-/set [NAME VALUE]   temperature 0.3, top_p, max_tokens, ...; without a value: the server's own again
+/system [TEXT]      set the system prompt; without TEXT: remove it
+/model [NAME]       switch to another model of the server; without NAME: list them
+/set [NAME VALUE]   set temperature, top_p, max_tokens, ...; without VALUE: the server's default
 /retry              ask the last question again
-/undo               take the last question back, and its answer
-/clear              forget what was said
+/undo               remove the last question and its answer
+/clear              remove all messages
 /save FILE          write the chat to a file
-/load FILE          go on with a chat of a file
-/help               show this
-/exit               end, as Ctrl-D does
+/load FILE          continue the chat of a file
+/help               show this help
+/exit               end the chat (also Ctrl-D)
 Ctrl-C stops an answer. \"\"\" begins and ends a question of several lines."""
 
 
@@ -33,8 +32,7 @@ class Session:
     ) -> None:
         self.client, self.model = client, model
         self.conversation, self.screen = conversation, screen
-        self.failed = False
-        """The last question got no answer."""
+        self.failed = False  # Whether the last question got no answer.
         self._commands: dict[str, Callable[[str], None]] = {
             "/system": self._system,
             "/model": self._model,
@@ -52,7 +50,7 @@ class Session:
         return [*self._commands, "/exit"]
 
     def run(self) -> None:
-        """Until the user ends it."""
+        """Run until the user ends the chat."""
         while True:
             try:
                 text = self.screen.read().strip()
@@ -74,7 +72,7 @@ class Session:
             elif name in self._commands:
                 self._commands[name](argument.strip())
             else:
-                raise ValueError(f"{name} is no command; /help lists them")
+                raise ValueError(f"{name} is not a command; /help lists commands")
         except (ValueError, ChatError) as error:
             self.screen.note(f"error: {error}")
         except KeyboardInterrupt:
@@ -82,11 +80,13 @@ class Session:
             self.screen.note("stopped")
 
     def ask(self, text: str) -> None:
-        """Ask the model, and show what it answers. What Ctrl-C leaves of an answer stays in the
-        conversation; a question without any can be asked again.
+        """Ask the model and show its answer.
+
+        After Ctrl-C, a partial answer stays in the conversation. If there is none, `/retry` asks
+        again.
         """
         messages = self.conversation.ask(text)
-        told, tokens, first, note = "", 0, 0.0, ""
+        answer, tokens, first, note = "", 0, 0.0, ""
         self.failed = True
         try:
             for part in self._parts(messages):
@@ -96,24 +96,24 @@ class Session:
                 elif part.kind == "reasoning":
                     self.screen.reasoning(part.text)
                 else:
-                    told += part.text
+                    answer += part.text
                     self.screen.content(part.text)
             self.failed = False
             if tokens > 1:
                 seconds = time.perf_counter() - first
-                note = f"{tokens} tokens, {(tokens - 1) / max(seconds, 1e-3):.1f} a second"
+                note = f"{tokens} tokens, {(tokens - 1) / max(seconds, 1e-3):.1f} per second"
         except KeyboardInterrupt:
-            note, self.failed = "stopped", not told
+            note, self.failed = "stopped", not answer
         except ChatError as error:
             note = f"error: {error}; /retry asks again"
         self.screen.end()
         if not self.failed:
-            self.conversation.answered(told)
+            self.conversation.answered(answer)
         if note:
             self.screen.note(note)
 
     def _parts(self, messages: list[dict[str, str]]) -> Iterator[Part]:
-        """The parts of an answer, of a server that may just be starting again."""
+        """Yield the parts of an answer. If the server is unavailable, wait and retry once."""
         try:
             yield from self._asked(messages)
         except Unavailable:
@@ -132,12 +132,12 @@ class Session:
     def _model(self, name: str) -> None:
         served = self.client.models()
         if not name:
-            for one in served:
-                self.screen.note(f"{'*' if one == self.model else ' '} {one}")
+            for served_name in served:
+                self.screen.note(f"{'*' if served_name == self.model else ' '} {served_name}")
         elif name in served:
             self.model = name
         else:
-            raise ValueError(f"{name} is not served; there are {', '.join(served)}")
+            raise ValueError(f"{name} is not served; choose one of {', '.join(served)}")
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
@@ -150,5 +150,5 @@ class Session:
 
 def _needed(name: str) -> str:
     if not name:
-        raise ValueError("name a file")
+        raise ValueError("give a file name")
     return name

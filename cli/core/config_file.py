@@ -1,7 +1,7 @@
-"""`--config FILE`: YAML whose keys are flags, read with the line of each.
+"""`--config FILE`: a YAML file whose keys are flags, with the line number of each key.
 
-Values are kept as they are written, for a flag reads them as it reads a command line's: `4k`, `off`
-and `10.0.0.1:29500` mean the same in both, whatever YAML makes of them.
+Values stay texts, because a flag parses them as it parses a command line: `4k`, `off` and
+`10.0.0.1:29500` mean the same in both.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from typing import Any
 import yaml
 
 MOST_BYTES = 2**20
-_MOST_DEPTH = 8
-"""A list of models is three deep."""
+_MOST_DEPTH = 8  # A list of models has depth 3.
 _NOTHING = ("", "~", "null", "Null", "NULL")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key of a mapping, and where it stands (`FILE:LINE`).
+    """One key of a mapping, its value, and its place (`FILE:LINE`).
 
-    `value`: a text, None for YAML's null, a list of texts, or a list of mappings.
+    The value is a text, None for YAML's null, a list of texts, or a list of mappings.
     """
 
     key: str
@@ -32,14 +31,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Entries in their order, and where the mapping begins. Keys are with `_`, and differ."""
+    """The entries of a mapping in order, and where it begins. Keys have `_` and are unique."""
 
     entries: tuple[Entry, ...]
     where: str
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Without aliases, by which a small file says much, and without depth that exhausts a stack."""
+    """A loader that refuses aliases, which can expand without bound, and deep nesting."""
 
     depth = 0
 
@@ -47,9 +46,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         event = self.peek_event()
         problem = ""
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            problem = "anchors and aliases are not read; write the value out"
+            problem = "anchors and aliases are not supported; write the value out"
         if self.depth == _MOST_DEPTH:
-            problem = "too many lists and mappings lie within each other"
+            problem = f"lists and mappings are nested more than {_MOST_DEPTH} deep"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         self.depth += 1
@@ -59,8 +58,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read_config_file(path: str) -> Mapping:
-    """What a file says. Raises `ValueError` with file and line for what is no YAML, for aliases,
-    and for anything but a mapping of keys to values, lists of values and lists of mappings.
+    """Read a file. Raises `ValueError` with file and line if it is not YAML or has aliases.
+
+    The content must be a mapping of keys to values, lists of values or lists of mappings.
     """
     text = _text(path)
     try:
@@ -70,7 +70,7 @@ def read_config_file(path: str) -> Mapping:
         line = f":{mark.line + 1}" if mark is not None else ""
         raise ValueError(f"{path}{line}: {error.problem or error.context}") from None
     except yaml.YAMLError:
-        raise ValueError(f"--config {path} holds characters that no YAML may have") from None
+        raise ValueError(f"--config {path} has characters that YAML does not allow") from None
     if node is None:
         return Mapping((), f"{path}:1")
     return _mapping(node, path)
@@ -83,7 +83,7 @@ def _text(path: str) -> str:
     except OSError as error:
         raise ValueError(f"--config {path} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise ValueError("--config: a path has no null character") from None
+        raise ValueError("--config: the path contains a null character") from None
     if len(content) > MOST_BYTES:
         raise ValueError(f"--config {path} is larger than {MOST_BYTES >> 20} MiB; is it a model?")
     try:
@@ -93,7 +93,7 @@ def _text(path: str) -> str:
 
 
 def _compose(text: str) -> Any:
-    """The node of the only document; None where there is none."""
+    """Return the root node, or None if the file is empty."""
     loader = _Loader(text)
     try:
         return loader.get_single_node()
@@ -109,10 +109,12 @@ def _mapping(node: Any, path: str) -> Mapping:
     for key_node, value in node.value:
         where_key = _where(key_node, path)
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ValueError(f"{where_key}: a key is the name of a flag, such as `port`")
+            raise ValueError(f"{where_key}: a key must be the name of a flag, such as `port`")
         key = key_node.value.removeprefix("--").replace("-", "_")
         if key in entries:
-            raise ValueError(f"{where_key}: {key} is given twice; {entries[key].where} has it too")
+            raise ValueError(
+                f"{where_key}: {key} is given twice; it is also at {entries[key].where}"
+            )
         entries[key] = Entry(key, _value(value, key, path), where_key)
     return Mapping(tuple(entries.values()), where)
 
@@ -120,7 +122,7 @@ def _mapping(node: Any, path: str) -> Mapping:
 def _value(node: Any, key: str, path: str) -> str | list[str] | list[Mapping] | None:
     if isinstance(node, yaml.ScalarNode):
         if re.search("[\ud800-\udfff]", node.value):
-            raise ValueError(f"{_where(node, path)}: {key} has half of a character")
+            raise ValueError(f"{_where(node, path)}: {key} contains half of a surrogate pair")
         return None if node.style is None and node.value in _NOTHING else str(node.value)
     if isinstance(node, yaml.SequenceNode):
         if all(isinstance(item, yaml.ScalarNode) for item in node.value):

@@ -20,21 +20,24 @@ from ...server.config.server import ServerConfig
 from .printable import printable
 
 EXIT_USER_ERROR = 2
+# As vLLM reads them: 1k is 1,000 tokens, 1K is 1,024.
 _MULTIPLES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
-"""As vLLM reads them: 1k is 1,000 tokens, 1K is 1,024."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse whose errors are one line, and whose flags must be written out, so that a new flag
-    breaks no script.
+    """An `argparse.ArgumentParser` with errors of one line and without abbreviated flags.
+
+    A script with an abbreviated flag would break when a new flag begins alike.
+
+    Attributes:
+        instead_of: Returns advice for a flag that is not ours, or None if there is none.
+        takes_settings: Whether variables and a file set flags too (`cli/core/settings.py`).
+        models: Parser for an entry of `models:` in that file; None if the file may have none.
     """
 
     instead_of: Callable[[str], str | None] = staticmethod(lambda flag: None)
-    """What to do instead of giving a flag that is not ours, where that is known."""
     takes_settings = False
-    """Whether flags may be given by variables and by a file, too (`cli/core/settings.py`)."""
     models: ArgumentParser | None = None
-    """Whose flags an entry of `models:` in such a file may have, where there may be any."""
     _takes_model = False
 
     def __init__(self, **settings: Any) -> None:
@@ -46,7 +49,7 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}\n")
 
     def add_model_argument(self) -> None:
-        """MODEL as the first argument, for `--model-path MODEL`."""
+        """Add MODEL, a positional argument that means `--model-path MODEL`."""
         self._takes_model = True
         self.add_argument(
             "model",
@@ -57,57 +60,58 @@ class ArgumentParser(argparse.ArgumentParser):
         )
 
     def add_config_file_argument(self) -> None:
-        """`--config FILE`, and `PIECEWORK_*` variables for all flags."""
+        """Add `--config FILE`, and let `PIECEWORK_*` variables set all flags."""
         self.takes_settings = True
         self.add_argument(
             "--config",
             default=argparse.SUPPRESS,
             metavar="FILE",
-            help="YAML with flags as keys (port: 8000); flags, and variables such as "
-            "PIECEWORK_PORT, go before it; default: none",
+            help="YAML file with flags as keys (port: 8000); flags and variables such as "
+            "PIECEWORK_PORT override it; default: none",
         )
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """No flag is taken for the beginning of another one: `-t 2` would set `-tp`."""
+        """Return no options: `-t 2` must not match `-tp`."""
         return []
 
     def settle(self, arguments: argparse.Namespace, unknown: Sequence[str]) -> None:
-        """MODEL, wherever it stands, becomes `arguments.model_path`; ends with exit code 2 for what
-        is `unknown` otherwise.
+        """Move MODEL, wherever it stands, to `arguments.model_path`.
+
+        Exits with code 2 if other `unknown` arguments are left.
         """
         unknown = [*vars(arguments).pop("left", []), *unknown]
         words: dict[str, list[str]] = vars(arguments).pop("last_words", {})
         given = [arguments.model] if self._takes_model and "model" in arguments else []
         if self._takes_model and not any(argument.startswith("-") for argument in unknown):
-            # argparse takes an optional argument for missing where flags stand before it.
+            # If flags stand before MODEL, argparse does not find it.
             given, unknown = [*given, *unknown[: 1 - len(given)]], unknown[1 - len(given) :]
         if unknown:
             self.reject(unknown)
         names = words.get("served_model_name", [])
         if self._takes_model and names and not given and "model_path" not in arguments:
-            # Who gives several names names the model too: `--served-model-name a MODEL`.
+            # The last of several names is MODEL: `--served-model-name a MODEL`.
             arguments.served_model_name, given = ",".join(names[:-1]), [names[-1]]
         for model in given:
             if getattr(arguments, "model_path", model) != model:
                 self.error(
-                    f"{model} and --model-path {arguments.model_path} are two models; give one"
+                    f"MODEL {model} and --model-path {arguments.model_path} differ; give one"
                 )
             arguments.model_path = model
 
     def reject(self, unknown: Sequence[str]) -> NoReturn:
-        """End with exit code 2, naming the flag that is closest to the first unknown one."""
+        """Exit with code 2 and name the known flag that is closest to the first unknown one."""
         flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
         if not flags:
             self.error(f"unexpected argument {unknown[0]!r}")
         if (instead := self.instead_of(flags[0])) is not None:
-            self.error(f"{flags[0]} is no flag here: {instead}")
+            self.error(f"{flags[0]} is not a flag of piecework: {instead}")
         known = [
             name
             for action in self._actions
             if action.help is not argparse.SUPPRESS  # Flags of other servers are hidden.
             for name in action.option_strings
         ]
-        # Short names are all alike, and a wrong guess is worse than none.
+        # All short flags are similar, and a wrong guess is worse than none.
         is_long = flags[0].startswith("--")
         close = difflib.get_close_matches(flags[0], known, n=1, cutoff=0.82) if is_long else []
         self.error(
@@ -117,8 +121,9 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class ListAction(argparse.Action):
-    """A flag whose value is a text with commas; several words (`1 2 4`) and a JSON list are read
-    too. Words that do not match `items` are left for `ArgumentParser.settle`.
+    """A flag with a comma-separated list. Several words (`1 2 4`) and a JSON list work too.
+
+    Words that do not match `items` are left for `ArgumentParser.settle`.
     """
 
     def __init__(self, items: str, **settings: Any) -> None:
@@ -138,18 +143,18 @@ class ListAction(argparse.Action):
 
 
 def list_text(text: str) -> str:
-    """A list with commas between its items; `["a", "b"]` as vLLM writes lists becomes `a,b`."""
+    """Return a comma-separated list. A JSON list `["a", "b"]`, as vLLM writes it, becomes `a,b`."""
     if not text.startswith("["):
         return text
     try:
         found = json.loads(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON list") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON list") from None
     return ",".join(map(str, found))
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Room for long flag names, of which only our own are shown."""
+    """A formatter with wide columns for flags. It hides the names of other servers."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
@@ -162,7 +167,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class _ModelPath(argparse.Action):
-    """`--model-path`, which may be given more than once, with names: all are `model_paths`."""
+    """Collect every `--model-path` in `model_paths`; the last one is `model_path`."""
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -174,10 +179,9 @@ class _ModelPath(argparse.Action):
 def add_config_arguments(
     parser: argparse.ArgumentParser, *configs: type, without: Collection[str] = ()
 ) -> None:
-    """A flag for every `option()` field of the config dataclasses, under the headings that the
-    fields name, but those of fields in `without`.
+    """Add a flag for every `option()` field of the configs, except the fields in `without`.
 
-    A field that an earlier config has too is one flag, the earlier one's, with the values of both.
+    If two configs have the same field, there is one flag, with the choices of both.
     """
     groups: dict[str, argparse._ArgumentGroup] = {}
     seen: dict[str, argparse.Action] = {}
@@ -205,7 +209,7 @@ def _flag(name: str) -> str:
 
 
 def option_names(config: type) -> set[str]:
-    """The names of a config's fields that are flags."""
+    """Return the names of a config's fields that are flags."""
     return {item.name for item in _options(config)}
 
 
@@ -214,8 +218,9 @@ def _options(config: type) -> list[dataclasses.Field[Any]]:
 
 
 def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
-    """The keyword arguments of `add_argument` for one field; flags that are not given stay out of
-    the namespace.
+    """Return the keyword arguments of `add_argument` for one field.
+
+    A flag that is not given is missing in the namespace.
     """
     text = item.metadata["help"].replace("%", "%%")
     shared: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
@@ -240,9 +245,7 @@ def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _value_type(name: str, hint: Any) -> Callable[[str], Any]:
-    """What reads the value of one option; where None is to choose for this machine, `auto` says
-    so.
-    """
+    """Return the function that parses an option's value. If None is allowed, `auto` means None."""
     kinds = get_args(hint) or (hint,)
     if str in kinds:
         return partial(own_value, name)
@@ -255,11 +258,11 @@ def _or_auto(read: Callable[[str], Any], text: str) -> Any:
 
 
 def whole_number(text: str) -> int:
-    """`4096`, `4k` (4,000) or `4K` (4,096)."""
+    """Parse `4096`, `4k` (4,000) or `4K` (4,096)."""
     found = re.fullmatch(r"([+-]?\d+(?:\.\d+)?)([kKmM]?)", text)
     number = Fraction(found[1]) * _MULTIPLES.get(found[2], 1) if found is not None else None
     if number is None or number.denominator != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return number.numerator
 
 
@@ -267,23 +270,21 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
-    """The engine's settings of a parsed command line. Raises `ValueError` with a remedy."""
+    """Return the engine's settings of a parsed command line. Raises `ValueError`."""
     return EngineConfig(**given(arguments, EngineConfig))
 
 
 def server_config(arguments: argparse.Namespace) -> ServerConfig:
-    """The server's settings of a parsed command line. Raises `ValueError` with a remedy."""
+    """Return the server's settings of a parsed command line. Raises `ValueError`."""
     return ServerConfig(engine=engine_config(arguments), **given(arguments, ServerConfig))
 
 
 def check_model(config: EngineConfig) -> None:
-    """Raises `ValueError` where the model cannot be served, before seconds of imports and minutes
-    of loading.
-    """
+    """Raise `ValueError` if the model cannot be served, before slow imports and loading."""
     from ...runtime.files.resolve import resolve_model_path
     from ...runtime.loader.check import check_engine
 
@@ -293,8 +294,10 @@ def check_model(config: EngineConfig) -> None:
 def refuse_flags(
     arguments: argparse.Namespace, foreign: Sequence[type], own: Sequence[type], reason: str
 ) -> None:
-    """Raises `ValueError` for the first flag given that only the `foreign` configs have; `reason`
-    says what does not fit. Variables may be for other commands, and are no mistake.
+    """Raise `ValueError` for the first flag that only the `foreign` configs have.
+
+    Flags set by variables are allowed, because a variable may be meant for another command.
+    `reason` completes the message.
     """
     sources = getattr(arguments, "sources", {})
     known = {item.name for config in own for item in _options(config)}
@@ -305,13 +308,13 @@ def refuse_flags(
 
 
 def given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
-    """What the command line says of the fields of one config."""
+    """Return the values in `arguments` for the fields of `config`."""
     names = option_names(config)
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 def report(prog: str, message: object) -> int:
-    """Print one line on stderr for the user; returns the exit code that belongs to it."""
+    """Print an error as one line on stderr. Returns the exit code for user errors."""
     print(
         f"{prog}: error: {printable(' '.join(str(message).split()))}", file=sys.stderr, flush=True
     )

@@ -1,5 +1,7 @@
-"""Flags of vLLM, SGLang and llama.cpp on our command line: those that mean the same are understood,
-harmless ones are ignored with a line, the others are refused with what to do instead.
+"""Flags of vLLM, SGLang and llama.cpp on our command line.
+
+A flag with an equivalent sets it. A harmless flag is ignored with one line. Any other flag is
+refused with advice.
 """
 
 from __future__ import annotations
@@ -24,9 +26,7 @@ from .foreign_tables import (
 
 
 def add_foreign_flags(parser: Any) -> None:
-    """Add the flags that are understood beside our own. `--help` leaves them out. What is not
-    understood is refused by its name.
-    """
+    """Add the flags of other servers that are accepted. `--help` does not list them."""
     add = partial(parser.add_argument, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for names, (values, reason) in ONE_VALUE.items():
         add(*names, action=_Ignored, type=_only(values, reason))
@@ -36,7 +36,7 @@ def add_foreign_flags(parser: Any) -> None:
         (SWITCHES_WITHOUT_EFFECT, {"nargs": 0}),
         (VALUES_WITHOUT_EFFECT, {}),
         (LISTS_WITHOUT_EFFECT, {"nargs": "+"}),
-        # Its value may be left out; a model's name behind it is an error, not the value.
+        # The value is optional. A model's name after the flag is an error, not its value.
         (CHOICES_WITHOUT_EFFECT, {"nargs": "?", "const": "auto", "choices": ("on", "off", "auto")}),
     ):
         for names, reason in table.items():
@@ -50,14 +50,12 @@ def add_foreign_flags(parser: Any) -> None:
 
 
 def instead_of(flag: str) -> str | None:
-    """Return what to do instead of giving a flag that means nothing here, or None for one that
-    nobody has.
-    """
+    """Return advice for a flag of another server that is refused, or None for an unknown flag."""
     return next((text for pattern, text in REFUSED.items() if re.fullmatch(pattern, flag)), None)
 
 
 class _Ignored(argparse.Action):
-    """A flag that changes nothing. If there is a `reason`, it goes to standard error."""
+    """A flag without effect. If it has a `reason`, the reason is printed to standard error."""
 
     def __init__(self, reason: str | None = None, **settings: Any) -> None:
         super().__init__(**{**settings, "dest": argparse.SUPPRESS})
@@ -75,7 +73,7 @@ class _Ignored(argparse.Action):
 
 
 def _number_unless(none: int) -> Callable[[str], int | None]:
-    """Return what reads a number; `none` stands for the default."""
+    """Return a parser of whole numbers that returns None, the default, for `none`."""
 
     def read(text: str) -> int | None:
         number = whole_number(text)
@@ -88,25 +86,29 @@ def _repository(text: str) -> str:
     repository, _, kind = text.partition(":")
     if kind:
         raise argparse.ArgumentTypeError(
-            f"download one .gguf file of {repository} (piecework pull), and name it with "
-            f"--model-path; {kind} alone does not say which"
+            f"{kind} does not name one file of {repository}; download a .gguf file (piecework "
+            "pull), and give its path with --model-path"
         )
     return repository
 
 
 def _runner(task: str) -> str:
-    """vLLM's older name: the runner that a task needs."""
+    """Return the runner for a task of vLLM's older `--task`."""
     if task in ("auto", "generate"):
         return task
     if task in ("embed", "embedding", "classify", "score"):
         return "pooling"
-    raise argparse.ArgumentTypeError(f"{task!r} is none of auto, generate, embed, classify, score")
+    raise argparse.ArgumentTypeError(
+        f"{task!r} is not one of auto, generate, embed, classify, score"
+    )
 
 
 def _reasoning_format(name: str) -> str:
     if name in ("none", "auto", "deepseek", "deepseek-legacy"):
         return "none" if name == "none" else "auto"
-    raise argparse.ArgumentTypeError(f"{name!r} is none of none, auto, deepseek, deepseek-legacy")
+    raise argparse.ArgumentTypeError(
+        f"{name!r} is not one of none, auto, deepseek, deepseek-legacy"
+    )
 
 
 def _only(values: Sequence[str], reason: str) -> Callable[[str], str]:
@@ -120,6 +122,7 @@ def _only(values: Sequence[str], reason: str) -> Callable[[str], str]:
     return check
 
 
+# Flags of other servers: our setting, and the parser of the value.
 _SAME: dict[tuple[str, ...], tuple[str, Callable[[str], Any]]] = {
     ("-m",): ("model_path", str),
     ("-hf", "-hfr", "--hf-repo"): ("model_path", _repository),
@@ -133,7 +136,7 @@ _SAME: dict[tuple[str, ...], tuple[str, Callable[[str], Any]]] = {
     ("-tp",): ("tp_size", whole_number),
     ("-dp",): ("dp_size", whole_number),
 }
-"""Flags to our setting, and what reads their value."""
+# Flags without a value: our setting, and the value to set.
 _SWITCHES = (
     ("--enable-prefix-caching", "disable_radix_cache", False),
     ("--no-enable-prefix-caching", "disable_radix_cache", True),
@@ -147,4 +150,3 @@ _SWITCHES = (
         "is-embedding", "embedding", "embeddings", "rerank", "reranking"
     )),
 )  # fmt: skip
-"""Flags without a value to our setting and its value."""

@@ -1,4 +1,4 @@
-"""Flags of vLLM, SGLang and llama.cpp that are not ours, sorted by what becomes of them.
+"""Tables of the flags of vLLM, SGLang and llama.cpp, by how piecework treats them.
 
 Names and meanings: `vllm serve --help` (vllm/engine/arg_utils.py, vllm/config/ and
 vllm/entrypoints/openai/cli_args.py), SGLang's docs/advanced_features/server_arguments.md,
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_PRIORITY = "requests run by `priority`, higher first, then by arrival"
+_PRIORITY = "requests run by `priority`, highest first, then by arrival"
 
+# Settings with only one possible value here: the accepted values, and the reason.
 ONE_VALUE: Mapping[tuple[str, ...], tuple[tuple[str, ...], str]] = {
     ("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"): (
         ("1",),
         "pipeline parallelism is not supported; --tp-size splits a model over devices",
     ),
-    ("--tokenizer-mode",): (("auto",), "there is one kind of tokenizer"),
-    ("--config-format",): (("auto", "hf"), "config.json is read"),
+    ("--tokenizer-mode",): (("auto",), "there is only one tokenizer mode"),
+    ("--config-format",): (("auto", "hf"), "config.json is the only format"),
     ("--schedule-policy", "--scheduling-policy"): (
         ("fcfs",),
         _PRIORITY,
@@ -28,19 +29,25 @@ ONE_VALUE: Mapping[tuple[str, ...], tuple[tuple[str, ...], str]] = {
         "one process answers HTTP; --dp-size N runs N engines behind it",
     ),
     ("--response-role",): (("assistant",), "answers are the assistant's"),
-    ("--logprobs-mode",): (("raw_logprobs",), "log-probabilities are the model's own"),
-    ("--radix-eviction-policy",): (("lru",), "what was used least recently is evicted first"),
-    ("--moe-runner-backend",): (("auto",), "kernels of experts are chosen for the machine"),
-    ("--moe-a2a-backend",): (("none",), "experts meet in the collectives of --ep-size"),
-    ("--reasoning-budget",): (("-1",), "a request sets how long the model may think"),
+    ("--logprobs-mode",): (
+        ("raw_logprobs",),
+        "log-probabilities are those of the model, before sampling parameters",
+    ),
+    ("--radix-eviction-policy",): (("lru",), "the least recently used pages are evicted first"),
+    ("--moe-runner-backend",): (("auto",), "expert kernels are chosen for the machine"),
+    ("--moe-a2a-backend",): (
+        ("none",),
+        "--ep-size splits experts, with collectives chosen for the machine",
+    ),
+    ("--reasoning-budget",): (("-1",), "a request sets its thinking budget"),
     ("-rea", "--reasoning"): (
         ("auto",),
-        "a request turns thoughts off: chat_template_kwargs or reasoning_effort",
+        "a request turns reasoning off by chat_template_kwargs or reasoning_effort",
     ),
-    ("--disaggregation-mode",): (("null",), "prompts and answers are computed by one engine"),
+    ("--disaggregation-mode",): (("null",), "one engine computes prompts and answers"),
 }
-"""Settings that have one value here, and why; giving that value is no mistake."""
 
+# Flags that ask for what piecework always does.
 NOTHING_TO_DO = (
     "--async-scheduling",
     "--cache-prompt",
@@ -78,34 +85,36 @@ NOTHING_TO_DO = (
     "-kvu",
     "--kv-unified",
 )
-"""What these ask for, or allow, is so anyway."""
 
-_LOADING = "weights are mapped from disk, and copied where a device or a packed format needs it"
-_WAITING = "compute threads wait as suits the machine; --num-threads and --cpu-bind place them"
-_STEP = "--chunked-prefill-size bounds a step"
-_KEPT = "prefixes and states are kept in the KV cache as long as there is room"
-_METHODS = "--cors-origins lets pages use all methods and headers"
-_LOG_LINES = "the form of log lines is set by --log-format"
+_LOADING = "weights are mapped from disk, and copied only if a device or a packed format needs it"
+_WAITING = (
+    "waiting is tuned for the machine; --num-threads and --cpu-bind place the compute threads"
+)
+_STEP = "--chunked-prefill-size limits a step"
+_KEPT = "prefixes and states stay in the KV cache until their memory is needed"
+_METHODS = "--cors-origins allows all methods and headers"
+_LOG_LINES = "--log-format sets the format of log lines"
 _KERNELS = "kernels are chosen for the machine"
-_FIGURES = "the buckets and labels of /metrics are fixed"
-_TOKENIZE = "texts become tokens beside the engine, as they come"
-_FITS = "the KV cache takes what --mem-fraction-static or --max-total-tokens says"
-_SLOTS = "prefixes are shared between all requests, without slots"
+_FIGURES = "the metrics, buckets and labels of /metrics are fixed"
+_TOKENIZE = "the web process tokenises each text when it arrives"
+_FITS = "--mem-fraction-static or --max-total-tokens sets the size of the KV cache"
+_SLOTS = "there are no slots; all requests share prefixes"
 
+# Harmless flags without a value that are ignored, with the reason.
 SWITCHES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("--mlock", "--mmap", "--no-mmap", "-dio", "--direct-io", "-ndio", "--no-direct-io"): _LOADING,
     ("--repack", "-nr", "--no-repack", "--no-host", "--use-tqdm-on-load"): _LOADING,
     ("--no-use-tqdm-on-load", "--check-tensors"): _LOADING,
     ("-v", "--verbose", "--log-verbose"): "--log-level debug logs more",
-    ("--log-disable",): "--log-level error logs least",
+    ("--log-disable",): "--log-level error logs the least",
     ("--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps"): _LOG_LINES,
-    ("--no-warmup", "--skip-server-warmup"): "--startup says what is done before the "
+    ("--no-warmup", "--skip-server-warmup"): "--startup sets what is done before the "
     "server is ready",
     ("--no-kv-unified", "-no-kvu", "--swa-full", "--disable-hybrid-swa-memory"): _KEPT,
     ("--disable-hybrid-kv-cache-manager", "--no-disable-hybrid-kv-cache-manager"): _KEPT,
     ("--cache-idle-slots", "--no-cache-idle-slots"): _KEPT,
     ("-kvo", "--kv-offload", "--op-offload", "--no-op-offload"): "all layers run on --device",
-    ("--perf", "--no-perf", "--show-time-cost"): "/metrics and the summary have times",
+    ("--perf", "--no-perf", "--show-time-cost"): "/metrics and the start summary have times",
     ("-bs", "--backend-sampling", "--disable-cascade-attn", "--no-disable-cascade-attn"): _KERNELS,
     ("--disable-flashinfer-autotune", "--enable-p2p-check", "--disable-cuda-graph-padding"): (
         _KERNELS
@@ -125,27 +134,27 @@ SWITCHES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("--mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"): "the vision tower of a .gguf "
     "model is not loaded",
     ("--disable-frontend-multiprocessing", "--enable-server-load-tracking"): "one process answers "
-    "HTTP, and /metrics has its load",
+    "HTTP, and /metrics shows its load",
     ("--enable-mfu-metrics", "--enable-metrics-for-all-schedulers"): _FIGURES,
     ("--collect-tokens-histogram", "--enable-request-time-stats-logging"): _FIGURES,
     ("--enable-logging-iteration-details", "--kv-cache-metrics", "--cudagraph-metrics"): _FIGURES,
     ("--kv-sharing-fast-prefill", "--no-kv-sharing-fast-prefill"): _KERNELS,
-    ("--enable-trace",): "--otlp-traces-endpoint alone turns traces on",
-    ("--log-error-stack", "--no-log-error-stack"): "--log-level debug logs stacks of errors",
-    ("--models-autoload", "--no-models-autoload"): "models load at their first request, unless "
-    "`preload` in the file of --config says otherwise",
-    ("--incremental-streaming-output",): "each chunk of a stream has what is new",
+    ("--enable-trace",): "--otlp-traces-endpoint turns traces on",
+    ("--log-error-stack", "--no-log-error-stack"): "--log-level debug logs stack traces",
+    ("--models-autoload", "--no-models-autoload"): "a model loads at its first request, or at the "
+    "start with `preload` in the file of --config",
+    ("--incremental-streaming-output",): "each chunk of a stream has only new text",
 }
-"""Harmless flags without a value that are ignored, and what is done instead."""
 
+# Harmless flags with one value that are ignored, with the reason.
 VALUES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("-ngl", "--gpu-layers", "--n-gpu-layers"): "all layers run on --device",
-    ("-tb", "--threads-batch"): "--num-threads sets the threads of prompts too",
+    ("-tb", "--threads-batch"): "--num-threads also sets the threads of prompts",
     ("-b", "--batch-size", "-ub", "--ubatch-size"): _STEP,
     ("--prefill-max-requests", "--max-num-partial-prefills", "--max-long-partial-prefills"): _STEP,
     ("--long-prefill-token-threshold", "--schedule-conservativeness"): _STEP,
-    ("--num-continuous-decode-steps", "--num-scheduler-steps"): "a step gives each request one "
-    "token",
+    ("--num-continuous-decode-steps", "--num-scheduler-steps"): "a step computes one token per "
+    "request",
     ("-lm", "--load-mode", "--max-parallel-loading-workers"): _LOADING,
     ("--numa",): "--cpu-bind auto gives each rank a NUMA node",
     ("--prio", "--prio-batch", "--poll", "--poll-batch", "--threads-http"): _WAITING,
@@ -155,24 +164,26 @@ VALUES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("--mamba-full-memory-ratio", "--max-mamba-cache-size", "--mamba-scheduler-strategy"): _KEPT,
     ("--mamba-track-interval", "--mamba-block-size", "--mamba-cache-mode"): _KEPT,
     ("--mamba-ssm-dtype", "--mamba-cache-dtype", "--mamba-ssm-cache-dtype"): "recurrent states "
-    "are float32",
+    "are always float32",
     ("-fitt", "--fit-target", "-fitc", "--fit-ctx"): _FITS,
     ("--cors-methods", "--cors-headers", "--allowed-methods", "--allowed-headers"): _METHODS,
     ("-lv", "--verbosity", "--log-verbosity"): "--log-level sets how much is logged",
-    ("-to", "--timeout"): "a request has as long as its client waits",
-    ("--sse-ping-interval",): "streams that are silent send a comment every few seconds",
+    ("-to", "--timeout"): "a request runs as long as its client waits",
+    ("--sse-ping-interval",): "silent streams send a comment every few seconds",
     ("-sps", "--slot-prompt-similarity"): _SLOTS,
-    ("--tags", "--weight-version", "--fingerprint-mode", "--fingerprint-value"): "answers name "
-    "the model alone",
+    ("--tags", "--weight-version", "--fingerprint-mode", "--fingerprint-value"): "answers contain "
+    "only the model's name",
     ("--soft-watchdog-timeout", "--gc-warning-threshold-secs"): "--watchdog-timeout sets how long "
-    "an engine may give no sign of life",
+    "an engine may miss heartbeats",
     ("--decode-log-interval",): "--log-stats-interval SECONDS sets how often throughput is logged",
-    ("--chat-template-content-format",): "a chat template is read to find what content it takes",
+    ("--chat-template-content-format",): "the content format is detected from the chat template",
     ("--sampling-backend", "--mm-attention-backend", "--fp8-gemm-backend"): _KERNELS,
     ("--fp4-gemm-backend", "--prefill-attention-backend", "--decode-attention-backend"): _KERNELS,
     ("--mamba-backend", "--linear-attn-backend", "--gdn-prefill-backend"): _KERNELS,
     ("--triton-attention-num-kv-splits", "--triton-attention-reduce-in-fp32"): _KERNELS,
-    ("--load-balance-method",): "a request goes to the replica that has its prefix, or least to do",
+    (
+        "--load-balance-method",
+    ): "a request goes to the replica with its prefix, or to the least loaded",
     ("--tokenizer-metrics-custom-labels-header",): _FIGURES,
     ("--dynamic-batch-tokenizer-batch-size", "--dynamic-batch-tokenizer-batch-timeout"): _TOKENIZE,
     ("--priority-scheduling-preemption-threshold", "--preemption-mode"): _PRIORITY,
@@ -181,61 +192,60 @@ VALUES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("--triton-attention-split-tile-size", "--flashinfer-mxfp4-moe-precision"): _KERNELS,
     ("--safetensors-load-strategy", "--pt-load-map-location"): _LOADING,
     ("--show-hidden-metrics-for-version", "--kv-cache-metrics-sample"): _FIGURES,
-    ("--warmups",): "--startup says what is done before the server is ready",
-    ("--h11-max-incomplete-event-size", "--h11-max-header-count"): "--max-header-bytes bounds the "
-    "header of a request",
-    ("--max-log-len", "--collect-detailed-traces"): "logs and traces have nothing of what "
-    "requests say",
+    ("--warmups",): "--startup sets what is done before the server is ready",
+    ("--h11-max-incomplete-event-size", "--h11-max-header-count"): "--max-header-bytes limits the "
+    "headers of a request",
+    ("--max-log-len", "--collect-detailed-traces"): "logs and traces contain no content of "
+    "requests",
 }
-"""Harmless flags with a value that are ignored, and what is done instead."""
 
+# Harmless flags with several values that are ignored, with the reason.
 LISTS_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("--bucket-time-to-first-token", "--bucket-inter-token-latency"): _FIGURES,
     ("--bucket-e2e-request-latency", "--prompt-tokens-buckets"): _FIGURES,
     ("--generation-tokens-buckets", "--tokenizer-metrics-allowed-custom-labels"): _FIGURES,
-    ("--uvicorn-access-log-exclude-prefixes", "--disable-access-log-for-endpoints"): "--log-level "
-    "debug alone logs HTTP requests",
+    ("--uvicorn-access-log-exclude-prefixes", "--disable-access-log-for-endpoints"): "only "
+    "--log-level debug logs HTTP requests",
 }
-"""Harmless flags with several values that are ignored, and what is done instead."""
 
+# Ignored flags with the optional value on, off or auto.
 CHOICES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
-    ("-fa", "--flash-attn"): "--attention-backend sets the kernel of attention",
+    ("-fa", "--flash-attn"): "--attention-backend sets the attention kernel",
     ("-fit", "--fit"): _FITS,
     ("--log-colors",): _LOG_LINES,
 }
-"""Flags that take on, off or auto, or nothing, and are ignored."""
 
-_TOOLS = "--tool-call-parser says how calls are written, and nothing else needs a flag"
-_LORA = "LoRA adapters are not supported; merge the adapter into its model, and serve that"
+_TOOLS = "--tool-call-parser sets the format of calls; nothing else needs a flag"
+_LORA = "LoRA adapters are not supported; merge the adapter into its model and serve the result"
 _SPECULATION = "speculative decoding is not supported"
-_POOLING = "the folder's modules.json and architecture say how states become vectors or scores"
-_SIZES = "--cuda-graph-bs and --piecewise-cuda-graph-tokens say which sizes are captured"
+_POOLING = "modules.json and the architecture decide how states become vectors or scores"
+_SIZES = "--cuda-graph-bs and --piecewise-cuda-graph-tokens set the captured sizes"
 _FOLDER_SAYS = "change the model's config.json instead"
-_REQUEST = "a request sets it; --sampling-defaults FOLDER takes defaults from a " + (
+_REQUEST = "set it in the request; --sampling-defaults FOLDER takes defaults from a " + (
     "generation_config.json"
 )
-_IN_REQUEST = "a request sets it"
+_IN_REQUEST = "set it in the request"
 _IMAGES = "images and audio in requests are not supported"
-_PREFIX = "the server answers at the root; let the reverse proxy take the prefix away"
+_PREFIX = "the server answers at the root; let the reverse proxy strip the prefix"
 _COLLECTIVES = "collectives are chosen for the machine; --tp-size and --ep-size split a model"
-_HOST_MEMORY = "nothing is moved to the host's memory; a request that gives its pages back is "
-_HOST_MEMORY += "computed again"
-_PULL = "download the file (piecework pull), and name it with --model-path"
+_HOST_MEMORY = "nothing is swapped to host memory; a preempted request is computed again"
+_PULL = "download the file (piecework pull) and give its path with --model-path"
 _TEMPLATE = "--chat-template FILE sets it"
-_ONE_ENGINE = "prompts and answers are computed by one engine; --dp-size runs several"
-_AS_IT_IS = "a model is read as it is; prepare its folder first, and name it with --model-path"
-_SEVERAL = "--model-path NAME=PATH, more than once, serves several models"
-_TRACES = "--log-requests logs a line for each request, without what it says"
+_ONE_ENGINE = "one engine computes prompts and answers; --dp-size runs several engines"
+_AS_IT_IS = "a model is read as it is; prepare its folder first and give it with --model-path"
+_SEVERAL = "give --model-path NAME=PATH more than once to serve several models"
+_TRACES = "--log-requests logs one line per request, without content"
 
+# Patterns of flags that are refused, with advice.
 REFUSED: Mapping[str, str] = {
-    "--gpu-memory-utilization": "a share of all memory, weights included, is not what is set here; "
-    "--mem-fraction-static F is the share of "
-    "the memory left once the weights are loaded that the KV cache takes",
+    "--gpu-memory-utilization": "it is a share of all memory, weights included; use "
+    "--mem-fraction-static F, the share of the memory left after loading the weights that the KV "
+    "cache takes",
     "--kv-cache-memory-bytes|--num-gpu-blocks-override": "--max-total-tokens N sets the size of "
     "the KV cache, in tokens",
-    "--max-prefill-tokens": "--chunked-prefill-size N bounds the new tokens of a step",
+    "--max-prefill-tokens": "--chunked-prefill-size N limits the new tokens of a step",
     "--no-enable-chunked-prefill|--enable-dynamic-chunking|--(enable-)?prefill-delayer.*": "long "
-    "prompts are always computed in chunks, of --chunked-prefill-size tokens",
+    "prompts are always computed in chunks of --chunked-prefill-size tokens",
     "-nocb|--no-cont-batching": "requests always share steps; --max-running-requests 1 computes "
     "one at a time",
     "--swap-space|--cpu-offload-.*|--(no-)?kv-offloading-.*|--(enable-)?hierarchical-.*|"
@@ -251,13 +261,13 @@ REFUSED: Mapping[str, str] = {
     "--(enable-)?lora(-.*)?|--max-loras.*|--max-lora-.*|--max-cpu-loras|--max-loaded-loras|"
     "--fully-sharded-loras|--long-lora-.*|--qlora-.*|--enable-prompt-adapter|"
     "--max-prompt-adapter.*|--default-mm-loras|--specialize-active-lora": _LORA,
-    "--control-vector(-.*)?": "control vectors are not supported; leave them out",
+    "--control-vector(-.*)?": "control vectors are not supported",
     "--speculative-.*|--num-speculative-tokens|-sc|--spec-.*|--draft.*|"
     "-(m|t|tb|C|Cr|Cb|ctk|ctv|hf|hfr|ot|cmoe|ncmoe|dev|ngl)d|--.*-draft(-.*)?|"
     "--enable-multi-layer-eagle|-lcs|-lcd|--lookup-cache-.*|"
     "--ngram-.*|--typical-acceptance-.*|--disable-logprobs-during-spec-decoding": (_SPECULATION),
     "--guided-decoding-.*|--structured-outputs-.*|--grammar-backend|--constrained-json-.*": (
-        "structured output is llguidance's, and needs no flag"
+        "llguidance does structured output, without a flag"
     ),
     "--convert|--pooler-config|--override-pooler-config|--pooling|--embd-normalize": _POOLING,
     "--enable-multimodal|--limit-mm-per-prompt|--mm-.*|--(no-)?.*-mm-.*|--allowed-(local-)?media-.*|"
@@ -265,48 +275,46 @@ REFUSED: Mapping[str, str] = {
     "--enable-multimodal-.*|--disable-fast-image-processor|--enable-precise-embedding-interpolation|--language-only|"
     "--disable-chunked-mm-input|--(no-)?(language-model-only|interleave-mm-strings)|"
     "--(no-)?skip-mm-profiling": _IMAGES,
-    "-mv|--model-vocoder|-hfv|-hfrv|--hf-repo-v|-hffv|--hf-file-v|--tts-.*": "speech is not made; "
-    "leave it out",
+    "-mv|--model-vocoder|-hfv|-hfrv|--hf-repo-v|-hffv|--hf-file-v|--tts-.*": "speech is not "
+    "supported",
     "--hf-overrides|--hf-config-path|--json-model-override-args|--rope-.*|--yarn-.*|"
     "--override-kv|--model-config-.*|--(no-)?disable-sliding-window|--override-attention-dtype": (
         _FOLDER_SAYS
     ),
-    "--revision|--code-revision|--tokenizer-revision": "fetch that revision into a folder "
-    "(huggingface-cli download), and serve the folder",
-    "--download-dir": "the variable HF_HUB_CACHE says where models of the hub are kept",
-    "--offline": "the variable HF_HUB_OFFLINE=1 keeps the server off the network",
-    "-hft|--hf-token": "the variable HF_TOKEN holds it",
-    "--uvicorn-log-level|--log-level-http": "--log-level sets the level of both processes; debug "
+    "--revision|--code-revision|--tokenizer-revision": "download that revision "
+    "(piecework pull MODEL --revision NAME) and serve the folder that it prints",
+    "--download-dir": "set the variable HF_HUB_CACHE to the folder for models of the hub",
+    "--offline": "set the variable HF_HUB_OFFLINE=1",
+    "-hft|--hf-token": "set the variable HF_TOKEN",
+    "--uvicorn-log-level|--log-level-http": "--log-level sets the level of all processes; debug "
     "logs every HTTP request",
     "--log-config-file|--log-file|--log-prompts-dir|--crash-dump-folder|--log-outputs": "logs go "
-    "to standard error, which you can send anywhere; --log-format json makes objects of them",
+    "to standard error, so redirect that; --log-format json writes objects",
     "--enable-log-requests|--log-requests-.*|--enable-log-(outputs|deltas)|--export-metrics-.*": (
         _TRACES
     ),
-    "--max-logprobs": "100 log-probabilities a token may be asked for",
-    "--(enable-)?ssl-.*": "TLS is not spoken; put a reverse proxy in front",
+    "--max-logprobs": "the limit is 100 log-probabilities per token",
+    "--(enable-)?ssl-.*": "TLS is not supported; put a reverse proxy in front",
     "--root-path|--fastapi-root-path|--api-prefix": _PREFIX,
-    "--uds|--reuse-port|--grpc-mode|--smg-.*": "the server listens on --host and --port, for HTTP",
-    "--path|--(ui|webui)-config(-file)?|--(no-)?(ui|webui)-mcp-proxy": "the page at / takes no "
-    "settings; --no-page leaves it out",
-    "--disable-fastapi-docs": "/docs says nothing of the model; --no-page leaves the page at / out",
-    "--middleware": "put a reverse proxy in front, which changes requests and answers",
-    "--base-gpu-id|--gpu-id-step|-dev": "--device chooses the kind of device; the variable "
-    "CUDA_VISIBLE_DEVICES says which GPU is used",
+    "--uds|--reuse-port|--grpc-mode|--smg-.*": "the server listens for HTTP on --host and --port",
+    "--path|--(ui|webui)-config(-file)?|--(no-)?(ui|webui)-mcp-proxy": "the page at / has no "
+    "settings; --no-page removes it",
+    "--disable-fastapi-docs": "/docs cannot be removed; --no-page removes the page at /",
+    "--middleware": "put a reverse proxy in front that changes requests and answers",
+    "--base-gpu-id|--gpu-id-step|-dev": "--device sets the kind of device; set the variable "
+    "CUDA_VISIBLE_DEVICES to choose GPUs",
     "--list-devices": "`piecework explain` shows what runs where",
-    "-cl|--cache-list": "`piecework models` lists what is here",
+    "-cl|--cache-list": "`piecework models` lists downloaded models",
     "--completion-bash": "`piecework completion bash` prints it",
     "--version": "`piecework --version` prints it",
     "--usage": "--help prints it",
     "-C|-Cr|-Cb|-Crb|--cpu-mask(-batch)?|--cpu-range(-batch)?|"
-    "--cpu-strict(-batch)?|--numa-(bind|node).*": (
-        "--cpu-bind says on which cores each rank computes"
-    ),
+    "--cpu-strict(-batch)?|--numa-(bind|node).*": ("--cpu-bind sets the cores of each rank"),
     "-ot|--override-tensor|-cmoe|--cpu-moe|-ncmoe|--n-cpu-moe|--rpc|--kt-.*": "all layers run on "
-    "--device; nothing is split between devices of two kinds",
+    "--device; a model cannot be split between a CPU and a GPU",
     "-sm|--split-mode|-ts|--tensor-split|-mg|--main-gpu": "--tp-size splits a model over devices",
     "--master-addr|--master-port|--nccl-port|--nccl-init-addr|--data-parallel-.*|-dp[a-z]|"
-    "--nnodes-.*|--node-rank-.*": "--dist-init-addr HOST:PORT says where the nodes meet",
+    "--nnodes-.*|--node-rank-.*": "--dist-init-addr HOST:PORT sets the address of node 0",
     "--nccl-.*|--distributed-.*|--enable-.*expert.*|--(enable-)?eplb.*|--ep-.*|--expert-.*|"
     "--(enable-)?dbo.*|--all2all-.*|--.*-deepep.*|--deepep-.*|--enable-dp-.*|--moe-.*|--elastic-.*|"
     "--init-expert-location|--mooncake-.*|--(decode|prefill)-context-parallel-.*|-dcp|-pcp|"
@@ -316,21 +324,20 @@ REFUSED: Mapping[str, str] = {
     "--disable-nccl-.*|--headless": _COLLECTIVES,
     "--(enable-)?(dsa|nsa)-.*|--enable-.*-moe|--enable-fused-grouped-.*|"
     "--disable-flashinfer-cutlass-.*": _KERNELS,
-    "--enable-layerwise-nvtx-.*": "POST /start_profile profiles steps by torch.profiler",
-    "--enforce-piecewise-cuda-graph": "--piecewise-cuda-graph asks for pieces",
-    "--enable-fp32-lm-head": "--dtype float32 computes all in 32 bits",
-    "--calculate-kv-scales": "--kv-cache-dtype fp8_e4m3 takes the scales that a checkpoint has",
+    "--enable-layerwise-nvtx-.*": "POST /start_profile profiles steps with torch.profiler",
+    "--enforce-piecewise-cuda-graph": "--piecewise-cuda-graph turns pieces on",
+    "--enable-fp32-lm-head": "--dtype float32 computes everything in 32 bits",
+    "--calculate-kv-scales": "--kv-cache-dtype fp8_e4m3 uses the checkpoint's scales",
     "--dllm-.*": "diffusion language models are not supported",
     "--multi-item-scoring-delimiter": "POST /v1/score takes several texts",
-    "--enable-nan-detection|--crash-on-nan": "there is no such check; leave it out",
+    "--enable-nan-detection|--crash-on-nan": "there is no check for NaN",
     "--schedule-low-priority-values-first": _PRIORITY,
     "--enable-custom-logit-processor|--logits-processor.*|--io-processor-plugin|--scheduler-cls|"
     "--worker-.*|--forward-hooks|--msprobe-.*|--debug-tensor-.*|--custom-sigquit-handler|"
-    "--additional-config": "code of others is not run in the server",
+    "--additional-config": "the server does not run foreign code",
     "--enable-return-(hidden-states|routed-experts)|--enable-prompt-embeds": "prompts are text or "
-    "token ids, and answers text and log-probabilities",
-    "--skip-tokenizer-init": "the tokenizer is always read; prompts of token ids do not go through "
-    "it",
+    "token ids; answers are text and log-probabilities",
+    "--skip-tokenizer-init": "the tokenizer is always loaded; prompts of token ids do not use it",
     "--temp|--temperature|--top-k|--top-p|--min-p|--repeat-.*|--presence-penalty|"
     "--frequency-penalty|--top-?n-?sigma|--xtc-.*|--typical(-p)?|--dry-.*|--dynatemp-.*|"
     "--mirostat.*|--adaptive-.*|--samplers|--sampl(er|ing)-seq|--preferred-sampling-params|"
@@ -340,27 +347,26 @@ REFUSED: Mapping[str, str] = {
     "--enable-force-include-usage|--(default-)?chat-template-kwargs|--allow-auto-truncate|"
     "--reasoning-budget-message|--(no-)?reasoning-preserve|--no-prefill-assistant|"
     "--enable-per-request-metrics": _IN_REQUEST,
-    "--no-escape": "prompts are never read for escapes",
-    "--props": "settings do not change while the server runs",
-    "--context-shift": "an answer ends where the context does",
-    "--no-jinja": "chat templates are always rendered by Jinja",
+    "--no-escape": "escapes in prompts are never processed",
+    "--props": "settings cannot change while the server runs",
+    "--context-shift": "an answer ends at the context length",
+    "--no-jinja": "Jinja always renders chat templates",
     "--chat-template-file|--hf-chat-template-name|--completion-template|"
     "--trust-request-chat-template": _TEMPLATE,
-    "--(no-)?skip-chat-parsing": "--reasoning-parser none leaves thoughts in the text",
-    "--spm-infill": "the tokenizer's own marks say how a gap is filled",
+    "--(no-)?skip-chat-parsing": "--reasoning-parser none leaves reasoning in the text",
+    "--spm-infill": "the tokenizer's markers set the order of prefix and suffix",
     "-hff|--hf-file|-mu|--model-url|-dr|--docker-repo|--.*-(default|spec)": _PULL,
-    "-n|--predict|--n-predict": "--default-max-tokens bounds answers whose requests set no limit",
-    "-ctk|--cache-type-k|-ctv|--cache-type-v": "--kv-cache-dtype sets the format of the cache",
+    "-n|--predict|--n-predict": "--default-max-tokens limits answers whose requests set no limit",
+    "-ctk|--cache-type-k|-ctv|--cache-type-v": "--kv-cache-dtype sets the format of the KV cache",
     "--slot-.*": _SLOTS,
     "--models-(dir|preset|max)": _SEVERAL,
-    "--sleep-idle-seconds": "--idle-unload SECONDS unloads models of a server of several",
+    "--sleep-idle-seconds": "with several models, --idle-unload SECONDS unloads idle ones",
     "--kv-transfer-config|--ec-transfer-config|--disaggregation-.*|--encoder-.*|"
     "--(enable-)?pdmux.*|--sm-group-num|--tokens-only": (_ONE_ENGINE),
-    "--admin-api-key": "--api-keys FILE says what each key may do",
-    "--file-storage-path": "--batch-dir FOLDER keeps files and batches",
+    "--admin-api-key": "--api-keys FILE sets what each key may do",
+    "--file-storage-path": "--batch-dir FOLDER sets the folder of files and batches",
     "--model-loader-extra-config|--ignore-patterns|--model-checksum|--checkpoint-.*|"
     "--custom-weight-loader|--weight-loader-.*|--delete-ckpt-after-loading|--remote-instance-.*|"
     "--rl-.*|--modelopt-.*|--quantize-and-serve|--quantization-param-path|"
     "--decrypted-.*|--override-neuron-config|--weight-transfer-.*": (_AS_IT_IS),
 }
-"""A pattern of flags that mean nothing here to what to do instead."""

@@ -1,4 +1,4 @@
-"""Texts of others on a terminal: of models, servers, hubs and files."""
+"""Printing of untrusted texts, from models, servers, hubs and files, on a terminal."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def printable(text: str) -> str:
-    """Without the characters by which a text could steer a terminal, or turn what stands there."""
+    """Return `text` without control characters and without characters that change its direction."""
     return _CONTROL.sub("", text)

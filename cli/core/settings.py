@@ -1,5 +1,7 @@
-"""Where the values of flags are from: the command line, else `PIECEWORK_*` variables, else the file
-of `--config`, else the default.
+"""Values of flags from four sources.
+
+The command line overrides `PIECEWORK_*` variables, which override the file of `--config`, which
+overrides the default.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ if TYPE_CHECKING:
     from .config_file import Entry
 
 PREFIX = "PIECEWORK_"
+# Variables without a flag.
 OTHER_VARIABLES = ("CACHE_DIR", "KERNELS_DIR", "DIST_KEY", "TORCH_COMPILE_MODE")
-"""Variables that are no flags."""
 _MODELS = "models"
+# Alternative flags: a source that sets one of them overrides the others too.
 _ONE_OF: tuple[frozenset[str], ...] = (frozenset({"api_key", "api_key_file"}),)
-"""Flags that say the same in two ways: one that wins puts the other aside."""
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True}
 _SWITCH |= {"false": False, "no": False, "off": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value as a flag's parser reads it, and where it stands: `FILE:LINE`, or a variable."""
+    """A parsed value and its source: `FILE:LINE` or the name of a variable."""
 
     value: Any
     source: str
@@ -39,7 +41,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """One entry of `models:`: settings by the names of their flags, and where the entry begins."""
+    """One entry of `models:`: settings by flag name, and the `FILE:LINE` where it begins."""
 
     settings: Mapping[str, Setting]
     where: str
@@ -48,10 +50,10 @@ class ModelSettings:
 def parse(
     parser: ArgumentParser, argv: Sequence[str] | None, environment: MutableMapping[str, str]
 ) -> argparse.Namespace:
-    """A command line with what the environment and the file of `--config` say beside it: `sources`
-    has where values are from that no flag gave, `models` what the file has under that name.
+    """Parse a command line, and fill in values of the environment and of the file of `--config`.
 
-    Ends with exit code 2 and one line for what is wrong.
+    In the result, `sources` names the source of each value that no flag gave, and `models` has the
+    entries of `models:` in the file. If a value is wrong, exits with code 2 and one line.
     """
     arguments = _parse(parser, argv)
     chosen: ArgumentParser = getattr(arguments, "parser", parser)
@@ -81,7 +83,7 @@ def parse(
 
 
 def with_sources(error: ValueError, arguments: argparse.Namespace) -> str:
-    """A message, and where the settings are from that it names and no flag gave."""
+    """Return the message, with the sources of the settings that it names."""
     message = str(error)
     sources: dict[str, str] = getattr(arguments, "sources", {})
     named = [
@@ -105,8 +107,9 @@ def _is_settled(name: str, settled: set[str]) -> bool:
 def _of_environment(
     parser: ArgumentParser, environment: MutableMapping[str, str]
 ) -> dict[str, Setting]:
-    """What variables say of the flags of one command. The API key is taken away, so that no process
-    that is started later gets it. Raises `ValueError`.
+    """Return the flags of one command that variables set. Raises `ValueError`.
+
+    The API key is removed from the environment, so that no child process inherits it.
     """
     found: dict[str, Setting] = {}
     for key, action in settable(parser).items():
@@ -117,7 +120,7 @@ def _of_environment(
         elif text := environment.get(variable):
             if action.dest in found:
                 raise ValueError(
-                    f"{found[action.dest].source} and {variable} are the same setting; give one"
+                    f"{found[action.dest].source} and {variable} are the same setting; set only one"
                 )
             found[action.dest] = Setting(_read(action, text, variable), variable)
     return found
@@ -134,7 +137,7 @@ def _of_file(parser: ArgumentParser, path: str) -> tuple[dict[str, Setting], lis
     settings = _settings(parser, [entry for entry in mapping.entries if entry is not models])
     given = models.value
     if not given or isinstance(given, str) or any(isinstance(one, str) for one in given):
-        raise ValueError(f"{models.where}: {_MODELS} is a list of mappings, one a model")
+        raise ValueError(f"{models.where}: {_MODELS} must be a list of mappings, one per model")
     entries: list[Any] = given
     return settings, [
         ModelSettings(_settings(each_model, one.entries), one.where) for one in entries
@@ -142,8 +145,9 @@ def _of_file(parser: ArgumentParser, path: str) -> tuple[dict[str, Setting], lis
 
 
 def _settings(parser: ArgumentParser, entries: Iterable[Entry]) -> dict[str, Setting]:
-    """The values of one mapping of a file by their flags' names. Raises `ValueError` with its line
-    for the first that is wrong.
+    """Return the values of a mapping in a file, by flag name.
+
+    Raises `ValueError` with the line of the first wrong entry.
     """
     known = settable(parser)
     found: dict[str, Setting] = {}
@@ -153,7 +157,9 @@ def _settings(parser: ArgumentParser, entries: Iterable[Entry]) -> dict[str, Set
         action = known[entry.key]
         if action.dest in found:
             other = found[action.dest].source
-            raise ValueError(f"{entry.where}: {entry.key} is given under another name at {other}")
+            raise ValueError(
+                f"{entry.where}: {entry.key} is already set under another name at {other}; give one"
+            )
         if entry.value is not None:
             value = _read(action, entry.value, f"{entry.where}: {entry.key}")
             found[action.dest] = Setting(value, entry.where)
@@ -163,14 +169,14 @@ def _settings(parser: ArgumentParser, entries: Iterable[Entry]) -> dict[str, Set
 def _unknown(key: str, parser: ArgumentParser, known: Iterable[str]) -> str:
     flag = f"--{key.replace('_', '-')}"
     if (instead := parser.instead_of(flag)) is not None:
-        return f"{key} is no setting here: {instead}"
+        return f"{key} is not a setting of piecework: {instead}"
     close = difflib.get_close_matches(key, list(known), n=1)
     closest = f"did you mean {close[0]}?" if close else f"`{parser.prog} --help` lists them"
     return f"unknown key {key}; {closest}"
 
 
 def settable(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """The flags of a command by their names with `_`, without those that say what to print."""
+    """Return the flags of a command by name with `_`, without --help, --version and --config."""
     found = {}
     for action in parser._actions:
         if action.dest in (argparse.SUPPRESS, "help", "version", "config"):
@@ -185,12 +191,12 @@ def settable(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def variable_of(key: str) -> str:
-    """`PIECEWORK_PORT` of `port`."""
+    """Return the name of the variable for a key: `PIECEWORK_PORT` for `port`."""
     return PREFIX + key.upper()
 
 
 def _read(action: argparse.Action, given: Any, where: str) -> Any:
-    """What an action makes of a text, or of a list of texts. Raises `ValueError`."""
+    """Parse a text, or a list of texts, as the flag does. Raises `ValueError`."""
     takes_list = isinstance(action, ListAction)
     if isinstance(given, list) and takes_list and all(isinstance(one, str) for one in given):
         given = ",".join(given)
@@ -201,31 +207,31 @@ def _read(action: argparse.Action, given: Any, where: str) -> Any:
     try:
         value = action.type(given) if callable(action.type) else given
     except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
-        told = isinstance(error, argparse.ArgumentTypeError)
-        raise ValueError(f"{where}: {error if told else f'{given!r} cannot be read'}") from None
+        reason = error if isinstance(error, argparse.ArgumentTypeError) else f"invalid: {given!r}"
+        raise ValueError(f"{where}: {reason}") from None
     if action.choices is not None and value not in action.choices:
         choices = ", ".join(map(str, action.choices))
-        raise ValueError(f"{where}: {given!r} is none of {choices}")
+        raise ValueError(f"{where}: {given!r} is not one of {choices}")
     return value
 
 
 def _switched(action: argparse.Action, text: str, where: str) -> Any:
-    """The value of a flag that takes none, of `true` or `false`."""
+    """Return the value of a flag without argument for `true` or `false`."""
     on = _SWITCH.get(text.lower())
     if on is None:
-        raise ValueError(f"{where}: {text!r} is neither true nor false")
+        raise ValueError(f"{where}: {text!r} must be true or false")
     if isinstance(action, argparse.BooleanOptionalAction):
         return on
     if not isinstance(action.const, bool):
         if not on:
-            raise ValueError(f"{where}: leave it out instead of false")
+            raise ValueError(f"{where}: false has no meaning; leave the key out")
         return action.const
     return action.const if on else not action.const
 
 
 def _warn_of_misspelt(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    """One line on stderr for each variable that is nearly the name of one that is read."""
-    known = {variable_of(key) for one in _commands(parser) for key in settable(one)}
+    """Print a warning for each variable that looks like a misspelt name."""
+    known = {variable_of(key) for command in _commands(parser) for key in settable(command)}
     known |= {PREFIX + name for name in OTHER_VARIABLES}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:

@@ -1,5 +1,5 @@
-"""What the engine is told: a frozen dataclass, validated once, and the same with every number
-chosen (`resolve_config`).
+"""The engine's settings: `EngineConfig` as the user gives them, validated once, and
+`ResolvedConfig` with every number chosen (`resolve_config`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _POSITIVE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Settings of one engine; None: chosen for this machine. Raises `ValueError` with a remedy."""
+    """Settings of one engine. None means: chosen for this machine. Raises `ValueError`."""
 
     model_path: str = option(
         "smollm2-135m",
@@ -74,51 +74,51 @@ class EngineConfig:
     )
     model_impl: str = option(
         "auto",
-        "whose code computes the model: piecework (ours), transformers (its own model with our "
-        "attention and cache), auto: ours where there is one",
+        "model code: piecework (its own), transformers (transformers' model with piecework's "
+        "attention and cache); auto: piecework if it has the architecture",
         group=MODEL,
         choices=MODEL_IMPLS,
     )
     trust_remote_code: bool = option(
         False,
-        "run Python code that the model's folder brings; only of folders that you trust",
+        "run the Python code in the model's folder; only for folders that you trust",
         group=MODEL,
     )
     dtype: str = option(
         "auto",
-        "number format of weights, activations and, unless --kv-cache-dtype says otherwise, KV "
+        "number format of weights, activations and, unless --kv-cache-dtype is given, the KV "
         "cache; auto: bfloat16",
         group=MODEL,
         choices=DTYPES,
     )
-    device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
+    device: str = option("auto", "device that the model runs on", group=MODEL, choices=DEVICES)
     attention_backend: str = option(
         "auto",
-        "what computes attention; auto: on a GPU flashinfer, where it is installed and takes the "
-        "model, else triton; ascend on an NPU; native (compiled C++) on a CPU; else torch",
+        "kernel of attention; auto: on a GPU flashinfer if it is installed and supports the model, "
+        "else triton; on an NPU ascend; on a CPU native (compiled C++); else torch",
         group=MODEL,
         choices=ATTENTION_BACKENDS,
     )
     load_format: str = option(
         "auto",
-        "auto: the model's weights; dummy: random ones made on the device, for measurements",
+        "auto: the model's weights; dummy: random weights made on the device, for measurements",
         group=MODEL,
         choices=LOAD_FORMATS,
     )
     quantization: str = option(
         "auto",
-        "auto: weights stay in the 2 to 8 bits that a checkpoint or .gguf file holds them in, "
-        "where the device can multiply by such; none: all are widened to --dtype; "
-        "fp8, int8: weights of 16 bits are quantised while they are loaded, and activations "
-        "when they are multiplied; q8_0, q4_0: weights alone, in blocks of 32 numbers; a format of "
-        "checkpoints (awq, gptq, ...): as auto, and refused if the model has another one",
+        "auto: keep the 2 to 8 bits of a checkpoint or .gguf file if the device can multiply "
+        "them; none: widen all weights to --dtype; fp8, int8: quantise 16-bit weights while "
+        "loading, and activations when they are multiplied; q8_0, q4_0: quantise weights alone, "
+        "in blocks of 32 numbers; a checkpoint format (awq, gptq, ...): as auto, and an error if "
+        "the model has another format",
         group=MODEL,
         choices=QUANTIZATIONS,
     )
     cpu_activations: str = option(
         "auto",
-        "what activations are on a CPU where weights have few bits in blocks: bf16; int8: rounded "
-        "to 8 bits in groups of 32, which whole numbers multiply; auto: int8 where that is faster",
+        "activations on a CPU when weights are quantised in blocks: bf16; int8: rounded to 8 bits "
+        "in groups of 32 and multiplied as integers; auto: int8 if that is faster",
         group=MODEL,
         choices=CPU_ACTIVATIONS,
     )
@@ -130,60 +130,60 @@ class EngineConfig:
     )
     tp_size: int = option(
         1,
-        "tensor parallelism: how many ranks hold a part of each layer, a process and a device "
-        "each; on a CPU they share the cores",
+        "tensor parallelism: number of ranks that split each layer; each rank is a process with "
+        "its own device, or on a CPU with a share of the cores",
         group=RANKS,
         metavar="N",
     )
     ep_size: int = option(
         1,
-        "groups of ranks, each with a part of the experts of a mixture; a divisor of --tp-size",
+        "expert parallelism: number of groups of ranks that split the experts; divides --tp-size",
         group=RANKS,
         metavar="N",
     )
     nnodes: int = option(
         1,
-        "machines that the ranks are spread over; each runs the same command with its --node-rank",
+        "number of machines with ranks; each runs the same command with its own --node-rank",
         group=RANKS,
         metavar="N",
     )
     node_rank: int = option(
         0,
-        "which of the machines this is; 0 answers requests, the others hold their ranks",
+        "number of this machine; 0 answers requests, the others only run ranks",
         group=RANKS,
         metavar="N",
     )
     dist_init_addr: str | None = option(
         None,
-        "where node 0 takes the ranks of other nodes; all need the same --dist-key-file or "
-        "PIECEWORK_DIST_KEY; default: there are no other nodes",
+        "address of node 0 that the ranks of other nodes connect to; all nodes need the same "
+        "--dist-key-file or PIECEWORK_DIST_KEY; default: no other nodes",
         group=RANKS,
         metavar="HOST:PORT",
     )
     dist_key_file: str | None = option(
         None,
-        "file with the key of all nodes, 16 bytes or more; default: PIECEWORK_DIST_KEY",
+        "file with the key that all nodes share, at least 16 bytes; default: PIECEWORK_DIST_KEY",
         group=RANKS,
         metavar="FILE",
     )
     dist_timeout: float = option(
         DIST_TIMEOUT,
-        "seconds that ranks wait for one that does not come, to what they compute together or at "
-        "the start, before the engine is started again; at most half of --watchdog-timeout",
+        "seconds that ranks wait for a missing rank, in a collective or at the start, before the "
+        "engine is restarted; at most half of --watchdog-timeout",
         group=RANKS,
         metavar="SECONDS",
     )
     mem_fraction_static: float | None = option(
         None,
-        "share of the memory that is free once the weights are loaded that the KV cache may take; "
-        "default: on a CPU 0.2, elsewhere all that steps and graphs leave",
+        "share of the memory left after loading the weights that the KV cache takes; default: 0.2 "
+        "on a CPU, elsewhere all that steps and graphs do not need",
         group=MEMORY,
         metavar="F",
     )
     kv_cache_dtype: str = option(
         "auto",
-        "number format of the KV cache; auto: as --dtype; fp8_e4m3, fp8_e5m2: by the scales that a "
-        "checkpoint has for its layers, else by 1; int8: by a scale of each token and head",
+        "number format of the KV cache; auto: as --dtype; fp8_e4m3, fp8_e5m2: with the "
+        "checkpoint's scales, else with scale 1; int8: with a scale per token and head",
         group=MEMORY,
         choices=KV_CACHE_DTYPES,
     )
@@ -198,59 +198,57 @@ class EngineConfig:
     )
     max_running_requests: int | None = option(
         None,
-        "most requests that are computed in one step; default: by device",
+        "maximum number of requests in one step; default: by device",
         group=MEMORY,
         metavar="N",
     )
     chunked_prefill_size: int | None = option(
         None,
-        "most new tokens of one step: longer prompts are computed in chunks of this size, beside "
-        "running decodes; default: by device",
+        "maximum number of new tokens in one step; longer prompts are computed in chunks of this "
+        "size, together with running decodes; default: by device",
         group=MEMORY,
         metavar="N",
     )
     disable_overlap_schedule: bool | None = option(
         None,
-        "plan a step only when the one before it is done; default: by device, and always so on a "
-        "CPU",
+        "plan a step only after the previous one is done; default: by device; always on for a CPU",
         group=MEMORY,
     )
     disable_radix_cache: bool = option(
-        False, "do not reuse the KV cache of prompts that begin alike", group=MEMORY
+        False, "do not reuse the KV cache of shared prompt prefixes", group=MEMORY
     )
     kv_events_config: str | None = option(
         None,
-        "tell routers over ZeroMQ, as vLLM does, what comes into the prefix cache and leaves it: "
-        "JSON with endpoint, replay_endpoint, topic, buffer_steps, hwm; default: no events",
+        "publish over ZeroMQ, as vLLM does, which blocks enter and leave the prefix cache: JSON "
+        "with endpoint, replay_endpoint, topic, buffer_steps, hwm; default: no events",
         group=MEMORY,
         metavar="JSON",
     )
     batch_invariant: bool = option(
         False,
-        "compute each token in the same order whatever else its step holds, so that a request's "
-        "text depends neither on other requests nor on chunks of prompts; on a CPU, for models "
-        "whose decodes are native",
+        "sum in the same order whatever else is in the batch, so that a request's text depends "
+        "neither on other requests nor on prompt chunks; on a CPU, for models with native decodes",
         group=GRAPHS,
     )
     piecewise_cuda_graph: bool | None = option(
         None,
-        "run steps in pieces, cut at attention, compiled by another process; on a GPU each piece "
-        "is captured as a graph for each number of tokens; a server does so by default",
+        "run steps in compiled pieces, split at attention; on a GPU each piece is captured as a "
+        "graph for each number of tokens; default: on",
         group=GRAPHS,
     )
     disable_piecewise_cuda_graph: bool = option(
-        False, "run prefills and mixed steps eagerly, whatever else is asked for", group=GRAPHS
+        False, "run prefills and mixed steps eagerly, whatever other flags say", group=GRAPHS
     )
     piecewise_cuda_graph_compiler: str | None = option(
         None,
-        "what compiles the pieces; default: the first that the device allows",
+        "compiler of the pieces; default: the first that the device supports",
         group=GRAPHS,
         choices=PIECE_COMPILERS,
     )
     piecewise_cuda_graph_tokens: str | None = option(
         None,
-        "numbers of tokens to capture (16,64,256), or auto:K for the K that waste least padding on "
-        "the lengths seen so far; default: by device",
+        "numbers of tokens to capture (16,64,256), or auto:K for the K sizes with the least "
+        "padding on the lengths seen so far; default: by device",
         group=GRAPHS,
         metavar="LIST",
         items=r"[\d,]+",
@@ -264,75 +262,77 @@ class EngineConfig:
     cuda_graph_backend_prefill: str | None = option(
         None,
         "graphs of prefills and mixed steps. piecewise: as --piecewise-cuda-graph; breakable: "
-        "recorded as the model runs, without a compiler, with a break at each attention; default: "
-        "piecewise",
+        "recorded while the model runs, without a compiler, with a break at each attention; "
+        "default: piecewise",
         group=GRAPHS,
         choices=PREFILL_BACKENDS,
     )
     cuda_graph_backend_decode: str | None = option(
         None,
-        "graphs of steps of nothing but decodes: full records the whole forward for each batch "
-        "size; native runs it and short prompts as one call of C++ (CPU); default: by device",
+        "graphs of decode steps: full records the whole forward for each batch size; native runs "
+        "decodes and short prompts as one C++ call (CPU); default: by device",
         group=GRAPHS,
         choices=DECODE_BACKENDS,
     )
     cuda_graph_bs: str | None = option(
         None,
-        "batch sizes of decodes to capture (1,2,4,8); default: those up to --cuda-graph-max-bs",
+        "decode batch sizes to capture (1,2,4,8); default: chosen up to --cuda-graph-max-bs",
         group=GRAPHS,
         metavar="LIST",
         items=r"[\d,]+",
     )
     cuda_graph_max_bs: int | None = option(
         None,
-        "largest batch of decodes to capture; default: --max-running-requests",
+        "largest decode batch size to capture; default: --max-running-requests",
         group=GRAPHS,
         metavar="N",
     )
-    disable_cuda_graph: bool = option(False, "no graphs of any kind", group=GRAPHS)
+    disable_cuda_graph: bool = option(False, "do not use graphs of any kind", group=GRAPHS)
     passes: str = option(
         "auto",
-        "passes over the traced forward. auto: those that the machine gains by; none; or changes "
-        "to that: +norm_quant,-noop. `piecework explain` tells how often each matched",
+        "passes over the traced forward. auto: those that help on this machine; none; or changes "
+        "to auto: +norm_quant,-noop. `piecework explain` shows how often each matched",
         group=GRAPHS,
         metavar="LIST",
         items=r"[+]\w+(,.*)?",
     )
     startup: str = option(
         "fast",
-        "fast: ready once the weights are loaded, pieces and graphs come between batches; full: "
-        "ready with all of them",
+        "fast: ready once the weights are loaded; pieces and graphs are loaded between batches; "
+        "full: ready after all pieces and graphs are loaded",
         group=GRAPHS,
         choices=STARTUPS,
     )
     debug_cuda_graph: bool = option(
-        False, "check at each replay that no input of a graph has moved in memory", group=GRAPHS
+        False, "check at each replay that no input of the graph has moved in memory", group=GRAPHS
     )
     random_seed: int | None = option(
-        None, "seed of requests that bring none; default: drawn at start", group=MODEL, metavar="N"
+        None,
+        "seed for requests that do not set one; default: drawn at start",
+        group=MODEL,
+        metavar="N",
     )
     num_threads: int | None = option(
         None,
-        "compute threads on a CPU, of all ranks of this machine; default: one a core that is "
-        "allowed, within the CPU quota",
+        "compute threads on a CPU, for all ranks of this machine together; default: one per "
+        "allowed core, within the CPU quota",
         group=MODEL,
         metavar="N",
     )
     cpu_bind: str = option(
         "auto",
-        "cores of each rank on a CPU: a list a rank (0-15,16-31, or 0-7,32-39|8-15,40-47); auto: "
-        "with several ranks a NUMA node each where there are several, else an even part; none: "
-        "the system's choice",
+        "cores of each rank on a CPU: one list per rank (0-15,16-31, or 0-7,32-39|8-15,40-47); "
+        "auto: with several ranks, one NUMA node per rank, or an even share if there is one node; "
+        "none: the operating system chooses",
         group=MODEL,
         metavar="LISTS",
         items=r"[\d,|-]+",
     )
 
+    # The number of this engine, and how many engines the server runs (`--dp-size`). They share the
+    # machine's cores, devices and memory.
     replica: int = 0
     replicas: int = 1
-    """Which of how many engines of one server this is (`--dp-size`): they share a machine's cores,
-    devices and memory.
-    """
 
     def __post_init__(self) -> None:
         check_options(self, _POSITIVE)
@@ -360,12 +360,12 @@ class EngineConfig:
 
     @property
     def model_code(self) -> ModelCode:
-        """Whose code computes the model."""
+        """Which code computes the model."""
         return ModelCode(self.model_impl, self.trust_remote_code)
 
     @property
     def prefill_backend(self) -> Backend:
-        """What prefills and mixed steps are asked to run with."""
+        """The requested backend of prefills and mixed steps."""
         if self.disable_cuda_graph or self.disable_piecewise_cuda_graph or self.batch_invariant:
             return Backend.DISABLED
         if self.cuda_graph_backend_prefill is not None:
@@ -374,7 +374,7 @@ class EngineConfig:
 
     @property
     def decode_backend(self) -> Backend | None:
-        """What steps of nothing but decodes are asked to run with; None: the device's choice."""
+        """The requested backend of decode steps. None: the device's choice."""
         if self.disable_cuda_graph:
             return Backend.DISABLED
         return Backend(self.cuda_graph_backend_decode) if self.cuda_graph_backend_decode else None
@@ -382,7 +382,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(EngineConfig):
-    """The settings with every number chosen that the engine's parts need."""
+    """The settings, with every number chosen."""
 
     page_size: int
     context_length: int
@@ -392,9 +392,9 @@ class ResolvedConfig(EngineConfig):
     piecewise_cuda_graph_max_tokens: int
     cuda_graph_max_bs: int
     disable_overlap_schedule: bool
+    # Slots of recurrent states, with the reserved one. 0: the model has no recurrent states.
     state_slots: int = 0
-    """Of the pool of recurrent states, the reserved one among them; 0: the model has none."""
+    # Pages of sliding windows, with the reserved one. 0: windows have no pool of their own.
     window_pages: int = 0
-    """Of layers with a sliding window, if they have memory of their own, the reserved one too."""
+    # Slabs of memory that window pages and full pages share, with the reserved one.
     kv_slabs: int = 0
-    """Of memory that those share with the other layers, the reserved one among them."""

@@ -14,14 +14,12 @@ _POSITIVE = ("context_length", "chunked_prefill_size", "max_running_requests", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingConfig:
-    """None: chosen for this machine. Raises `ValueError` with a remedy."""
+    """Settings of one pooling engine. None means: chosen for this machine. Raises `ValueError`."""
 
-    model_path: str = option(
-        "", "a folder of an embedder or a reranker", group=MODEL, metavar="PATH"
-    )
+    model_path: str = option("", "folder of an embedder or a reranker", group=MODEL, metavar="PATH")
     tokenizer_path: str | None = option(
         None,
-        "folder or tokenizer.json of the tokenizer; default: the model's own",
+        "folder or tokenizer.json of the tokenizer; default: the model's",
         group=MODEL,
         metavar="PATH",
     )
@@ -31,25 +29,25 @@ class PoolingConfig:
         group=MODEL,
         choices=DTYPES,
     )
-    device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
+    device: str = option("auto", "device that the model runs on", group=MODEL, choices=DEVICES)
     context_length: int | None = option(
-        None, "longest text, in tokens; default: the model's own", group=MODEL, metavar="N"
+        None, "longest text, in tokens; default: the model's", group=MODEL, metavar="N"
     )
     num_threads: int | None = option(
         None,
-        "compute threads on a CPU; default: one a core that is allowed, within the CPU quota",
+        "compute threads on a CPU; default: one per allowed core, within the CPU quota",
         group=MODEL,
         metavar="N",
     )
     chunked_prefill_size: int | None = option(
         None,
-        "most tokens of one step, unless one text is longer; default: by device",
+        "maximum number of tokens in one step, unless one text is longer; default: by device",
         group=MEMORY,
         metavar="N",
     )
     max_running_requests: int | None = option(
         None,
-        "requests, of up to 32 texts each, that are computed side by side; default: by device",
+        "maximum number of concurrent requests, of up to 32 texts each; default: by device",
         group=MEMORY,
         metavar="N",
     )

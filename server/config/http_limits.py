@@ -21,24 +21,24 @@ class HttpLimits:
 
     max_connections: int = option(
         4096,
-        "connections with a request under way; where they are all taken the longest idle one gives "
-        "way, and without an idle one a "
-        "request is answered 503; /health, /ready and /metrics are always answered",
+        "maximum number of connections; at the limit, a new connection closes the one that is "
+        "idle for longest, or gets 503 if none is idle; /health, /ready and /metrics are always "
+        "answered",
         group=CONNECTIONS,
         metavar="N",
     )
     max_header_bytes: int = option(
         32768,
-        "bytes of a request's headers together, and of its URL; more are answered 431 or 414",
+        "maximum size of a request's headers together, and of its URL; beyond it 431 or 414",
         group=CONNECTIONS,
         metavar="BYTES",
     )
     max_header_count: int = option(
-        100, "headers of a request; more are answered 431", group=CONNECTIONS, metavar="N"
+        100, "maximum number of headers; beyond it 431", group=CONNECTIONS, metavar="N"
     )
     max_unfinished_bodies: int = option(
         128,
-        "MiB of all bodies that are still arriving; above that the oldest is answered 503",
+        "maximum size of all bodies that are still arriving, in MiB; beyond it the oldest gets 503",
         group=CONNECTIONS,
         metavar="MIB",
     )
@@ -50,25 +50,25 @@ class HttpLimits:
     )
     timeout_body: float = option(
         20.0,
-        "seconds in which the body must end, or go on fast enough",
+        "seconds after which a body that is still arriving must keep --min-transfer-rate",
         group=CONNECTIONS,
         metavar="SECONDS",
     )
     timeout_write: float = option(
         60.0,
-        "seconds in which a client must have read its answer, or gone on fast enough",
+        "seconds after which a client that is still reading must keep --min-transfer-rate",
         group=CONNECTIONS,
         metavar="SECONDS",
     )
     timeout_keep_alive: float = option(
         75.0,
-        "seconds for which a connection may stay open without a request",
+        "seconds that a connection may stay open without a request",
         group=CONNECTIONS,
         metavar="SECONDS",
     )
     min_transfer_rate: int = option(
         1000,
-        "bytes a second at which bodies that take longer must come, and answers be read",
+        "bytes per second for bodies and answers that take longer than their timeout",
         group=CONNECTIONS,
         metavar="N",
     )
@@ -79,7 +79,7 @@ class HttpLimits:
                 raise ValueError(f"--{_flag(name)} must be at least 1, got {getattr(self, name)}")
         if self.max_header_bytes < 1024:
             raise ValueError(
-                "--max-header-bytes must be at least 1024, for honest headers need as much, got "
+                "--max-header-bytes must be at least 1024, because ordinary headers need that, got "
                 f"{self.max_header_bytes}"
             )
         if self.min_transfer_rate < 0:

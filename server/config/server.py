@@ -22,62 +22,61 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
 MOST_REPLICAS = 64
 RUNNERS = ("auto", "generate", "pooling")
-_LEAST_WATCHDOG = 3
-"""Seconds: an engine gives a sign of life every second."""
+_LEAST_WATCHDOG = 3  # Seconds. The engine sends a heartbeat every second.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonServerConfig(HttpLimits):
-    """Settings of one server, its engine's included, that do not depend on what it serves. Raises
-    `ValueError` with a remedy.
+    """Settings that every server has, whatever kind of model it serves. Raises `ValueError`.
 
-    `engine_command`: what starts the process of its kind of engine.
+    Attributes:
+        engine_command: The command that starts the engine process.
     """
 
     engine_command: ClassVar[Sequence[str]]
     host: str = option(
         "127.0.0.1",
-        "address to listen on; 0.0.0.0 takes requests from other machines",
+        "address to listen on; 0.0.0.0 accepts requests from other machines",
         group=SERVER,
         metavar="ADDRESS",
     )
-    port: int = option(30000, "port to listen on; 0 takes a free one", group=SERVER, metavar="N")
+    port: int = option(30000, "port to listen on; 0 picks a free port", group=SERVER, metavar="N")
     api_key: str | None = option(
         None,
-        "requests must carry this key as `Authorization: Bearer KEY`; /health stays open; every "
-        "user of this machine sees a flag: "
-        "give it by --api-key-file or PIECEWORK_API_KEY instead; default: no key",
+        "key that requests must send as `Authorization: Bearer KEY`; /health needs none; every "
+        "user of this machine can see flags, so prefer --api-key-file or PIECEWORK_API_KEY; "
+        "default: no key",
         group=SERVER,
         metavar="KEY",
     )
     api_key_file: str | None = option(
         None,
-        "a file that holds the key, instead of --api-key; default: none",
+        "file that holds the key, instead of --api-key; default: none",
         group=SERVER,
         metavar="FILE",
     )
     api_keys: str | None = option(
         None,
-        "a file of several keys, as hashes, with what requests with each may do: models, requests "
-        "and tokens a minute, how many at once, priority; read again at SIGHUP; `piecework key` "
-        "makes a line of it; default: none",
+        "file with several keys, as hashes, and the limits of each key: models, requests and "
+        "tokens per minute, concurrency, priority; `piecework key` makes a line; SIGHUP reads "
+        "the file again; default: none",
         group=SERVER,
         metavar="FILE",
     )
     cors_origins: str = option(
         "",
-        "origins (https://a.example,http://localhost:5173) whose pages may call this server from a "
-        "browser, * for all; default: none",
+        "origins (https://a.example,http://localhost:5173) whose pages may call this server from "
+        "a browser, or * for all; default: none",
         group=SERVER,
         metavar="LIST",
         items=r"\*|[a-z][a-z0-9+.-]*://.*",
     )
     no_page: bool = option(
-        False, "no page at /, with chats, images and figures, for browsers", group=SERVER
+        False, "do not serve the page at / (chats, images and metrics in a browser)", group=SERVER
     )
     served_model_name: str = option(
         "",
-        "the model's names in requests and in /v1/models (a,b); answers have the first one; "
+        "names of the model in requests and in /v1/models (a,b); answers have the first name; "
         "default: the last part of --model-path",
         group=SERVER,
         metavar="NAMES",
@@ -85,49 +84,49 @@ class CommonServerConfig(HttpLimits):
     )
     require_model: bool = option(
         False,
-        "refuse chats, completions and messages that name no model, as OpenAI and Anthropic do; "
-        "default: they mean the model that is here",
+        "refuse chats, completions and messages without a model name, as OpenAI and Anthropic do; "
+        "default: they use the served model",
         group=SERVER,
     )
     max_queued_requests: int = option(
         512,
-        "requests that may wait beyond those running; more are answered 503 with Retry-After",
+        "maximum number of waiting requests; further ones get 503 with Retry-After",
         group=SERVER,
         metavar="N",
     )
     drain_timeout: float = option(
         30.0,
-        "seconds that running requests get to finish when the server is told to stop",
+        "seconds that running requests have to finish when the server stops",
         group=SERVER,
         metavar="SECONDS",
     )
     watchdog_timeout: float = option(
         300.0,
-        "seconds without a sign of life after which the engine process is taken to hang, and is "
-        "started again; 0: never",
+        "seconds without a heartbeat after which the engine process counts as hung and is "
+        "restarted; 0: never",
         group=SERVER,
         metavar="SECONDS",
     )
     log_level: str = option(
         "info",
-        "how much to log; debug logs every HTTP request too",
+        "log level; debug also logs every HTTP request",
         group=SERVER,
         choices=LOG_LEVELS,
     )
     log_format: str = option(
         "text",
-        "form of the log: text, or json, an object a line, of every process of the server",
+        "log format of all processes: text, or json with one object per line",
         group=SERVER,
         choices=LOG_FORMATS,
     )
     log_requests: bool = option(
         False,
-        "log a line for each request at its end: tokens and times, and nothing of what it says",
+        "log one line when a request ends: tokens and times, no content",
         group=SERVER,
     )
     log_stats_interval: float = option(
         10.0,
-        "seconds between two lines of throughput in the log while a language model has traffic; "
+        "seconds between two log lines of throughput while a language model has traffic; "
         "0: no such lines",
         group=SERVER,
         metavar="SECONDS",
@@ -153,15 +152,15 @@ class CommonServerConfig(HttpLimits):
             raise ValueError(f"--drain-timeout must be 0 or more seconds, got {self.drain_timeout}")
         if not 0 <= self.log_stats_interval < float("inf"):
             raise ValueError(
-                "--log-stats-interval must be 0, which logs none, or more seconds, got "
+                "--log-stats-interval must be at least 0 seconds (0 turns it off), got "
                 f"{self.log_stats_interval}"
             )
         if self.watchdog_timeout != 0 and not _LEAST_WATCHDOG <= self.watchdog_timeout < float(
             "inf"
         ):
             raise ValueError(
-                "--watchdog-timeout must be 0, which watches nothing, or at least "
-                f"{_LEAST_WATCHDOG} seconds, got {self.watchdog_timeout}"
+                f"--watchdog-timeout must be 0 (off) or at least {_LEAST_WATCHDOG} seconds, got "
+                f"{self.watchdog_timeout}"
             )
         check_options(self, ("batch_storage", "responses_store_size"))
         if self.api_key is not None and self.api_key_file is not None:
@@ -192,18 +191,18 @@ class CommonServerConfig(HttpLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchServerConfig(CommonServerConfig):
-    """Settings of a server that takes files and batches."""
+    """Settings of a server with files and batches."""
 
     batch_dir: str = option(
         "auto",
-        "folder for the files and batches of /v1/files and /v1/batches, which outlive the server; "
-        "auto: one of the model's name in the cache folder; none: these endpoints are off",
+        "folder that keeps the files and batches of /v1/files and /v1/batches; auto: a folder "
+        "named after the model in the cache folder; none: these endpoints are off",
         group=SERVER,
         metavar="FOLDER",
     )
     batch_storage: int = option(
         2048,
-        "MiB that files and batches may take together",
+        "maximum size of files and batches together, in MiB",
         group=SERVER,
         metavar="MIB",
     )
@@ -218,82 +217,82 @@ class BatchServerConfig(CommonServerConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(BatchServerConfig):
-    """Settings of a server of a language model."""
+    """Settings of a server for a language model."""
 
     engine_command = LANGUAGE_MODEL
     chat_template: str | None = option(
         None,
-        "Jinja template that turns a chat into a prompt, or a file with it; default: the model's "
-        "own",
+        "Jinja template that turns a chat into a prompt, or a file with one; default: the model's "
+        "template",
         group=SERVER,
         metavar="FILE",
     )
     tool_call_parser: str = option(
         "auto",
-        "how the model writes tool calls: hermes, llama3_json, openai (gpt-oss), ... or generic; "
-        "docs/agents.md lists all; auto: as its chat template writes them",
+        "format of the model's tool calls: hermes, llama3_json, openai (gpt-oss), ... or generic; "
+        "docs/agents.md lists all; auto: detected from the chat template",
         group=SERVER,
         metavar="NAME",
     )
     reasoning_parser: str = option(
         "auto",
-        "how the model writes its thoughts: think (also deepseek_r1, qwen3, glm45), gpt_oss, ... "
-        "or none; docs/agents.md lists all; auto: as its chat template writes them",
+        "format of the model's reasoning: think (also deepseek_r1, qwen3, glm45), gpt_oss, ... or "
+        "none; docs/agents.md lists all; auto: detected from the chat template",
         group=SERVER,
         metavar="NAME",
     )
     sampling_defaults: str = option(
         "model",
-        "sampling parameters of requests that name none: model: what the model's "
-        "generation_config.json or .gguf file says; openai: temperature 1, top_p 1; or a folder "
-        "with another generation_config.json",
+        "sampling parameters for requests that do not set them. model: from the model's "
+        "generation_config.json or .gguf file; openai: temperature 1, top_p 1; or a folder with "
+        "another generation_config.json",
         group=SERVER,
         metavar="model|openai|FOLDER",
     )
     default_max_tokens: int = option(
         16384,
-        "longest answer, in tokens, of a chat that names no limit, unless the sampling defaults "
-        "have a max_new_tokens",
+        "maximum tokens of a chat's answer if the request sets no limit and the sampling defaults "
+        "have no max_new_tokens",
         group=SERVER,
         metavar="N",
     )
     responses_store: str = option(
         "auto",
         "SQLite file in which /v1/responses keeps responses; memory: until the server ends; off: "
-        "not at all; auto: one of the model and the port in the cache folder",
+        "do not keep them; auto: a file for this model and port in the cache folder",
         group=SERVER,
         metavar="FILE",
     )
     responses_store_size: int = option(
         256,
-        "MiB of stored responses; those that were not used for longest go first",
+        "maximum size of stored responses, in MiB; the least recently used are deleted first",
         group=SERVER,
         metavar="MIB",
     )
     responses_store_days: float = option(
         30.0,
-        "days after which a stored response goes that was not used",
+        "days after which an unused stored response is deleted",
         group=SERVER,
         metavar="DAYS",
     )
     profile_dir: str | None = option(
         None,
-        "folder for traces of torch.profiler, which /start_profile and /stop_profile then make; "
-        "default: these endpoints are off",
+        "folder for the torch.profiler traces of /start_profile and /stop_profile; default: these "
+        "endpoints are off",
         group=SERVER,
         metavar="FOLDER",
     )
     runner: str = option(
         "auto",
-        "what the model is for: generate writes text, pooling makes vectors or scores; auto: "
-        "pooling for folders with modules.json, encoders and classifiers",
+        "use of the model: generate (text) or pooling (vectors or scores); auto: pooling for "
+        "folders with modules.json, encoders and classifiers",
         group=SERVER,
         choices=RUNNERS,
     )
     dp_size: int = option(
         1,
-        "replicas: how many engines, each with the whole model and its share of the cores, or its "
-        "own devices; requests go where their prefix is cached, unless it has too much to do",
+        "number of replicas: engines with the whole model, each with its own devices or a share "
+        "of the cores; a request goes to the replica that has its prefix, unless it is overloaded",
         group=RANKS,
         metavar="N",
     )
@@ -325,29 +324,29 @@ class ServerConfig(BatchServerConfig):
         tokens = self.engine.max_total_tokens
         if tokens is not None and 0 < tokens < self.dp_size:
             raise ValueError(
-                f"--max-total-tokens {tokens} is of all {self.dp_size} replicas (--dp-size) "
-                "together, and less than one for each; raise it"
+                f"--max-total-tokens {tokens} is shared by {self.dp_size} replicas (--dp-size), "
+                "which is less than one token for each; raise it"
             )
         if self.dp_size > 1 and self.engine.nnodes > 1:
             raise ValueError(
-                "--dp-size and --nnodes cannot be combined: give each replica's machines a server "
-                "of their own, behind a router"
+                "--dp-size and --nnodes cannot be combined: run one server per replica, behind a "
+                "router"
             )
         if self.engine.kv_events_config is not None:
             KVEventsConfig.parse(self.engine.kv_events_config).check_replicas(self.dp_size)
         if self.engine.tp_size > 1 and self.watchdog_timeout:
-            # Ranks tell who hangs, the watchdog only that something does.
+            # A timeout of ranks names the rank that hangs, the watchdog cannot. It must come first.
             seconds = min(self.engine.dist_timeout, self.watchdog_timeout / 2)
             object.__setattr__(self, "engine", replace(self.engine, dist_timeout=seconds))
 
 
 def parse_origins(text: str) -> list[str]:
-    """What `--cors-origins` lists. Raises `ValueError` for what no browser sends as its origin."""
+    """Parse `--cors-origins`. Raises `ValueError` for an item that is not an origin."""
     origins = [origin.strip() for origin in text.split(",") if origin.strip()]
     for origin in origins:
         if origin != "*" and re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s*]+", origin) is None:
             raise ValueError(
-                f"--cors-origins: {origin!r} is no origin such as https://a.example or "
+                f"--cors-origins: {origin!r} is not an origin; write it as https://a.example or "
                 "http://localhost:5173, without a path"
             )
     return origins

@@ -21,13 +21,13 @@ class ImageServerConfig(CommonServerConfig):
     engine_command = DIFFUSION_PIPELINE
     image_url_lifetime: float = option(
         3600.0,
-        "seconds for which an image that was asked for as a URL can be fetched",
+        "seconds that an image can be fetched by its URL",
         group=IMAGES,
         metavar="SECONDS",
     )
     image_url_memory: int = option(
         256,
-        "MiB of images that may wait in memory to be fetched; the oldest give way",
+        "maximum size of images that wait to be fetched, in MiB; the oldest are deleted first",
         group=IMAGES,
         metavar="MIB",
     )

@@ -22,7 +22,7 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/classify", responses=answers(ClassifyAnswer, errors=BODY_ERRORS))
-@router.post("/classify", responses=answers(ClassifyAnswer, errors=BODY_ERRORS))
+@router.post("/classify", include_in_schema=False)
 async def classify(body: ClassifyRequest, serving: PoolingServingDep) -> Response:
     """The label of each text, or pair of texts, and the shares of all labels."""
     serving.check_model(body.model)

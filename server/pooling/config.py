@@ -19,7 +19,7 @@ class PoolingServerConfig(BatchServerConfig):
     engine_command = POOLING_MODEL
     runner: str = option(
         "auto",
-        "what the model is for; auto: its folder says so, by modules.json or its architecture",
+        "use of the model; auto: decided by its modules.json or its architecture",
         group=SERVER,
         choices=RUNNERS,
     )

@@ -144,15 +144,15 @@ def test_settings_and_models_go_with_the_next_question() -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("/sve x", "/sve is no command; /help lists them"),
+        ("/sve x", "/sve is not a command; /help lists commands"),
         ("/set temprature 1", "did you mean temperature?"),
-        ("/model o", "o is not served; there are m, n"),
-        ("/undo", "nothing was asked yet"),
-        ("/retry", "nothing was asked yet"),
-        ("/save", "name a file"),
+        ("/model o", "o is not served; choose one of m, n"),
+        ("/undo", "there is no question yet"),
+        ("/retry", "there is no question yet"),
+        ("/save", "give a file name"),
         ("/load /nowhere", "/nowhere cannot be read: No such file or directory"),
-        ("/load ~no.such.user/x", "~no.such.user/x begins with a user that is not there"),
-        ("/save ~no.such.user/x", "~no.such.user/x begins with a user that is not there"),
+        ("/load ~no.such.user/x", "~no.such.user/x begins with an unknown user"),
+        ("/save ~no.such.user/x", "~no.such.user/x begins with an unknown user"),
     ],
 )
 def test_a_mistake_is_one_line_and_the_chat_goes_on(line: str, told: str) -> None:
@@ -168,10 +168,10 @@ def test_a_chat_is_kept_and_read_in(tmp_path: Path) -> None:
     assert asked(client) == ["s a answer 1 b"] and client.asked[0][2] == {"top_p": 0.5}
     assert len(json.loads(path.read_text())["turns"]) == 2
     _, screen = chat(f"/save {path}")
-    assert "is there already" in screen.notes[0]
+    assert "exists; choose" in screen.notes[0]
     for content in ('{"system": 1}', '{"system": "", "turns": [], "settings": ["seed"]}'):
         path.write_text(content)
-        assert "is none that /save has written" in chat(f"/load {path}")[1].notes[0]
+        assert "was not written by /save" in chat(f"/load {path}")[1].notes[0]
 
 
 def test_a_full_disk_leaves_what_was_saved_before(

@@ -97,8 +97,7 @@ def test_what_the_user_can_mend_is_one_line(
     [
         (
             ["--chunked-prefill-size", "64"],
-            "--chunked-prefill-size is for language models, and {folder} holds a diffusion "
-            "pipeline",
+            "--chunked-prefill-size is for language models, but {folder} is a diffusion pipeline",
         ),
         (["--chat-template", "x"], "--chat-template is for language models"),
         (["--dtype", "auto"], "--dtype is for language models"),
@@ -134,7 +133,7 @@ def test_a_language_model_takes_none_of_a_diffusion_pipeline_s(
 ) -> None:
     printed = error_of(["serve", "--model-path", str(tmp_path), *flags], capsys)
     assert (
-        f"{flags[0]} is for diffusion pipelines, and {tmp_path} holds none; leave it out" in printed
+        f"{flags[0]} is for diffusion pipelines, but {tmp_path} is not one; leave it out" in printed
     )
 
 

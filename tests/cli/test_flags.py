@@ -244,7 +244,7 @@ def test_the_model_is_the_first_argument_or_a_flag(argv: list[str]) -> None:
     "argv", [["a", "--model-path", "b"], ["--model-path", "b", "--port", "1", "a"]]
 )
 def test_two_models_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a and --model-path b are two models; give one" in error_of(*argv, capsys=capsys)
+    assert "MODEL a and --model-path b differ; give one" in error_of(*argv, capsys=capsys)
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -335,24 +335,27 @@ def test_foreign_values_are_read_as_their_servers_read_them(
     ("argv", "answer"),
     [
         (["--pp", "2"], "--tp-size splits a model over devices; leave it out, or give 1, not 2"),
-        (["--schedule-policy", "lpm"], "requests run by `priority`, higher first, then by arrival"),
+        (
+            ["--schedule-policy", "lpm"],
+            "requests run by `priority`, highest first, then by arrival",
+        ),
         (
             ["--gpu-memory-utilization", "0.9"],
-            "--mem-fraction-static F is the share of the memory left once the weights are loaded",
+            "--mem-fraction-static F, the share of the memory left after loading the weights",
         ),
         (["--gpu-memory-utilization=0.9"], "--mem-fraction-static"),
-        (["model", "--max-prefill-tokens", "8192"], "--chunked-prefill-size N bounds"),
+        (["model", "--max-prefill-tokens", "8192"], "--chunked-prefill-size N limits"),
         (["--kv-cache-memory-bytes", "1"], "--max-total-tokens N"),
         (["--enable-lora", "--lora-modules", "a=b"], "merge the adapter"),
         (["-O3"], "--piecewise-cuda-graph compiles"),
         (["--uvicorn-log-level", "debug"], "--log-level sets"),
         (["--tool-parser-plugin", "x.py"], "--tool-call-parser"),
-        (["--temp", "0.2"], "--temp is no flag here: a request sets it"),
-        (["-hf", "a/b:Q4_K_M"], "download one .gguf file of a/b"),
+        (["--temp", "0.2"], "--temp is not a flag of piecework: set it in the request"),
+        (["-hf", "a/b:Q4_K_M"], "Q4_K_M does not name one file of a/b"),
         (["--mmproj", "x"], "images and audio in requests are not supported"),
-        (["-c", "abc"], "argument -c/--ctx-size: 'abc' is no whole number"),
-        (["-np", "x"], "-np/--parallel: 'x' is no whole number"),
-        (["--allowed-origins", "[*"], "'[*' is no JSON list"),
+        (["-c", "abc"], "argument -c/--ctx-size: 'abc' is not a whole number"),
+        (["-np", "x"], "-np/--parallel: 'x' is not a whole number"),
+        (["--allowed-origins", "[*"], "'[*' is not a JSON list"),
         (["--offline"], "HF_HUB_OFFLINE=1"),
         (["-fa", "model"], "invalid choice: 'model'"),
         (["-d", "2"], "unknown flag -d"),
@@ -394,7 +397,7 @@ def test_a_flag_that_is_ignored_says_what_is_done_instead(
 
 @pytest.mark.parametrize("text", ["4.5", "1.0001k", "nan", "infk", "k", "", "1e3", "4096 tokens"])
 def test_what_is_no_whole_number_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is no whole number" in error_of("--context-length", text, capsys=capsys)
+    assert "is not a whole number" in error_of("--context-length", text, capsys=capsys)
 
 
 def test_a_report_is_one_line_whatever_the_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,19 +88,23 @@ def test_one_path_is_a_server_of_one_model(models: Path) -> None:
     [
         ("pinned: true", "pined: true", "models.yaml:10: unknown key pined; did you mean pinned?"),
         ("{models}/text", "/nowhere", "models.yaml:7: /nowhere does not exist"),
-        ("name: a", "name: vectors", "models.yaml:11: two models are named vectors; "),
+        ("name: a", "name: vectors", "models.yaml:11: the name vectors is already used at "),
         ("name: a", "name: default", "models.yaml:7: 'default' cannot be a model's name"),
-        ("pinned: true", "port: 5", "models.yaml:10: port is no setting here: it holds for all"),
+        (
+            "pinned: true",
+            "port: 5",
+            "models.yaml:10: port is not a setting of piecework: it holds for all",
+        ),
         ("idle_unload: 5", "idle_unload: -5", "models.yaml:11: --idle-unload must be 0 or more"),
-        ("idle_unload: 5", "max_total_tokens: 5", "--max-total-tokens is for writing text"),
+        ("idle_unload: 5", "max_total_tokens: 5", "--max-total-tokens is for generating text"),
         (
             "name: a",
             "name: a\n    served_model_name: b",
-            "is given under another name",
+            "is already set under another name",
         ),
         ("max_loaded_models: 2", "max_loaded_models: 0", "--max-loaded-models must be at least 1"),
         ("port: 7777", "model_path: /x", "both name models"),
-        ("port: 7777", "image_url_memory: 3", "--image-url-memory is for none of these models"),
+        ("port: 7777", "image_url_memory: 3", "--image-url-memory fits none of these models"),
         ("port: 7777", "runner: pooling", "--runner is for one model"),
         ("port: 7777", "served_model_name: x", "--served-model-name is for one model"),
     ],
@@ -122,7 +126,7 @@ def test_a_list_of_no_models_is_no_server_of_one(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--config", file(models, "models: []")])
-    assert "models.yaml:1: models is a list of mappings" in capsys.readouterr().err
+    assert "models.yaml:1: models must be a list of mappings" in capsys.readouterr().err
 
 
 def test_a_variable_for_another_command_is_passed_over(models: Path) -> None:

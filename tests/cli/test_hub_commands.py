@@ -146,7 +146,7 @@ def test_a_model_is_fetched_once_listed_and_removed(hub: Hub, tmp_path: Path) ->
     fetched = len(hub.fetched)
     again = run(hub, tmp_path, "pull", NAME)
     assert again.stdout == first.stdout and len(hub.fetched) == fetched
-    assert "are there already" in again.stderr
+    assert "of it is in the cache" in again.stderr
 
     listed = json.loads(run(hub, tmp_path, "models", "--json").stdout)
     (row,) = [row for row in listed if row["name"] == NAME]
@@ -175,7 +175,7 @@ def test_a_download_that_was_cut_off_goes_on(hub: Hub, tmp_path: Path) -> None:
 def test_what_has_no_room_is_not_begun(hub: Hub, tmp_path: Path) -> None:
     hub.claimed = {"model.safetensors": 2**50}
     done = run(hub, tmp_path, "pull", NAME)
-    assert done.returncode == 2 and "1048576.0 GiB are to be fetched" in done.stderr
+    assert done.returncode == 2 and "1048576.0 GiB are missing" in done.stderr
     assert hub.fetched == [] and "HF_HUB_CACHE" in done.stderr
 
 
@@ -198,9 +198,11 @@ def test_what_cannot_be_done_is_one_line(
 def test_a_model_that_is_not_there_and_files_that_are_not_are_told(
     hub: Hub, tmp_path: Path
 ) -> None:
-    assert "someone/else cannot be fetched: " in run(hub, tmp_path, "pull", "someone/else").stderr
+    assert (
+        "someone/else cannot be downloaded: " in run(hub, tmp_path, "pull", "someone/else").stderr
+    )
     done = run(hub, tmp_path, "pull", NAME, "--include", "*.gguf")
-    assert done.returncode == 2 and "has no files of *.gguf" in done.stderr
+    assert done.returncode == 2 and "no files match *.gguf" in done.stderr
 
 
 def test_a_model_of_the_same_commits_stays_where_another_is_removed(

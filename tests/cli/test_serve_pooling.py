@@ -43,7 +43,9 @@ def test_the_folder_and_the_runner_say_what_is_served(
 
 def test_flags_of_text_are_refused_for_vectors(tmp_path: Path) -> None:
     path = folder(tmp_path, "BertModel", "bert")
-    with pytest.raises(ValueError, match=r"--max-total-tokens is for writing text.*leave it out"):
+    with pytest.raises(
+        ValueError, match=r"--max-total-tokens is for generating text.*leave it out"
+    ):
         config_of("--model-path", path, "--max-total-tokens", "64")
 
 

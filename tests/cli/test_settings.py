@@ -107,25 +107,28 @@ def test_every_option_of_a_config_has_a_key() -> None:
     [
         ("host: a\nprot: 1", ":2: unknown key prot; did you mean port?"),
         ("zzz: 1", ":1: unknown key zzz; `piecework serve --help` lists them"),
-        ("swap_space: 4", "nothing is moved to the host's memory"),
+        ("swap_space: 4", "nothing is swapped to host memory"),
         ("help: true", "unknown key help"),
         ("config: other.yaml", "unknown key config"),
-        ("\nport: many", ":2: port: 'many' is no whole number"),
+        ("\nport: many", ":2: port: 'many' is not a whole number"),
         ("port: [1, 2]", ":1: port takes one value, not a list"),
         ("port: {a: 1}", ":1: port takes a value or a list"),
         ("cuda_graph_bs: [[1], [2]]", ":1: expected keys and values"),
-        ("dtype: int4", ":1: dtype: 'int4' is none of auto, bfloat16"),
-        ("disable_radix_cache: maybe", ":1: disable_radix_cache: 'maybe' is neither true nor fal"),
+        ("dtype: int4", ":1: dtype: 'int4' is not one of auto, bfloat16"),
+        ("disable_radix_cache: maybe", ":1: disable_radix_cache: 'maybe' must be true or false"),
         ("port: 1\nport: 2", "settings.yaml:2: port is given twice; "),
-        ("port: 1\nmodel: a\nmodel_path: b", ":3: model_path is given under another name at "),
+        (
+            "port: 1\nmodel: a\nmodel_path: b",
+            ":3: model_path is already set under another name at ",
+        ),
         ("- port", ":1: expected keys and values"),
-        ("? [a]\n: 1", ":1: a key is the name of a flag"),
+        ("? [a]\n: 1", ":1: a key must be the name of a flag"),
         ("port: [1", "expected ',' or ']'"),
         ("a: 1\n---\nb: 1", "but found another document"),
-        ("port: &a 1", "anchors and aliases are not read"),
-        ("a: " + "[" * 200_000, "too many lists and mappings"),
-        ('port: "\\uD800"', ":1: port has half of a character"),
-        ("a: \x01", "holds characters that no YAML may have"),
+        ("port: &a 1", "anchors and aliases are not supported"),
+        ("a: " + "[" * 200_000, "lists and mappings are nested more than"),
+        ('port: "\\uD800"', ":1: port contains half of a surrogate pair"),
+        ("a: \x01", "has characters that YAML does not allow"),
         (f"api_key: [{SECRET}]", "api_key takes one value"),
         (f"api_key: {SECRET}\nport: x", ":2: port"),
         (f"api_key: {SECRET}: x", ":1: mapping values are not allowed here"),
@@ -143,9 +146,12 @@ def test_what_is_wrong_in_a_file_is_one_line_with_its_place(
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ({"PIECEWORK_PORT": "x"}, "PIECEWORK_PORT: 'x' is no whole number"),
-        ({"PIECEWORK_DISABLE_RADIX_CACHE": "2"}, "'2' is neither true nor false"),
-        ({"PIECEWORK_MODEL": "a", "PIECEWORK_MODEL_PATH": "b"}, "are the same setting; give one"),
+        ({"PIECEWORK_PORT": "x"}, "PIECEWORK_PORT: 'x' is not a whole number"),
+        ({"PIECEWORK_DISABLE_RADIX_CACHE": "2"}, "'2' must be true or false"),
+        (
+            {"PIECEWORK_MODEL": "a", "PIECEWORK_MODEL_PATH": "b"},
+            "are the same setting; set only one",
+        ),
         ({"PIECEWORK_API_KEY": ""}, "PIECEWORK_API_KEY is empty"),
     ],
 )
@@ -213,7 +219,7 @@ def test_entries_of_models_have_flags_and_lines_of_their_own(
     assert ":3: unknown key pag_size" in error_of(
         capsys, lambda: models("models:\n- model: a\n  pag_size: 1")
     )
-    assert "is a list of mappings" in error_of(capsys, lambda: models("models: a"))
+    assert "must be a list of mappings" in error_of(capsys, lambda: models("models: a"))
 
 
 @settings(max_examples=10)

@@ -223,7 +223,7 @@ async def test_what_only_reads_is_not_asked_where_it_comes_from(scripted: Script
     ["chat.example", "https://a.example/path", "https://*.example", "https://a.example,,x", "null"],
 )
 def test_what_no_browser_sends_as_an_origin_is_refused(wrong: str) -> None:
-    with pytest.raises(ValueError, match=r"--cors-origins: .* is no origin"):
+    with pytest.raises(ValueError, match=r"--cors-origins: .* is not an origin"):
         ServerConfig(cors_origins=wrong, engine=EngineConfig())
 
 
