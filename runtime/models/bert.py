@@ -27,7 +27,7 @@ GGUF_ARCHITECTURE = "bert"
 
 
 def _closing(in_features: int, config: EncoderConfig) -> nn.ModuleDict:
-    """What ends a block: a projection whose result is added to what came in, and normalised."""
+    """Return the end of a block: a projection whose result is added to the input and normalised."""
     size = config.hidden_size
     return nn.ModuleDict(
         {
@@ -38,7 +38,7 @@ def _closing(in_features: int, config: EncoderConfig) -> nn.ModuleDict:
 
 
 class BertLayer(nn.Module):
-    """Attention and feed-forward, each followed by a norm of its sum with what came in."""
+    """Attention and feed-forward, each followed by a norm of its sum with its input."""
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
@@ -65,11 +65,12 @@ class BertLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Token ids to hidden states, and of a classifier, what it says of one of them."""
+    """Maps token ids to hidden states. A classifier also maps the states to logits."""
 
     base: ClassVar = "bert."
+    # Beginnings of names of tensors that a checkpoint may have and that are not read.
     unused: ClassVar[tuple[str, ...]] = ("cls.", "pooler.", "embeddings.position_ids")
-    """Beginnings of tensors' names that a checkpoint may have, and nothing here reads."""
+    # Values of transformers' configuration for members that config.json leaves out.
     config_defaults: ClassVar[dict[str, Any]] = {
         "vocab_size": 30522,
         "hidden_size": 768,
@@ -82,9 +83,9 @@ class Bert(nn.Module):
         "layer_norm_eps": 1e-12,
         "position_embedding_type": "absolute",
     }
-    """What transformers' configuration takes for members that a config.json leaves out."""
+    # Names of members in config.json that differ from BERT's.
     config_names: ClassVar[dict[str, str]] = {}
-    """What config.json calls members, where that is another name than BERT's."""
+    # Names in a checkpoint by names in GGUF files.
     gguf_names: ClassVar[dict[str, str]] = {
         "token_embd": "embeddings.word_embeddings",
         "position_embd": "embeddings.position_embeddings",
@@ -101,11 +102,9 @@ class Bert(nn.Module):
         "blk.{}.ffn_down": "encoder.layer.{}.output.dense",
         "blk.{}.layer_output_norm": "encoder.layer.{}.output.LayerNorm",
     }
-    """What a checkpoint calls tensors of GGUF files."""
+    # Metadata of GGUF files, without the name of the architecture, and their members of
+    # config.json. Sizes that all files have are not listed.
     gguf_keys: ClassVar[dict[str, str]] = {"attention.layer_norm_epsilon": "layer_norm_eps"}
-    """Metadata of GGUF files, without the architecture's name before it, that are members of
-    config.json beside the sizes that all files have.
-    """
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
@@ -146,8 +145,9 @@ class Bert(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, type_ids: torch.Tensor
     ) -> torch.Tensor:
-        """input_ids, positions and type_ids [T] int64, 1 in the second text of a pair, to hidden
-        states [T, hidden].
+        """Return hidden states [T, hidden] of input_ids, positions and type_ids [T] int64.
+
+        A type id is 1 in the second text of a pair.
         """
         x = self.embed(input_ids, positions, type_ids)
         layers: Any = self.encoder["layer"]
@@ -158,7 +158,7 @@ class Bert(nn.Module):
     def embed(
         self, input_ids: torch.Tensor, positions: torch.Tensor, type_ids: torch.Tensor
     ) -> torch.Tensor:
-        """What the first layer takes, [T, embedding size]."""
+        """Return the input of the first layer, [T, embedding size]."""
         parts: Any = self.embeddings
         x = parts["word_embeddings"](input_ids)
         if self.types:
@@ -169,13 +169,14 @@ class Bert(nn.Module):
         return normed
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
-        """pooled [N, hidden], the first tokens' states, to logits [N, labels]."""
+        """Return logits [N, labels] of pooled [N, hidden], the states of the first tokens."""
         logits: torch.Tensor = self.classifier(torch.tanh(self.pooler["dense"](pooled)))
         return logits
 
     def place_tensors(self, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        """A checkpoint's under the names of our modules: a classifier's have `base` before them,
-        and old ones' norms other names.
+        """Return the tensors of a checkpoint under the names of the modules.
+
+        Names of classifiers begin with `base`. Old checkpoints have other names for norms.
         """
         return [tensor._replace(name=self._place_name(tensor.name)) for tensor in tensors]
 
@@ -184,16 +185,16 @@ class Bert(nn.Module):
 
     @property
     def classifier_pooling(self) -> str:
-        """Which state a classifier looks at: one of `pooling.folder`'s modes."""
+        """Which states a classifier reads: one of `pooling.folder`'s modes."""
         return "cls"
 
     def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
-        """How each layer attends."""
+        """Return how each layer attends."""
         return encoder_layouts(self.config, [None] * self.config.num_layers, dtype)
 
 
 def bert_fields(config: Any) -> dict[str, Any]:
-    """`Bert.config_fields` of a model with any kind of positions."""
+    """Return `Bert.config_fields` of a model with any kind of positions."""
     check_whole(config, "type_vocab_size", least=0)
     return {
         "norm_eps": float(config.layer_norm_eps),
@@ -219,8 +220,10 @@ def encoder_layouts(
     *,
     biases: Sequence[Bias | None] | None = None,
 ) -> list[KVLayout]:
-    """A layout a layer; of a sliding `window` a token sees `window - 1` others on each side.
-    `biases`: of the scores of each layer.
+    """Return a layout for each layer.
+
+    With a sliding `window`, a token sees `window - 1` tokens on each side. `biases` are the biases
+    of scores of each layer.
     """
     heads, size = config.num_heads, config.head_dim
     return [
@@ -240,7 +243,7 @@ def encoder_layouts(
 
 
 def renamed_parts(tensors: Sequence[StoredTensor], names: Mapping[str, str]) -> list[StoredTensor]:
-    """Replace the parts of tensors' names, whole between dots, that `names` has."""
+    """Replace the components of names of tensors, between dots, by `names`."""
     parts = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     pattern = re.compile(rf"(?<![^.])(?:{parts})(?![^.])")
     return [

@@ -23,6 +23,7 @@ from ..layers.norm import RMSNorm
 from ..layers.rotary import Rotary
 from ..layers.self_attention import SelfAttention
 
+# Names of the modules of a layer in GGUF files, for most models.
 GGUF_BLOCK = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -37,11 +38,10 @@ GGUF_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Of a layer, what most models' modules are called in GGUF files."""
 
 
 def gguf_names(block: dict[str, str]) -> dict[str, str]:
-    """`CausalLM.gguf_names` for layers with these names."""
+    """Return `CausalLM.gguf_names` for layers with these names."""
     return {
         "token_embd": "model.embed_tokens",
         "output_norm": "model.norm",
@@ -57,13 +57,15 @@ class CausalLM(nn.Module):
 
         class Qwen3ForCausalLM(CausalLM):
             config_class = Qwen3Config                  # its own members of config.json
-            def make_attention(self, layer): ...        # or make_mlp, make_layer, make_rotaries
+            def make_attention(self, layer): ...        # Or make_mlp, make_layer, make_rotaries.
     """
 
+    # Its own fields are members of config.json, with the same names and the defaults of
+    # transformers. A field without a default must be in the file.
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
-    """Its own fields are members of config.json, under their names and with transformers' defaults;
-    a field without a default must be in the file.
-    """
+    # Values of transformers' configuration for members of all models that config.json leaves out.
+    # None: the member is required, unless null has a meaning. Members that are neither here nor in
+    # `config_class` are ignored.
     config_defaults: ClassVar[dict[str, Any]] = {
         "vocab_size": None,
         "hidden_size": None,
@@ -77,64 +79,64 @@ class CausalLM(nn.Module):
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
     }
-    """What transformers' configuration takes for the members of all models that a config.json
-    leaves out. None: it may not, but where null means something. Members that are neither here nor
-    in `config_class` mean nothing, whatever they are.
-    """
+    # Members of config.json that have another name here.
     config_names: ClassVar[dict[str, str]] = {}
-    """Members of config.json that this model calls otherwise, and what they are here."""
     takes_partial_rotary: ClassVar[bool] = False
+    # Names of the modules in GGUF files.
     gguf_names: ClassVar[dict[str, str]] = gguf_names(GGUF_BLOCK)
-    """The modules' names in GGUF files."""
+    # Optional metadata of GGUF files, without the name of the architecture, that are members of
+    # config.json.
     gguf_keys: ClassVar[dict[str, str]] = {}
-    """Metadata of GGUF files, without the architecture's name before it, that are members of
-    config.json: numbers that the file need not have.
-    """
+    # Keys of all files that may hold a number for each layer in this model.
     gguf_lists: ClassVar[tuple[str, ...]] = ()
-    """Keys that all files have and that here may hold a number for each layer."""
+    # Members of rope_scaling that all models of this kind have and no metadata hold.
     gguf_rope: ClassVar[dict[str, Any]] = {}
-    """Members of rope_scaling that no metadata hold, and all models of this kind have."""
+    # Whether GGUF files, unlike checkpoints, hold the rows of q and k in the order of pairs (2i, 2i
+    # + 1).
     gguf_interleaves_heads: ClassVar[bool] = False
-    """Whether GGUF files hold the rows of q and k in the order of pairs (2i, 2i + 1), where
-    checkpoints do not.
-    """
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        """The fields of `ModelConfig` that follow from several members of config.json, or that this
-        model calls otherwise.
+        """Return the fields of `ModelConfig` that follow from several members of config.json, or
+        that have another name in this model.
         """
         return {}
 
     @staticmethod
     def rope_parameters(content: dict[str, Any]) -> Any:
-        """Of the members of a config.json, those of the first table of rotary positions."""
+        """Return the parameters of the first rotary table from the members of a config.json."""
         return content.get("rope_scaling") or content.get("rope_parameters") or {}
 
     @staticmethod
     def fits_gguf(get: Callable[..., Any]) -> bool:
-        """Whether a GGUF file holds this model and not another one that such files call the same.
-        `get`: as `gguf_members`.
+        """Whether a GGUF file holds this model, not another one that has the same name in such
+        files.
+
+        `get`: see `gguf_members`.
         """
         return True
 
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
-        """Members of config.json that do not follow from one key of a GGUF file alone. `get(key,
-        default, type)`: metadata of the architecture; `tensors`: their names.
+        """Return members of config.json that do not follow from a single key of a GGUF file.
+
+        `get(key, default, type)` returns metadata of the architecture. `tensors` are the names of
+        tensors.
         """
         return {}
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        """The tensors of a safetensors checkpoint under the names and in the shapes of the modules:
-        see `loader.checkpoint`.
+        """Return the tensors of a checkpoint with the names and shapes of the modules. See
+        `checkpoint`.
         """
         return tensors
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        """The same of a GGUF file, whose tensors have the names that `gguf_names` gives."""
+        """Return the tensors of a GGUF file, which have the names of `gguf_names`, in the
+        same way.
+        """
         return tensors
 
     def __init__(self, config: ModelConfig) -> None:
@@ -160,15 +162,15 @@ class CausalLM(nn.Module):
         return Decoder(config, layers, norm, rotaries, embedding_scale=self.embedding_scale())
 
     def make_norm(self) -> nn.Module:
-        """One of the norms of the residual stream, with RMSNorm's methods."""
+        """Return a norm of the residual stream, with the methods of `RMSNorm`."""
         return RMSNorm(self.config.hidden_size, self.config.norm_eps)
 
     def make_rotaries(self) -> Sequence[nn.Module]:
-        """The tables that layers turn by, by their index."""
+        """Return the rotary tables, which layers choose by index."""
         return [Rotary(self.config)]
 
     def embedding_scale(self) -> float | None:
-        """What embeddings are multiplied by."""
+        """The factor of embeddings."""
         return None
 
     def make_layer(self, layer: int) -> nn.Module:
@@ -183,12 +185,12 @@ class CausalLM(nn.Module):
         return GatedMLP(config.hidden_size, config.intermediate_size, activation=config.activation)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """input_ids, positions [T] int64 to hidden states [T, hidden], normalised."""
+        """Return normalised hidden states [T, hidden] of input_ids and positions [T] int64."""
         hidden: torch.Tensor = self.model(input_ids, positions)
         return hidden
 
     def step_parts(self) -> DecoderParts:
-        """What `forward` computes, told to kernels that compute a whole decode step."""
+        """Return the description of `forward` for kernels that compute a whole decode step."""
         parts: DecoderParts = part_of(self.model)
         if type(self).compute_logits is not CausalLM.compute_logits:
             return parts
@@ -196,21 +198,22 @@ class CausalLM(nn.Module):
         return parts._replace(head=self.lm_head, finish=self.finish_logits if finishes else None)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, hidden] to logits [N, vocab] float32."""
+        """Return logits [N, vocab] float32 of hidden [N, hidden]."""
         return self.finish_logits(self.lm_head(hidden).float())
 
     def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """What is done to the head's logits [N, V] float32, which may be a rank's part of them."""
+        """Transform the logits [N, V] float32 of the head, which may be one rank's part."""
         return logits
 
     def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
-        """What each layer with attention keeps of a token, in order, once weights are loaded."""
+        """Return what each attention layer keeps of a token, in order. Call this after loading."""
         return [module.kv_layout(dtype) for module in self._keepers("kv_layout")]
 
     def state_layouts(self, dtype: torch.dtype) -> list[StateLayout]:
-        """What each layer with a recurrent state keeps of a request, in order. A module with such
-        a state has `state_layout(dtype)` and `layer`, by which its op finds it (`current_states`):
-        its number among those modules, which it gets here.
+        """Return what each recurrent layer keeps of a request, in order, and number these layers.
+
+        A recurrent module has `state_layout(dtype)` and `layer`, its number among these modules.
+        Its op finds the states by this number (`current_states`).
         """
         return [module.state_layout(dtype) for module in self._keepers("state_layout")]
 
@@ -219,5 +222,7 @@ class CausalLM(nn.Module):
         return [module for module in self.modules() if hasattr(module, method)]
 
     def remarks(self) -> dict[str, str]:
-        """What the summary of the start says of the model, such as what of it is left out."""
+        """Return remarks for the summary of the start, such as parts of the model that are left
+        out.
+        """
         return {}

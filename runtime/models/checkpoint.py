@@ -12,26 +12,26 @@ import torch
 
 from ..layers.linear import NUMBERS, Place, StoredTensor
 
+# Tensors of AWQ and GPTQ whose second dimension lies along the rows of the weight.
 _PACKED_IN_ROWS = ("qweight", "qzeros", "scales")
-"""Tensors of AWQ and GPTQ, whose second dimension lies along the rows of the weight."""
-_WHOLE = ("g_idx", "input_scale", "weight_shape")
-"""What all parts of a fused layer share."""
+_WHOLE = ("g_idx", "input_scale", "weight_shape")  # Tensors that all parts of a fused layer share.
 
 
+# For `renamed`: keeps the text model of a model of images and text.
 TEXT_ALONE = {
     r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\..*": "",
     r"^(model\.language_model|language_model\.model)\.": "model.",
     r"^language_model\.lm_head": "lm_head",
 }
-"""For `renamed`: of a model of images and text, the part that is a model of text."""
 
+# The remark about it in the summary of the start.
 VISION_LEFT_OUT = {"vision": "left out: this server takes the model's text, not images"}
-"""What the summary of the start says of it."""
 
 
 def renamed(tensors: Iterable[StoredTensor], names: Mapping[str, str]) -> list[StoredTensor]:
-    """With the names that regular expressions find replaced, the first that fits; a tensor whose
-    name becomes empty is left out.
+    """Yield the tensors with names replaced by the first regular expression that matches.
+
+    A tensor whose name becomes empty is left out.
     """
     found = []
     for tensor in tensors:
@@ -46,7 +46,9 @@ def renamed(tensors: Iterable[StoredTensor], names: Mapping[str, str]) -> list[S
 
 
 def within_layers(tensors: Iterable[StoredTensor], layers: int) -> list[StoredTensor]:
-    """Without the tensors of layers behind the last one, which predict more than the next token."""
+    """Return the tensors without those of layers after the last one, which predict further
+    tokens.
+    """
 
     def is_within(name: str) -> bool:
         found = re.match(r"(?:model\.layers|blk)\.(\d+)\.", name)
@@ -58,8 +60,10 @@ def within_layers(tensors: Iterable[StoredTensor], layers: int) -> list[StoredTe
 def unfused(
     tensors: Iterable[StoredTensor], fused: str, parts: Mapping[str, int]
 ) -> list[StoredTensor]:
-    """With the tensors of each layer that a name's last but one part calls `fused` cut into those
-    of `parts`, which have so many rows each. Sizes that do not fit are told by `loader`.
+    """Split the tensors of layers named `fused` into those of `parts`, which give their numbers of
+    rows.
+
+    `loader` reports sizes that do not fit.
     """
     found: list[StoredTensor] = []
     for tensor in tensors:
@@ -93,9 +97,10 @@ def _cut(
 def grouped_heads(
     tensors: Iterable[StoredTensor], fused: str, heads: int, kv_heads: int
 ) -> list[StoredTensor]:
-    """Order the rows of each layer that a name's last but one part calls `fused` for `unfused`: all
-    queries, all keys, all values. Checkpoints of Falcon and Bloom hold the queries of a key/value
-    head, its key and its value together.
+    """Sort the rows of layers named `fused` for `unfused`: all queries, all keys, all values.
+
+    Checkpoints of Falcon and Bloom hold the queries of a key/value head, its key and its value
+    together.
     """
     each = heads // kv_heads + 2
     firsts = range(0, kv_heads * each, each)
@@ -115,8 +120,10 @@ def grouped_heads(
 
 
 def stacked(tensors: Iterable[StoredTensor], pattern: str, name: str) -> list[StoredTensor]:
-    """Join tensors of one shape that a regular expression finds: its last group is the number of
-    each along a new first dimension, `name` that of the whole, with the groups before it.
+    """Join tensors of one shape that a regular expression matches.
+
+    Its last group is the index of a tensor along a new first dimension. `name` is the name of the
+    result and may use the other groups.
     """
     found: list[StoredTensor] = []
     members: dict[str, dict[int, StoredTensor]] = {}
@@ -141,8 +148,10 @@ def stacked(tensors: Iterable[StoredTensor], pattern: str, name: str) -> list[St
 
 
 def joined(tensors: Iterable[StoredTensor], name: str, parts: Sequence[str]) -> list[StoredTensor]:
-    """With the rows of the tensors of each layer that end with `parts` as one tensor that ends with
-    `name`, one part's below those of another. Parts that others lack are left for `loader` to tell.
+    """Join the rows of the tensors of each layer that end with `parts` to one that ends with
+    `name`.
+
+    `loader` reports missing parts.
     """
     found: list[StoredTensor] = []
     owners: dict[str, dict[str, StoredTensor]] = {}
@@ -173,9 +182,7 @@ def _below_one_another(name: str, parts: Sequence[StoredTensor]) -> StoredTensor
 
 
 def plus_one(tensors: Iterable[StoredTensor], is_norm: Callable[[str], bool]) -> list[StoredTensor]:
-    """With 1 added to the weights that `is_norm` says of their names: those of norms which multiply
-    by 1 more than is stored (Gemma).
-    """
+    """Add 1 to the weights of norms that multiply by the stored weight plus 1 (Gemma)."""
     return [
         changed(tensor, tensor.shape, lambda wide: wide + 1.0) if is_norm(tensor.name) else tensor
         for tensor in tensors
@@ -187,7 +194,9 @@ def changed(
     shape: tuple[int, ...],
     change: Callable[[torch.Tensor], torch.Tensor] = lambda wide: wide,
 ) -> StoredTensor:
-    """What `change` makes of a tensor's numbers in float32, in another shape of as many."""
+    """Return a tensor whose numbers are converted by `change` in float32. The shape may change, the
+    size not.
+    """
 
     def copy_to(target: torch.Tensor) -> None:
         wide = torch.empty(tensor.shape, dtype=torch.float32, device=target.device)
@@ -200,9 +209,10 @@ def changed(
 def from_llama_cpp(
     tensors: Iterable[StoredTensor], mixer: str, *, decays: str = "A_log"
 ) -> list[StoredTensor]:
-    """Tensors of layers with a recurrent state, whose module is `mixer`, as llama.cpp's converter
-    leaves them: -exp(A_log) for A_log, a bias of dt_proj for dt_bias, a convolution's [C, K], and
-    some vectors in two dimensions. `decays`: "A" where the module keeps -exp(A_log) too.
+    """Undo the changes that llama.cpp's converter makes to recurrent layers named `mixer`.
+
+    It stores -exp(A_log) for A_log, a bias of dt_proj for dt_bias, convolutions as [C, K], and some
+    vectors in two dimensions. `decays` is "A" if the module keeps -exp(A_log) too.
     """
     owner = rf"model.layers.\1.{mixer}."
     names = {
@@ -226,7 +236,7 @@ def from_llama_cpp(
 
 
 def check_fits(tensor: StoredTensor, place: Place) -> None:
-    """Raises `ValueError` where a tensor is not what its place takes."""
+    """Raise `ValueError` if the shape or dtype of a tensor does not fit its place."""
     if tensor.shape not in place.shapes:
         raise ValueError(
             f"{tensor.file}: the tensor {tensor.name} has shape {list(tensor.shape)}, but the "
@@ -244,18 +254,18 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+# Most columns that formats of GGUF keep together. Large blocks are those of formats with _K in
+# their name, or with names that begin with IQ or TQ.
 _BLOCK, _LARGE_BLOCK = 32, 256
-"""Columns that formats of GGUF keep together: those whose names have a _K or begin with IQ or TQ
-the larger, or fewer.
-"""
 
 
 def reordered(
     tensor: StoredTensor, dim: int, units: Sequence[int], unit: int, *, skipped: int = 0
 ) -> StoredTensor:
-    """With `unit` rows (`dim` 0) or columns (1) at a time in another order: place i has those that
-    stood at `units[i]`; the first `skipped` stay. Quantised ones stay so where no block is cut, or
-    nothing moves.
+    """Return the tensor with blocks of `unit` rows (`dim` 0) or columns (1) in another order.
+
+    Block i of the result is block `units[i]`. The first `skipped` stay. Quantised tensors stay
+    quantised if no block of their format is cut.
     """
     if list(units) == list(range(len(units))):
         return tensor

@@ -44,12 +44,10 @@ GGUF_ROUTING = {
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
 }
+# The name in GGUF files of the correction of expert scores, and its name here.
 CORRECTION = {r"\.e_score_correction\.bias$": ".e_score_correction_bias"}
-"""What GGUF files call what models of such experts have."""
-_SIGMOID = 2
-"""llama.cpp's number of how experts are scored."""
-_METHODS = ("greedy", "group_limited_greedy")
-"""How experts are chosen."""
+_SIGMOID = 2  # llama.cpp's number for experts that are scored by sigmoids.
+_METHODS = ("greedy", "group_limited_greedy")  # Supported ways to choose experts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +146,7 @@ class DeepseekV2ForCausalLM(CausalLM):
             members["q_lora_rank"] = None
         rope = gguf_rope(get, {})
         if "mscale_all_dim" in rope:
-            # Of this architecture llama.cpp's converter writes a tenth.
+            # For this architecture llama.cpp's converter writes a tenth of it.
             rope["mscale_all_dim"] = rope["mscale"] = round(rope["mscale_all_dim"] * 10, 5)
             members["rope_scaling"] = rope
         return members
@@ -226,8 +224,9 @@ _OF_HEAD = re.compile(r"(.*\.kv_b_proj)\.(\d+)\.(keys|values)\.weight")
 
 
 def _joined(tensors: Sequence[StoredTensor]) -> Iterator[StoredTensor]:
-    """What makes a head's keys, [R, N], and its values, [V, R], become one weight of all heads, of
-    each the rows of keys above those of values: llama.cpp keeps them apart.
+    """Join the projections of keys, [R, N] for each head, and of values, [V, R], to one weight.
+
+    The rows of the keys of a head lie before those of its values. llama.cpp stores them apart.
     """
     layers: dict[str, dict[tuple[int, bool], StoredTensor]] = {}
     for tensor in tensors:

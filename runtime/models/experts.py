@@ -16,10 +16,13 @@ from ..layers.moe import FusedMoE
 
 
 class Merged(NamedTuple):
-    """How a tensor [experts, rows, ...] holds `parts`, such as
-    ("gate_proj", "up_proj"): their rows lie one part below the other, or by turns where they are
-    `interleaved`. `transposed`: it is [experts, columns, rows]. `kind`: the last part of the names
-    that they get.
+    """The layout of a tensor [experts, rows, ...] that holds `parts`, such as ("gate_proj",
+    "up_proj").
+
+    Attributes:
+        interleaved: The rows of the parts alternate. Otherwise the parts follow one another.
+        transposed: The tensor is [experts, columns, rows].
+        kind: The last component of the names of the results.
     """
 
     parts: tuple[str, ...]
@@ -28,13 +31,15 @@ class Merged(NamedTuple):
     interleaved: bool = False
 
 
+# The layout that transformers uses in memory for most models.
 MERGED = {"gate_up_proj": Merged(("gate_proj", "up_proj")), "down_proj": Merged(("down_proj",))}
-"""As transformers holds most models in memory."""
 
 
 def take_apart(tensors: Sequence[StoredTensor], merged: Mapping[str, Merged]) -> list[StoredTensor]:
-    """Tensors whose names end with "experts." and a key of `merged` become "experts.0.up_proj" and
-    such; the others stay. Raises `ValueError` for a shape that no such tensor has.
+    """Split tensors whose names end with "experts." and a key of `merged` into one for each expert.
+
+    The results have names like "experts.0.up_proj". Other tensors are kept. Raises `ValueError` for
+    a shape that no such tensor has.
     """
     found: list[StoredTensor] = []
     for tensor in tensors:
@@ -103,7 +108,7 @@ class _Part(NamedTuple):
 
 
 def one_row(tensor: StoredTensor) -> StoredTensor:
-    """A vector [columns] as a weight [1, columns]."""
+    """Return a vector [columns] as a weight [1, columns]."""
     if len(tensor.shape) != 1:
         return tensor
 
@@ -114,7 +119,7 @@ def one_row(tensor: StoredTensor) -> StoredTensor:
 
 
 def absent_experts(model: nn.Module) -> set[str]:
-    """What the checkpoint calls the projections of experts that other ranks have."""
+    """Return the checkpoint's names of the projections of experts that other ranks hold."""
     return {
         part_name(f"{prefix}.{name}", part)
         for prefix, module in model.named_modules()
@@ -125,7 +130,7 @@ def absent_experts(model: nn.Module) -> set[str]:
 
 
 def check_experts(model: nn.Module) -> None:
-    """Raises `ValueError` where nothing multiplies a layer's finished weights."""
+    """Raise `ValueError` if no kernel multiplies the finished weights of a layer."""
     for name, module in model.named_modules():
         if isinstance(module, FusedMoE):
             module.check(name)
