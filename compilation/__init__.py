@@ -1,3 +1,5 @@
-"""A forward becomes captured graphs: traced once, cut, each distinct piece compiled once, recorded
-per number of tokens.
+"""Turns a forward into captured graphs.
+
+The forward is traced once and split into pieces. Each distinct piece is compiled once, and recorded
+for each captured number of tokens.
 """

@@ -1,4 +1,4 @@
-"""A forward for short steps and another for long ones, whose passes have split rows over ranks."""
+"""Two forwards of a model: for short steps, and for long steps with rows split over ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .recording import Recorder, Recording
 
 
 class ForwardByLength:
-    """Runs `long` from `tokens` tokens on, padded to a number that its plan is good for. All ranks
-    must have it, for the collectives of both differ.
+    """Runs `long` from `tokens` tokens on, padded to a number that its plan supports.
+
+    All ranks must use it, because the collectives of the two forwards differ.
     """
 
     def __init__(self, short: PiecewiseForward, long: PiecewiseForward, tokens: int) -> None:
@@ -31,10 +32,10 @@ class ForwardByLength:
         return self.long(*inputs)[:tokens]
 
     def recordable(self, size: int) -> int:
-        """The next smaller size that can be recorded."""
+        """Return the largest size up to `size` that can be recorded."""
         return size if size < self.tokens else size - size % self.long.plan.unit
 
     def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
-        """Of a size that is `recordable`."""
+        """Record the forward at a size that is `recordable`."""
         forward = self.short if inputs[0].shape[0] < self.tokens else self.long
         return forward.record(inputs, recorder)

@@ -1,12 +1,11 @@
-"""The compile cache on disk: files named by the hash of all they depend on, shared by every server
-of a machine.
+"""The compile cache on disk, shared by all servers of a machine.
 
-    <folder>/<key>.json           what an entry is, and the hash of its content
-    <folder>/<hash><suffix>       the content, named by its own hash: it never changes
-    <folder>/<key>.lock           held by the process that is making the entry
+    <folder>/<key>.json           an entry: its description and the hash of its content
+    <folder>/<hash><suffix>       the content, named by its own hash, so it never changes
+    <folder>/<key>.lock           held by the process that makes the entry
 
-Entries are written aside and renamed, content first. An entry whose content is missing or has
-another hash is no entry.
+A key is the hash of everything that the entry depends on. Files are written under a temporary name
+and renamed, the content first. An entry whose content is missing or has another hash is ignored.
 """
 
 from __future__ import annotations
@@ -32,13 +31,12 @@ from ..kernels.cache_folder import UnusableFolder, cache_folder, ensure_room, lo
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CONTENT = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")
 _WORK = "work-"
-_PROBE_BYTES = 2**20
-"""What must fit on the disk: more than most pieces take."""
+_PROBE_BYTES = 2**20  # The disk must have this room. Most pieces are smaller.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One file of the cache. `about`: what it is, for people; `created`: seconds since 1970."""
+    """One file of the cache. `about` describes it; `created` is in seconds since 1970."""
 
     key: str
     content: str
@@ -48,41 +46,43 @@ class Entry:
 
 
 def inductor_folder() -> Path:
-    """Where inductor keeps what `torch.compile` makes of models that are not ours."""
+    """Return the folder of Inductor's cache, for models that are run by `torch.compile`."""
     return cache_folder() / "inductor"
 
 
 def entry_key(parts: Mapping[str, Any]) -> str:
-    """The name of an entry that depends on `parts`: 64 hexadecimal digits."""
+    """Return the key of an entry that depends on `parts`: 64 hexadecimal digits."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class CompileCache:
-    """Files by key. Raises `OSError` where the folder cannot be written; what is not
-    whole reads as None.
+    """Files by key.
+
+    Raises `OSError` if the folder cannot be written. Damaged entries read as None.
     """
 
     def __init__(self, folder: Path) -> None:
         try:
-            # What is loaded from here is run: nobody else may write it.
+            # Code is loaded from here: other users must not write to it.
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise _with_remedy(f"{folder}: {error.strerror}") from None
         self.folder = folder
 
     def find(self, key: str) -> Entry | None:
-        """An entry whose content is whole; None if there is no such entry or it is damaged."""
+        """Return the entry of a key, or None if it is missing or damaged."""
         entry = self._read(key)
         return entry if entry is not None and self._is_whole(entry) else None
 
     def get(self, key: str) -> Path | None:
-        """The content of an entry that is whole."""
+        """Return the path of an entry's content, or None if the entry is missing or damaged."""
         entry = self.find(key)
         return None if entry is None else self.folder / entry.content
 
     def put(self, key: str, file: Path, about: Mapping[str, Any]) -> Path:
-        """Make `file`, which lies in `work_folder`, the content of an entry. An older entry of the
-        key is replaced.
+        """Store `file`, which lies in a `work_folder`, as the content of an entry.
+
+        Replace an older entry of the key.
         """
         content = f"{_hash(file)}{file.suffix}"
         num_bytes = file.stat().st_size
@@ -99,9 +99,7 @@ class CompileCache:
         return self.folder / content
 
     def check_writable(self) -> None:
-        """Raises `UnusableFolder` where an entry could not be kept: before minutes are spent on
-        making it.
-        """
+        """Raise `UnusableFolder` if entries cannot be stored. Called before a long compilation."""
         try:
             ensure_room(self.folder, _PROBE_BYTES)
         except UnusableFolder as error:
@@ -109,7 +107,7 @@ class CompileCache:
 
     @contextmanager
     def work_folder(self) -> Iterator[Path]:
-        """A folder on the cache's disk for files in the making; it is gone afterwards."""
+        """Make a folder on the cache's disk for unfinished files. It is removed after the block."""
         folder = tempfile.mkdtemp(prefix=_WORK, dir=self.folder)
         try:
             yield Path(folder)
@@ -117,22 +115,24 @@ class CompileCache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def lock(self, key: str) -> AbstractContextManager[None]:
-        """Held by one process at a time: those that waited find the entry made. A process that
-        dies lets go.
+        """Return a lock that one process at a time holds. The kernel releases it if the process
+        dies.
+
+        A process that has waited for it finds the entry finished.
         """
         return locked(self.folder / f"{key}.lock")
 
     def entries(self) -> list[Entry]:
-        """All whole entries, the newest first."""
+        """Return all undamaged entries, newest first."""
         keys = [path.stem for path in self.folder.glob("*.json") if _ENTRY.fullmatch(path.name)]
         entries = [entry for key in keys if (entry := self.find(key)) is not None]
         return sorted(entries, key=lambda entry: -entry.created)
 
     def clear(self) -> int:
-        """Remove every entry, damaged ones and left-overs of killed processes too; returns how many
-        bytes that were.
+        """Remove all entries, damaged ones and left-overs of killed processes too. Return the
+        bytes.
 
-        What else lies in the folder, such as the lengths that servers have seen, stays.
+        Other files of the folder, such as recorded lengths of steps, stay.
         """
         freed = 0
         for path in self.folder.iterdir():
@@ -149,12 +149,13 @@ class CompileCache:
         return freed
 
     def export(self, archive: Path) -> list[Entry]:
-        """Write all whole entries into a .tar.gz for another machine of the same kind. Raises
-        `OSError`.
+        """Write all undamaged entries into a .tar.gz for another machine of the same kind.
+
+        Raise `OSError` if the archive cannot be written.
         """
         entries = self.entries()
-        # Aside first: who reads the archive while it is written, or after a full disk, would find
-        # half of it.
+        # Write to a temporary file first, so that no reader finds half an archive, also if the disk
+        # is full.
         aside = archive.with_name(f"{archive.name}.{os.getpid()}")
         try:
             with tarfile.open(aside, "w:gz") as tar:
@@ -169,11 +170,10 @@ class CompileCache:
         return entries
 
     def import_(self, archive: Path) -> list[Entry]:
-        """Take the entries of an archive that `export` wrote. Their code will be run: it must be
-        trusted.
+        """Import the entries of an archive that `export` wrote. Their code will run: trust its
+        source.
 
-        Raises `ValueError`, and takes nothing, if the file is no such archive or not all of it is
-        whole.
+        If the file is not such an archive or is damaged, raise `ValueError` and import nothing.
         """
         if not archive.is_file():
             raise ValueError(f"{archive}: there is no such file")
@@ -226,11 +226,12 @@ def _with_remedy(error: UnusableFolder | str) -> UnusableFolder:
 
 
 def _unpack(archive: Path, aside: Path, folder: Path) -> None:
-    """The files of an archive into `folder`: names of our own kind and plain files alone, so that
-    nothing is written elsewhere.
+    """Extract the files of an archive into `folder`.
+
+    Only plain files with names of this cache are accepted, so nothing is written elsewhere.
     """
-    # The whole of it first: gzip has its checksum at the end, and tarfile takes a damaged header
-    # for the end.
+    # Decompress all of it first: gzip has its checksum at the end, and tarfile takes a damaged
+    # header for the end of the archive.
     with gzip.open(archive) as packed, open(aside, "wb") as tar_file:
         shutil.copyfileobj(packed, tar_file)
     with tarfile.open(aside, "r:") as tar:

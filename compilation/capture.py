@@ -1,6 +1,4 @@
-"""The graphs of one phase: which sizes are recorded, which one runs a step, and what happens when
-one fails.
-"""
+"""The graphs of one phase: records sizes, chooses the size of a step, and handles failures."""
 
 from __future__ import annotations
 
@@ -23,37 +21,32 @@ from .recording import Recordable, Recorder, Recording
 
 logger = logging.getLogger(__name__)
 
+# Takes a size and a seed. Yields the inputs of a step of that many made-up tokens, in a block in
+# which the step can run. Equal arguments give equal steps. Another seed gives other tokens. The
+# step must not store keys and values where those of requests are.
 DummyStep = Callable[[int, int], AbstractContextManager[Sequence[torch.Tensor]]]
-"""For a size and a seed, a block in which a step of that many made-up tokens can run, and its
-inputs.
 
-Equal arguments give equal steps, another seed gives others. What a step stores must go where no
-request's tokens lie.
-"""
-
+# Takes whether work succeeded on this rank. Waits for all ranks and returns whether it succeeded on
+# every rank.
 Agree = Callable[[bool], bool]
-"""Whether a piece of work succeeded here, to whether it did on every rank; waits for all."""
 
+# Seeds of the step that is captured and of the step that is checked. They differ, to detect a graph
+# that has recorded values of the first step.
 _CAPTURED, _CHECKED = 0, 1
-"""Seeds of the step that is captured and of the one that is checked: a graph must not remember the
-first.
-"""
 
+# Largest distance of nine of ten rows of a replay from the same forward without graphs, relative to
+# the length of the row.
 _FROM_PIECES = {torch.float32: 1e-4}
 _FROM_PIECES_ELSE = 5e-2
-"""How far nine of ten rows of a replay may be from the same forward without graphs, as a share of
-the row's length.
-"""
+# Largest distance of the median row from eager. In 16 bits a network amplifies rounding: between
+# any two ways to compute them, single tokens differ by a third. A wrong address or piece changes
+# the direction of all rows.
 _FROM_EAGER = {torch.float32: 1e-2}
 _FROM_EAGER_ELSE = 0.5
-"""How far the middle row may be from eager. In 16 bits a network amplifies rounding: single tokens
-are off by a third, with any two ways to compute them; a wrong address or a wrong piece gives all
-rows other directions.
-"""
 
 
 class Reason(StrEnum):
-    """Why a step ran without a graph, or a size has none."""
+    """The reason why a step ran without a graph, or why a size has none."""
 
     TOO_LONG = "too_long"
     NOT_CAPTURED = "not_captured"
@@ -73,7 +66,7 @@ _REMEDY = {
     Reason.OUT_OF_MEMORY: "lower --mem-fraction-static or --piecewise-cuda-graph-max-tokens",
     Reason.CAPTURE_FAILED: "leave it out of --piecewise-cuda-graph-tokens, or try "
     "--piecewise-cuda-graph-compiler eager",
-    Reason.REPLAY_FAILED: "--debug-cuda-graph tells which input moved",
+    Reason.REPLAY_FAILED: "--debug-cuda-graph names the input that moved",
     Reason.WRONG_RESULT: "try --piecewise-cuda-graph-compiler eager",
     Reason.INPUT_MOVED: "weights must be updated in place",
 }
@@ -81,7 +74,7 @@ _REMEDY = {
 
 @dataclass(slots=True)
 class GraphStats:
-    """Counters of one phase's graphs. `capture_seconds`: by size. `graph_bytes`: of all pools."""
+    """Counters of one phase. `capture_seconds` is by size; `graph_bytes` counts all pools."""
 
     replays: int = 0
     replayed_tokens: int = 0
@@ -94,12 +87,11 @@ class GraphStats:
 
 
 class Graphs:
-    """One forward's graphs by number of tokens. Nothing here raises because of a graph: a size that
-    fails runs eagerly.
+    """The graphs of one forward, by number of tokens. A size that fails runs eagerly.
 
-    `forward` is recorded; `eager` is what its answers are checked against. `buffers` are the static
-    inputs, as long as the largest size; each size is recorded on their first rows. `phase` names
-    the graphs in the log.
+    `forward` is recorded, and compared with `eager`. `buffers` are the static inputs, as long as
+    the largest size. Each size is recorded on their first rows. `phase` names the graphs in the
+    log.
     """
 
     def __init__(
@@ -115,8 +107,8 @@ class Graphs:
         debug: bool = False,
         agree: Agree | None = None,
     ) -> None:
-        """`agree`: None: there are no other ranks. With others a replay that fails is raised: they
-        compute its padding.
+        """`agree` is None if there is one rank. With several ranks, a failed replay raises, because
+        the other ranks compute the padded step.
         """
         self._agree = agree
         self._forward, self._platform = forward, platform
@@ -134,12 +126,13 @@ class Graphs:
 
     @property
     def captured(self) -> list[int]:
-        """Sizes that can be replayed, ascending."""
+        """The sizes that can be replayed, ascending."""
         return sorted(self._recordings)
 
     def pending(self) -> list[int]:
-        """Sizes that are still to be captured, from large to small, so that small ones find memory
-        in the pool.
+        """Return the sizes that are not captured yet, from large to small.
+
+        In this order, small sizes find memory in the pool.
         """
         return [
             size
@@ -148,9 +141,7 @@ class Graphs:
         ]
 
     def capture(self, size: int) -> bool:
-        """Record a size, and check it. False if that failed: the size is disabled then, and a line
-        in the log says why.
-        """
+        """Record a size and check it. If that fails, disable the size, log why and return False."""
         began = time.perf_counter()
         failure = self._try(size)
         if failure is not None:
@@ -164,8 +155,9 @@ class Graphs:
         return True
 
     def choose(self, num_tokens: int) -> int | None:
-        """The captured size that a step of `num_tokens` is padded to; None: it runs eagerly, and
-        the reason is counted.
+        """Return the captured size to which a step is padded.
+
+        If the step must run eagerly, count the reason and return None.
         """
         size = next((size for size in self.captured if size >= num_tokens), None)
         if size is not None and size <= num_tokens * self._platform.padding_limit:
@@ -174,10 +166,10 @@ class Graphs:
         return None
 
     def replay(self, size: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """The forward on `inputs` [T, ...], T <= `size`: its first T rows, good until the next
-        replay.
+        """Replay a size on `inputs` [T, ...], T <= `size`. Return the first T rows of the output,
+        valid until the next replay.
 
-        None if the replay fails: the size is disabled, and the step must run eagerly.
+        If the replay fails, disable the size and return None: the step must run eagerly.
         """
         recording = self._recordings[size]
         num_tokens = inputs[0].shape[0]
@@ -201,8 +193,8 @@ class Graphs:
         return output[:num_tokens]
 
     def _try(self, size: int) -> _Failure | None:
-        """Record and check a size. A failure is returned as text: the exception itself would hold
-        on to memory of the graphs.
+        """Record and check a size. Return a failure as text, because the exception itself would
+        keep memory of the graphs alive.
         """
         recorder = Recorder(self._platform, self._pool, self._stream)
         with torch.no_grad(), self._quiet_gc():
@@ -214,7 +206,7 @@ class Graphs:
         return failure
 
     def _attempt(self, work: Callable[..., None], *arguments: Any) -> _Failure | None:
-        """Why it failed, here or on another rank."""
+        """Do the work. Return its failure, on this or another rank, or None."""
         failure = None
         try:
             work(*arguments)
@@ -235,7 +227,7 @@ class Graphs:
         static = [buffer[:size] for buffer in self._buffers]
         with self._dummy_step(size, _CAPTURED) as inputs:
             self._fill(inputs, size, size)
-            # The first run at a size chooses kernels and makes workspaces, which no graph may hold.
+            # The first run of a size chooses kernels and allocates workspaces outside of the graph.
             with self._platform.on_stream(self._stream):
                 self._forward(*static)
             self._platform.synchronize()
@@ -243,8 +235,9 @@ class Graphs:
             self._platform.synchronize()
 
     def _check(self, size: int) -> None:
-        """Replays the size on other tokens than it was captured with, and compares. Raises
-        `CaptureError`.
+        """Replay the size on other tokens than it was captured with, and compare the results.
+
+        Raise `CaptureError` if they differ.
         """
         assert self._eager is not None
 
@@ -298,10 +291,10 @@ class Graphs:
             self._platform.empty_cache()
 
     def _renew_pool(self) -> None:
-        """A new handle for the captures to come.
+        """Use a new pool for the next captures.
 
-        torch refuses one whose graphs are all gone, and one that a failed capture left recording,
-        and tells of neither beforehand.
+        torch refuses a pool whose graphs are all gone, and a pool that a failed capture left
+        recording, without a way to ask for either.
         """
         self._platform.abandon_graph_pool(self._pool)
         self._bytes_of_earlier_pools = self.stats.graph_bytes if self._recordings else 0
@@ -309,8 +302,9 @@ class Graphs:
 
     @contextmanager
     def _quiet_gc(self) -> Iterator[None]:
-        """No collection during a capture: it could free memory of a graph. What is alive after the
-        first stays out of all others.
+        """Prevent garbage collection during a capture, which could free memory of a graph.
+
+        After the first capture, freeze all live objects, so that later collections skip them.
         """
         if not self._frozen:
             gc.collect()
@@ -333,12 +327,11 @@ def check_forward(
     size: int,
     agree: Agree | None = None,
 ) -> Iterator[None]:
-    """Compares what was traced of a model with the model, on `size` made-up tokens, one forward for
-    each turn of the iterator.
+    """Compare a traced forward with its model on `size` made-up tokens. Yield before each forward.
 
-    It calls the same kernels in the same order, so the results are equal but for kernels that do
-    not repeat themselves. `eager` is traced in plain torch or in the device's own ops: one of the
-    two must be met. `agree`: as of `Graphs`. Raises `CaptureError` where it is another function.
+    Both call the same kernels in the same order, so the results are equal, except for
+    nondeterministic kernels. The trace has plain torch ops or the device's own ops, so one of the
+    two eager results must match. `agree` is that of `Graphs`. Raise `CaptureError` if none matches.
     """
     actual, distances = _run_dummy(dummy_step, size, forward), []
     yield
@@ -361,19 +354,20 @@ def _run_dummy(
 
 
 class _WrongResult(CaptureError):
-    """A replay, or the forward in pieces, gave other numbers than eager."""
+    """A replay, or the forward in pieces, differs from eager."""
 
 
 class _Failure(NamedTuple):
-    """Why a size is disabled, and what happened."""
+    """Why a size is disabled, and the error."""
 
     reason: Reason
     text: str
 
 
 def _row_distance(actual: torch.Tensor, expected: torch.Tensor, quantile: float) -> float:
-    """How far rows [T, H] are from what they should be, relative to their lengths: the given
-    quantile. NaN if any row is.
+    """Return a quantile of the distances of rows [T, H], relative to the lengths of `expected`.
+
+    Return NaN if any row has a NaN.
     """
     actual, expected = actual.float(), expected.float()
     distance = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
@@ -382,6 +376,6 @@ def _row_distance(actual: torch.Tensor, expected: torch.Tensor, quantile: float)
 
 
 def _sum_up(error: BaseException) -> str:
-    """What happened and where, in one line."""
+    """Return the error and where it happened, in one line."""
     first_line = str(error).strip().partition("\n")[0] or type(error).__name__
     return ", ".join([*getattr(error, "__notes__", []), first_line])

@@ -1,4 +1,4 @@
-"""Piece compilers: a graph in, a file that any process of this machine can load out."""
+"""Piece compilers. They turn a graph into a file that any process of this machine can load."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from .shapes import TensorSpec
 
 logger = logging.getLogger(__name__)
 
+# Runs a piece at any number of tokens. Takes its inputs and returns its outputs, in order.
 PieceFunction = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-"""A piece that can run: inputs in order to outputs in order, for any number of tokens."""
 
 
 class CompiledPiece(NamedTuple):
-    """A piece that can run. `packed`: which of its inputs are weights that it takes as
-    `Platform.pack_linear_weight` lays them out.
+    """A piece that can run.
+
+    `packed` are the indices of inputs that are weights in the layout of
+    `Platform.pack_linear_weight`.
     """
 
     run: PieceFunction
@@ -33,50 +35,52 @@ class CompiledPiece(NamedTuple):
 
 
 class PieceLoader(Protocol):
-    """All of a compiler that a process needs that serves: what its pieces depend on, and how they
-    are loaded.
+    """The part of a compiler that a serving process needs: its settings, and how to load a piece.
+
+    `fuses` says that it fuses the ops of a piece. Passes then leave it plain torch instead of
+    kernels.
     """
 
     name: str
     fuses: bool
-    """Whether it fuses the ops of a piece, so that it is to see what they mean and not kernels."""
 
     def options(self) -> dict[str, Any]:
-        """All that its output depends on, besides the piece, this project's source, torch and the
-        machine.
+        """Return all that its output depends on, besides the piece, torch, the machine and the
+        source of this project.
         """
         ...
 
     def toolchain(self) -> str | None:
-        """The compiler outside of torch that it calls; None where it calls none, or none is to be
-        had here.
+        """Return the version of the external compiler that it calls.
+
+        Return None if it calls none, or if none is installed.
         """
         ...
 
     def obstacle(self) -> str | None:
-        """Why it cannot compile anything on this machine; None: it can be tried."""
+        """Return why it cannot compile on this machine, or None if it can be tried."""
         ...
 
     def load(self, path: Path) -> PieceFunction:
-        """What `PieceCompiler.compile` wrote, ready to run. Raises an exception of any kind where
-        the file is not what was written.
+        """Load a file that `PieceCompiler.compile` wrote.
+
+        If the file is damaged, any exception may be raised.
         """
         ...
 
 
 class PieceCompiler(PieceLoader, Protocol):
-    """One way to make pieces fast."""
+    """Compiles pieces. Its files end in `suffix`."""
 
     suffix: str
-    """Of the files that it writes."""
 
     def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
-        """Compile a piece into the file `path`. Raises `CompileError`."""
+        """Compile a piece into the file `path`. Raise `CompileError` if that fails."""
         ...
 
 
 class EagerCompiler:
-    """Leaves a piece as it was traced: torch's own kernels, called one after another."""
+    """Keeps a piece as it was traced: torch's own kernels, called one after another."""
 
     name = "eager"
     fuses = False
@@ -99,10 +103,11 @@ class EagerCompiler:
 
 
 class InductorCompiler:
-    """TorchInductor ahead of time: the whole piece in one shared library, C++ between its kernels.
+    """Compiles a piece ahead of time by TorchInductor, into a shared library that calls its
+    kernels.
 
-    A package is loaded in milliseconds, without Inductor and without a C++ compiler, and one call
-    of it spends less in Python than a single op does (docs/graphs.md has the measurements).
+    A package loads in milliseconds, without Inductor and without a C++ compiler. A call spends less
+    time in Python than a single op (docs/graphs.md has the measurements).
     """
 
     name = "inductor"
@@ -110,11 +115,11 @@ class InductorCompiler:
     suffix = ".pt2"
 
     def __init__(self, *, keeps_bits: bool = False) -> None:
-        """`keeps_bits`: fused ops round their results as they do when they run one by one."""
+        """If `keeps_bits` is set, fused ops round as the same ops do one by one."""
         self._settings = {"emulate_precision_casts": True} if keeps_bits else {}
 
     def options(self) -> dict[str, Any]:
-        # A CPU kernel is compiled for a number of threads.
+        # CPU kernels are compiled for a number of threads.
         return {
             "threads": torch.get_num_threads(),
             "settings": self._settings,
@@ -130,7 +135,7 @@ class InductorCompiler:
         return (
             None
             if shutil.which(wanted)
-            else f"there is no C++ compiler {wanted}: install it, or name another in $CXX"
+            else f"there is no C++ compiler {wanted}: install it, or set $CXX to another one"
         )
 
     def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
@@ -144,8 +149,9 @@ _COMPILERS = (EagerCompiler.name, InductorCompiler.name)
 
 
 def piece_compiler(name: str | None, platform: Platform) -> PieceCompiler:
-    """The compiler of that name, or the platform's first choice; a name that the platform rules out
-    gets one line in the log.
+    """Return the compiler of that name, or the default of the platform.
+
+    If the platform does not support the name, log a warning and return the default.
     """
     if name is not None and name not in _COMPILERS:
         raise ValueError(
@@ -155,7 +161,7 @@ def piece_compiler(name: str | None, platform: Platform) -> PieceCompiler:
     if chosen not in platform.piece_compilers:
         chosen = platform.piece_compilers[0]
         logger.warning(
-            "--piecewise-cuda-graph-compiler %s is not to be had on %s: %s is used",
+            "--piecewise-cuda-graph-compiler %s is not available on %s: %s is used",
             name,
             platform.device_type,
             chosen,
@@ -166,7 +172,7 @@ def piece_compiler(name: str | None, platform: Platform) -> PieceCompiler:
 
 
 def traced_function(graph: fx.Graph) -> PieceFunction:
-    """A piece as it was traced, uncompiled."""
+    """Return a function that runs a piece as it was traced."""
     return _of_sequence(bare_module(graph))
 
 
@@ -176,9 +182,7 @@ def _of_sequence(module: fx.GraphModule) -> PieceFunction:
 
 
 def bare_module(graph: fx.Graph) -> fx.GraphModule:
-    """`graph` as a module, without what tracing left on its nodes: fake tensors, stacks,
-    symbols.
-    """
+    """Return `graph` as a module, without the fake tensors, stacks and symbols of the trace."""
     bare = fx.Graph()
     inner: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:

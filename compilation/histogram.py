@@ -1,6 +1,4 @@
-"""How long steps have been, kept across restarts, so that auto:K can choose sizes for this server's
-traffic.
-"""
+"""Records the lengths of steps across restarts. auto:K chooses sizes by them."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from pathlib import Path
 
 
 class LengthHistogram:
-    """Counts steps by their number of tokens, in the file `path`. One process writes a file; a
-    damaged one is begun anew.
+    """Counts steps by their number of tokens, in the file `path`.
+
+    One process writes a file. A damaged file is replaced.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,8 +21,7 @@ class LengthHistogram:
         self._saved = time.monotonic()
         try:
             for length, count in json.loads(path.read_text()).items():
-                # Half of what earlier runs saw: traffic changes, and what is seen now should soon
-                # weigh more.
+                # Halve the counts of earlier runs, so that current traffic soon weighs more.
                 self.counts[int(length)] += (int(count) + 1) // 2
         except (OSError, ValueError, AttributeError, TypeError):
             self.counts.clear()
@@ -32,14 +30,14 @@ class LengthHistogram:
         self.counts[num_tokens] += 1
 
     def save_if_older_than(self, seconds: float) -> None:
-        """`save`, unless that was done within the last `seconds`."""
+        """Save the counts, unless they were saved within the last `seconds`."""
         if time.monotonic() - self._saved > seconds:
             self.save()
 
     def save(self) -> None:
-        """Write it in place of the old one, at once or not at all. Raises `OSError`."""
+        """Replace the file atomically. Raise `OSError` if it cannot be written."""
         self._saved = time.monotonic()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        aside = self._path.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(self.counts))
-        os.replace(aside, self._path)
+        temporary = self._path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(self.counts))
+        os.replace(temporary, self._path)

@@ -1,10 +1,10 @@
-"""Which passes a traced forward goes through, in which order, and how often each matched.
+"""Chooses the passes for a platform, runs them in order and counts their matches.
 
     manager = PassManager(PassConfig.parse("auto"), platform, fuses=True)
     matches = manager.run(graph, PassContext(weights))
 
-Passes see the whole forward: what spans a split op can be matched, and pieces that no compiler
-sees profit too.
+Passes see the whole forward, so they can match ops on both sides of a split op. They also apply to
+pieces that no compiler compiles.
 """
 
 from __future__ import annotations
@@ -39,20 +39,26 @@ class Pass(Protocol):
 
     @property
     def key(self) -> str:
-        """All that its result depends on, besides the graph and this project's source."""
+        """All that the result depends on, besides the graph and the source of this project."""
         ...
 
     def __call__(self, graph: fx.Graph, context: PassContext) -> int:
-        """Change `graph` in place; returns how many places were changed. Nodes keep the example
-        values of what they give (`node.meta["example_value"]`), new ones have theirs.
+        """Change `graph` in place and return the number of changes.
+
+        Every node, also a new one, must have its example value (`node.meta["example_value"]`).
         """
         ...
 
 
 class Target(NamedTuple):
-    """For what a pass is made. `fuses`: whether the compiler fuses the ops of a piece, so that it
-    is to see what they mean rather than kernels; `ranks`: over which the model is split; `long`: it
-    is for long steps; `asked`: the user has asked for the pass.
+    """What passes are chosen for.
+
+    Attributes:
+        fuses: Whether the compiler fuses the ops of a piece. It then gets plain torch ops instead
+            of kernels.
+        ranks: Number of ranks over which the model is split.
+        long: Whether the forward is for long steps.
+        asked: Whether the user has requested the pass.
     """
 
     platform: Platform
@@ -67,19 +73,19 @@ _FUSIONS: Mapping[str, tuple[Pattern, ...]] = {
     "silu_quant": silu_quant.PATTERNS,
     "norm_rotary": norm_rotary.PATTERNS,
 }
+# Ops whose kernel, if the device has one, is faster than what compilers make of their definition.
 _KEPT = {pattern.op for patterns in _FUSIONS.values() for pattern in patterns} | {
     "quantize_static",
     "quantize_dynamic",
 }
-"""Ops whose kernel, where a device has one, beats what compilers make of their definition."""
-_ALONE = "one rank has nothing to send"
+_ALONE = "there is one rank only"
 
 
 def _fusion(name: str, target: Target) -> Pass | str:
     if target.asked:
         return Fusion(name, _FUSIONS[name])
     platform = target.platform
-    patterns = tuple(each for each in _FUSIONS[name] if each.applies(platform))
+    patterns = tuple(pattern for pattern in _FUSIONS[name] if pattern.applies(platform))
     device = platform.device_type
     return Fusion(name, patterns, device) if patterns else f"{device} has no kernel"
 
@@ -94,7 +100,7 @@ def _sequence_parallel(target: Target) -> Pass | str:
         return _ALONE
     obstacle = None if target.asked else target.platform.sequence_parallel_obstacle()
     if obstacle is None and not target.long:
-        obstacle = "it is for long steps, whose forward is another"
+        obstacle = "it is for long steps, which have another forward"
     return SequenceParallel(target.ranks) if obstacle is None else obstacle
 
 
@@ -127,7 +133,7 @@ def _pack_linear(target: Target) -> Pass | str:
 
 def _lower(target: Target) -> Pass | str:
     if target.fuses and target.platform.pieces_keep_bits:
-        return "each op gives the bits that it gives without a compiler"
+        return "ops must give the same bits with and without a compiler"
     device = target.platform.device_type
     return Lower(
         tuple(
@@ -140,6 +146,8 @@ def _lower(target: Target) -> Pass | str:
     )
 
 
+# Maps the name of each pass to a function that makes it, or returns why the platform does not use
+# it.
 _MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
     "noop": lambda target: Noop(),
     **{name: partial(_fusion, name) for name in _FUSIONS},
@@ -153,12 +161,16 @@ _MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
         "the compiler reuses memory itself" if target.fuses and not target.asked else InPlace()
     ),
 }
-"""Of each pass of `PassConfig`: it, or why the platform does without."""
 
 
 class PassManager:
-    """Runs the passes that `config` leaves to a platform, in the order of its fields. `off`: the
-    others, and why; `unit`: the forward is good for multiples of so many tokens, from two on.
+    """Runs the passes of `config` that suit the platform, in the order of its fields.
+
+    Attributes:
+        off: The other passes, with the reasons.
+        unit: The changed forward supports numbers of tokens that are a multiple of `unit`, at least
+            twice `unit` if `unit` is more than 1.
+        key: Everything that plans and pieces depend on.
     """
 
     def __init__(
@@ -182,10 +194,9 @@ class PassManager:
         splits = any(isinstance(made, SequenceParallel) for made in self._passes)
         self.unit = ranks if splits else 1
         self.key = [made.key for made in self._passes]
-        """What plans and pieces depend on."""
 
     def run(self, graph: fx.Graph, context: PassContext) -> dict[str, int]:
-        """Change `graph` in place; returns how often each pass matched, by its name."""
+        """Change `graph` in place. Return the number of matches of each pass, by name."""
         matches = {found.name: found(graph, context) for found in self._passes}
         graph.lint()
         return matches

@@ -1,6 +1,4 @@
-"""Equal pieces have equal keys: a hash of what a piece computes, free of names and of the weights'
-numbers.
-"""
+"""The keys of pieces: hashes of what a piece computes, without names and without weights."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ from .shapes import TensorSpec
 
 
 def piece_key(graph: fx.Graph, inputs: Sequence[TensorSpec]) -> str:
-    """64 hexadecimal digits, the same in every process.
+    """Return the key of a piece: 64 hexadecimal digits, the same in every process.
 
-    Two pieces share them if they apply the same ops in the same order to the same arguments and
-    constants, and take tensors of the same shapes, strides and dtypes, with weights in the same
-    places. Raises `TraceError` for an argument that cannot be told from others.
+    Two pieces have the same key if they apply the same ops in the same order to the same arguments
+    and constants, and take tensors of the same shapes, strides and dtypes, with weights in the same
+    places. Raise `TraceError` if an argument has no canonical text.
     """
     numbers: dict[fx.Node, int] = {}
     lines = [str(spec.to_json()) for spec in inputs]
@@ -35,7 +33,7 @@ def piece_key(graph: fx.Graph, inputs: Sequence[TensorSpec]) -> str:
 
 
 def op_names(nodes: Iterable[fx.Node]) -> list[str]:
-    """The ops of a piece in order, by short names, for people."""
+    """Return short names of the ops of a piece, in order, for people."""
     names = [_name(node.target) for node in nodes if node.op.startswith("call")]
     short = [
         name.removeprefix("torch.ops.")
@@ -55,7 +53,7 @@ def _name(target: Any) -> str:
 
 
 def _text(value: Any, numbers: dict[fx.Node, int]) -> str:
-    """A canonical text of arguments; two values have one text only if they are the same."""
+    """Return a canonical text of arguments. Different values have different texts."""
     match value:
         case fx.Node():
             return f"%{numbers[value]}"

@@ -1,5 +1,5 @@
-"""From a model's forward to one that runs in pieces: trace it, run the passes, cut it, compile and
-store each distinct piece. For processes that do not serve.
+"""Turns a model's forward into pieces: trace it, run the passes, split it, compile and store each
+distinct piece. For processes that do not serve.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from .torch_private import trace
 
 logger = logging.getLogger(__name__)
 
+# Takes the number of pieces that are ready, and the number of all distinct pieces.
 Progress = Callable[[int, int], None]
-"""Told how many of how many distinct pieces are ready."""
 
+# Errors of compilers and of the operating system about limits of the machine.
 _OUT_OF_MACHINE = re.compile(
     "no space left|disk quota|out of memory|allocate memory|memory exhausted|bad_alloc|"
     "killed signal|terminated signal|terminated abruptly|start new thread|resource temporarily|"
@@ -39,12 +40,11 @@ _OUT_OF_MACHINE = re.compile(
     "file size limit|file too large",
     re.IGNORECASE,
 )
-"""What compilers and the operating system say of a machine's limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceMaker(PieceStore):
-    """How forwards become pieces on this machine: with which compiler, kept in which cache."""
+    """Makes pieces on this machine with a compiler, and stores them in a cache."""
 
     compiler: PieceCompiler
     progress: Progress = lambda done, total: None
@@ -52,12 +52,12 @@ class PieceMaker(PieceStore):
     def make(
         self, module: nn.Module, inputs: Sequence[torch.Tensor], *, model_key: str | None = None
     ) -> PreparedForward:
-        """`module`'s forward in pieces. `inputs` [T, ...]: an example of what it takes, T at least
-        2.
+        """Return the forward of `module` in pieces. `inputs` [T, ...] are an example, T at least 2.
 
-        `model_key`: text in which two models differ if their forwards do (architecture, sizes,
-        dtype). With it the cut forward itself is kept, and the next start does not trace. Raises
-        `TraceError`; a piece that cannot be compiled is left as traced, which is kept too.
+        `model_key` is a text that differs between models whose forwards differ (architecture,
+        sizes, dtype). With it, the split forward is stored, and the next start does not trace. A
+        piece that cannot be compiled runs as traced, and that is stored too. Raise `TraceError` if
+        the forward cannot be traced.
         """
         if model_key is not None:
             with contextlib.suppress(NotStoredError):
@@ -74,7 +74,7 @@ class PieceMaker(PieceStore):
         self, module: nn.Module, inputs: Sequence[torch.Tensor], model_key: str | None
     ) -> SingleForward:
         began, report = time.perf_counter(), PiecesReport()
-        # Each trace marks its own: a tensor keeps what an earlier one has said of its sizes.
+        # A trace marks its inputs, and a tensor keeps the marks of an earlier trace.
         inputs = [tensor.clone() for tensor in inputs]
         passes = self.pass_manager()
         traced = trace(module.forward, inputs, self.max_tokens, passes.unit)
@@ -114,12 +114,12 @@ class PieceMaker(PieceStore):
                 (folder / "plan.json").write_text(json.dumps(plan.to_json()))
                 self.cache.put(self.plan_key(model_key), folder / "plan.json", about)
         except OSError as error:
-            logger.warning("the cut forward is not kept for the next start: %s", error)
+            logger.warning("the split forward cannot be stored for the next start: %s", error)
 
     def _make(
         self, number: int, plan: Plan, graph: fx.Graph, report: PiecesReport
     ) -> CompiledPiece:
-        """A piece from the cache, or compiled into it, or as traced."""
+        """Load a piece from the cache, or compile and store it. If that fails, use it as traced."""
         try:
             key = self.piece_key(plan.pieces[number])
             loaded = self.load_piece(number, key, report)
@@ -160,8 +160,9 @@ class PieceMaker(PieceStore):
         return CompiledPiece(self.compiler.load(path), packed)
 
     def _keep_failure(self, piece: DistinctPiece, graph: fx.Graph, error: Exception) -> None:
-        """An entry that says so, with the piece as it was traced: the next start need neither
-        trace nor try.
+        """Store that a piece cannot be compiled, with the piece as traced.
+
+        The next start then needs neither a trace nor another attempt.
         """
         about = self._about(piece) | {
             "packed": (),
@@ -183,7 +184,7 @@ class PieceMaker(PieceStore):
 
 
 def run(portions: Generator[bool, None, PreparedForward]) -> PreparedForward:
-    """All of a work in portions, at once."""
+    """Do all portions of a work and return its result."""
     while True:
         try:
             next(portions)
@@ -193,8 +194,9 @@ def run(portions: Generator[bool, None, PreparedForward]) -> PreparedForward:
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether the machine failed (memory, disk, a killed process) and not the compiler, so that
-    another attempt may succeed.
+    """Whether the machine caused the error (memory, disk, a killed process), not the compiler.
+
+    Then another attempt may succeed.
     """
     seen: list[BaseException] = []
     while error is not None and error not in seen:

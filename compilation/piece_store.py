@@ -1,5 +1,6 @@
-"""What the compile cache holds of a forward, its plan and its pieces, to be loaded: a process that
-serves has no more.
+"""Loads the plan and the pieces of a forward from the compile cache.
+
+Serving processes only load.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class PiecesReport:
-    """How pieces came to be, by piece number.
+    """How pieces were made, by piece number.
 
-    `compile_seconds`: those that were compiled; `loaded`: those that the cache had, and the seconds
-    that they once took; `failed`: those that cannot be compiled and run as traced, and why;
-    `num_bytes`: of compiled code.
+    Attributes:
+        compile_seconds: Time of the pieces that were compiled now.
+        loaded: Time that the pieces from the cache took to compile.
+        failed: Why a piece cannot be compiled and runs as traced.
+        num_bytes: Bytes of compiled code.
     """
 
     trace_seconds: float = 0.0
@@ -52,7 +55,10 @@ class PiecesReport:
         return self.trace_seconds > 0.0
 
     def followed_by(self, other: PiecesReport, pieces: int) -> PiecesReport:
-        """Of two forwards, the numbers of `other` behind the first one's `pieces`."""
+        """Join the reports of two forwards.
+
+        The pieces of `other` follow the `pieces` of the first.
+        """
 
         def both(mine: dict[int, T], others: dict[int, T]) -> dict[int, T]:
             return mine | {pieces + number: value for number, value in others.items()}
@@ -68,14 +74,14 @@ class PiecesReport:
 
 
 class PreparedForward(NamedTuple):
-    """A forward in pieces, and how it came to be."""
+    """A forward in pieces, and how its pieces were made."""
 
     forward: PiecewiseForward | ForwardByLength
     report: PiecesReport
 
 
 class SingleForward(NamedTuple):
-    """One that knows no other lengths."""
+    """A prepared forward for either short or long steps."""
 
     forward: PiecewiseForward
     report: PiecesReport
@@ -83,10 +89,12 @@ class SingleForward(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceStore:
-    """The part of the cache that is for this machine, this compiler and these settings.
+    """The entries of the cache for this machine, this compiler and these settings.
 
-    `passes`: what a traced forward goes through before it is cut; `ranks`: over which the model is
-    split; `long`: whether it is about long steps alone, where they have a forward of their own.
+    Attributes:
+        passes: The passes on the traced forward.
+        ranks: Number of ranks over which the model is split.
+        long: Whether the entries are those of the forward for long steps.
     """
 
     platform: Platform
@@ -107,12 +115,12 @@ class PieceStore:
         )
 
     def of_long_steps(self) -> Self | None:
-        """The same for long steps; None where their forward is that of all others."""
+        """Return the store for long steps, or None if all steps have the same forward."""
         store = replace(self, long=True)
         return store if store.pass_manager().unit > 1 else None
 
     def joined(self, short: SingleForward, long: SingleForward) -> PreparedForward:
-        """Both as one; `short` where no row of the model could be split."""
+        """Join both forwards. Return `short` alone if no rows of the model could be split."""
         if not long.forward.plan.passes["sequence_parallel"]:
             return PreparedForward(*short)
         tokens = self.passes.sequence_parallel_tokens or self.platform.sequence_parallel_tokens
@@ -124,12 +132,11 @@ class PieceStore:
     def load(
         self, module: nn.Module, model_key: str, *, retry: bool = True
     ) -> Generator[bool, None, PreparedForward]:
-        """`module`'s forward in pieces, a portion of the work for each turn of the generator, whose
-        return value it is.
+        """Load the forward of `module` in pieces. Yield after each portion of the work.
 
-        `model_key`: text in which two models differ if their forwards do. `retry`: a piece that the
-        machine failed to make (out of memory, disk full) counts as lacking, so that it is tried
-        again. Raises `NotStoredError`.
+        `model_key` is a text that differs between models whose forwards differ. With `retry`, a
+        piece that failed because of the machine (out of memory, disk full) counts as missing, so
+        that it is compiled again. Raise `NotStoredError` if the cache lacks a part.
         """
         short = yield from self._load_one(module, model_key, retry)
         if (store := self.of_long_steps()) is None:
@@ -143,7 +150,7 @@ class PieceStore:
         tensors = named_tensors(module)
         plan = self.stored_plan(model_key, tensors)
         if plan is None:
-            raise NotStoredError("the compile cache lacks the model's cut forward")
+            raise NotStoredError("the compile cache lacks the model's split forward")
         pieces = []
         for number, piece in enumerate(plan.pieces):
             loaded = self.load_piece(number, self.piece_key(piece), report, retry=retry)
@@ -158,7 +165,7 @@ class PieceStore:
         return SingleForward(forward, report)
 
     def stored_plan(self, model_key: str, tensors: Mapping[str, torch.Tensor]) -> Plan | None:
-        """The plan that is stored for a model with these tensors."""
+        """Return the stored plan of a model with these tensors, or None."""
         path = self.cache.get(self.plan_key(model_key))
         if path is None:
             return None
@@ -171,13 +178,14 @@ class PieceStore:
     def load_piece(
         self, number: int, key: str, report: PiecesReport, *, retry: bool = True
     ) -> CompiledPiece | None:
-        """A stored piece; one that cannot be compiled as it was traced. None if there is none that
-        can be loaded.
+        """Load a stored piece. A piece that cannot be compiled is loaded as traced.
+
+        Return None if there is none, or if it cannot be loaded.
         """
         entry, toolchain = self.cache.find(key), self.compiler.toolchain()
         if entry is None or (retry and entry.about.get("transient")):
             return None
-        # No part of the key: a machine without a C++ compiler takes what another's has made.
+        # Not a part of the key: a machine without a C++ compiler may load pieces of another one.
         if toolchain is not None and entry.about.get("toolchain") != toolchain:
             return None
         failed = entry.about.get("failed")
@@ -196,7 +204,7 @@ class PieceStore:
         return piece
 
     def versions(self) -> dict[str, Any]:
-        """What everything in the cache depends on."""
+        """Return the versions on which every entry depends."""
         return {
             "piecework": __version__,
             "source": source_hash("compilation", "kernels"),
@@ -232,17 +240,16 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a model's weights, one that layers share counted once; of a model without
-    numbers those that it stands for.
+    """Return the bytes of a model's weights. Shared weights count once.
+
+    Tensors on the meta device count as if they were allocated.
     """
     return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
 
 
 @cache
 def source_hash(*floors: str) -> str:
-    """Of the code of these floors: how a forward looks, and what becomes of it on its way through
-    passes and compilers.
-    """
+    """Return a hash of the Python files in these folders of the package."""
     root = Path(__file__).parents[1]
     files = sorted(path for floor in floors for path in (root / floor).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

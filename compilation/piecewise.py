@@ -1,5 +1,6 @@
-"""A forward as pieces with split ops between: run at any number of tokens, or recorded piece by
-piece for one.
+"""A forward as pieces with split ops between them.
+
+It runs at any number of tokens, or is recorded piece by piece for one number of tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Take = Callable[[list[Any]], Sequence[Any]]
 
 
 class _Call(NamedTuple):
-    """`run` what `take` picks from the registers, and put its results into registers `put`."""
+    """Call `run` with the registers that `take` selects. Store the results in registers `put`."""
 
     run: Callable[[Sequence[Any]], Sequence[Any]]
     take: _Take
@@ -28,11 +29,11 @@ class _Call(NamedTuple):
 
 
 class PiecewiseForward:
-    """Calls pieces and split ops one after another, with as little between them as Python allows.
+    """Calls pieces and split ops one after another, with as little Python between them as possible.
 
-    Values live in a list of registers. Weights and constants have theirs for good; the others' are
-    used again once their value is not needed any more, so that memory is given back as the forward
-    goes on. Weights may change in place, but for those that `pack` has copied into another layout.
+    Values are in a list of registers. Weights and constants keep theirs. A register of another
+    value is reused after the last use of the value, which frees its memory during the forward.
+    Weights may change in place, except those that `pack` has copied into another layout.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class PiecewiseForward:
 
     @property
     def parts(self) -> tuple[PiecewiseForward, ...]:
-        """It runs steps of all lengths."""
+        """The forwards of all lengths: this one."""
         return (self,)
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """The forward at whatever number of tokens the inputs have, without graphs."""
+        """Run the forward without graphs, at the number of tokens of the inputs."""
         registers = self._initial.copy()
         for place, tensor in zip(self._inputs, inputs, strict=True):
             if place is not None:
@@ -84,8 +85,9 @@ class PiecewiseForward:
     def arguments(
         self, piece: int, values: Mapping[int, torch.Tensor], *, packed: bool
     ) -> list[Any]:
-        """What a distinct piece takes at its first call: its weights, as they are or as it wants
-        them packed, and `values` by number.
+        """Return the arguments of a distinct piece at its first call.
+
+        They are `values` by number, and its weights, either as the model has them or `packed`.
         """
         step = self.plan.first_call(piece)
         if packed:
@@ -94,27 +96,27 @@ class PiecewiseForward:
         return [known[number] for number in step.inputs]
 
     def run_piece(self, piece: int, values: Mapping[int, torch.Tensor]) -> Sequence[torch.Tensor]:
-        """A distinct piece alone, on `values` and the weights of its first call."""
+        """Run a distinct piece alone, on `values` and the weights of its first call."""
         return self._pieces[piece].run(self.arguments(piece, values, packed=True))
 
     def with_pieces(self, pieces: Sequence[CompiledPiece]) -> PiecewiseForward:
-        """The same forward by other pieces, none of which takes packed weights."""
+        """Return this forward with other pieces, which take no packed weights."""
         return PiecewiseForward(self.plan, pieces, self.weights, lambda weight: weight)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's, by name. Not the packed ones: they are ours and never move, and their
-        layout may have no address to tell.
+        """The model's weights by name, without packed ones.
+
+        Packed weights belong to this object and never move. Their layout may have no address.
         """
         return {name: self._weights[number] for number, name in self.plan.weights.items()}
 
     def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
-        """Record each piece as a graph of its own on these very `inputs`; split ops stay calls
-        between them.
+        """Record each piece as a graph on these `inputs`. Split ops stay calls between the graphs.
 
-        A value is held until its last use and from then on by address alone, so the pool gives its
-        memory to later pieces. One that is a view of another holds that one too: made from a
-        reference that keeps nothing, it would not by itself.
+        A value is referenced until its last use. After that, only its address is known, so the pool
+        can reuse its memory for later pieces. A view also references the value that it is a view
+        of, because it is made from a weak reference.
         """
         held: dict[int, Any] = {}
         seen: dict[int, Any] = {**self._weights, **self.plan.constants}
@@ -148,13 +150,13 @@ class PiecewiseForward:
         return lambda arguments: (implementation(*arguments),)
 
 
-def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the stretches of memory that two tensors lie in overlap."""
-    (start, end), (begin, finish) = _stretch(one), _stretch(other)
+def shares_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether the memory ranges of two tensors overlap."""
+    (start, end), (begin, finish) = _memory_range(first), _memory_range(second)
     return start < finish and begin < end
 
 
-def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
+def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.numel() == 0:
         return 0, 0
     span = 1 + sum(
@@ -171,9 +173,7 @@ def _op(step: Step) -> str:
 def _with_packed_weights(
     plan: Plan, pieces: Sequence[CompiledPiece]
 ) -> tuple[list[Step], dict[int, int]]:
-    """The steps with packed weights as values of their own where pieces take them; from a weight's
-    number to its packed one's.
-    """
+    """Return the steps with packed weights as new values, and a map from weights to them."""
     packed: dict[int, int] = {}
     steps = []
     for step in plan.steps:
@@ -185,7 +185,7 @@ def _with_packed_weights(
 
 
 def _last_uses(steps: Sequence[Step], output: int) -> list[list[int]]:
-    """For each step, the values made by steps that no later one needs."""
+    """Return for each step the computed values that no later step needs."""
     last = {
         number: index
         for index, step in enumerate(steps)
@@ -201,7 +201,7 @@ def _last_uses(steps: Sequence[Step], output: int) -> list[list[int]]:
 def _assign_registers(
     steps: Sequence[Step], last_uses: list[list[int]], num_values: int
 ) -> dict[int, int]:
-    """Values to registers; those that are made by steps share them one after another."""
+    """Map values to registers. Computed values reuse the registers of values that have ended."""
     made = {number for step in steps for number in step.outputs}
     registers = {
         number: place for place, number in enumerate(n for n in range(num_values) if n not in made)
@@ -217,7 +217,7 @@ def _assign_registers(
 
 
 def _picker(places: list[int]) -> _Take:
-    """The values in these registers, picked in C where there are several."""
+    """Return a function that selects these registers. For several, it is implemented in C."""
     if len(places) > 1:
         return operator.itemgetter(*places)
     return lambda registers: [registers[place] for place in places]

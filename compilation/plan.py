@@ -1,5 +1,6 @@
-"""A cut forward without its tensors: what is called with what, in order. It can be written down and
-loaded again.
+"""The plan of a split forward: its calls and their arguments, in order, without tensors.
+
+A plan can be stored as JSON and loaded again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .split import Cut, PieceCall
 
 
 class Step(NamedTuple):
-    """One call: of piece number `piece`, or of split op `op`. Values are numbers."""
+    """One call, of piece number `piece` or of split op `op`. Values are numbers."""
 
     piece: int | None
     op: str | None
@@ -32,7 +33,7 @@ class Step(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """`piece`, then `op`, `times` times in a row; either may be missing."""
+    """A run of `times` equal calls: `piece`, then `op`. Either may be missing."""
 
     piece: int | None
     op: str | None
@@ -41,9 +42,13 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctPiece:
-    """A piece that is called once or often. `ops`: what it does, for people, and `before`: what it
-    did before the passes; `traced`: its graph, on weights as the model has them, in base64, to
-    check others against.
+    """A piece that is called once or several times.
+
+    Attributes:
+        ops: Names of its ops, for people.
+        before: Names of its ops before the passes.
+        traced: Its pickled graph on unpacked weights, in base64. Compiled pieces are checked
+            against it. Empty if the graph cannot be pickled.
     """
 
     key: str
@@ -57,11 +62,14 @@ class DistinctPiece:
 class Plan:
     """Steps over values numbered from 0 to `num_values` - 1.
 
-    `inputs`: the value of each argument of the forward, None where it is not used. `weights`:
-    values that are parameters or buffers, by their names in the model. `weight_specs`: what they
-    must look like. `constants`: plain values. `passes`: how often each pass matched. `unit`: it is
-    good for twice so many tokens and other multiples of it. `sent`: `bytes_sent` before the passes
-    and behind them.
+    Attributes:
+        inputs: The value of each argument of the forward, None if the argument is not used.
+        weights: The names of values that are parameters or buffers of the model.
+        weight_specs: The specs of these weights.
+        constants: Values that are not tensors.
+        passes: Number of matches of each pass.
+        unit: The number of tokens must be a multiple of it, at least twice it if it is not 1.
+        sent: `bytes_sent` before and after the passes.
     """
 
     steps: tuple[Step, ...]
@@ -77,16 +85,17 @@ class Plan:
     sent: tuple[float, float] = (0.0, 0.0)
 
     def good_for(self, tokens: int) -> int:
-        """The least number of tokens, from `tokens` on, that the plan is good for."""
+        """Return the least number of tokens, at least `tokens`, that the plan supports."""
         return tokens if self.unit == 1 else self.unit * max(-(-tokens // self.unit), 2)
 
     def calls(self) -> Counter[int]:
-        """How often each distinct piece is called."""
+        """Count the calls of each distinct piece."""
         return Counter(step.piece for step in self.steps if step.piece is not None)
 
     def stretches(self) -> list[Stretch]:
-        """The calls in order, equal neighbours told once: a model of 30 like layers has three or
-        four.
+        """Return the calls in order, with equal neighbours joined.
+
+        A model of 30 equal layers has three or four stretches.
         """
         pairs: list[tuple[int | None, str | None]] = []
         for step in self.steps:
@@ -97,16 +106,16 @@ class Plan:
         return [Stretch(*pair, len(list(group))) for pair, group in groupby(pairs)]
 
     def first_call(self, piece: int) -> Step:
-        """The first call of a distinct piece."""
+        """Return the first call of a distinct piece."""
         return next(step for step in self.steps if step.piece == piece)
 
     @property
     def is_portable(self) -> bool:
-        """Whether all its tensors have names, so that another process can find them."""
+        """Whether all weights have names, by which another process can find them."""
         return not any(name.startswith("~") for name in self.weights.values())
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether a model's tensors are those that the plan was made for, by name and kind."""
+        """Whether a model's tensors match the names and specs of the plan."""
         return all(
             name in tensors and self.weight_specs[number].describes(tensors[name])
             for number, name in self.weights.items()
@@ -117,8 +126,9 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The inverse of `to_json`, after a way through JSON. Raises `KeyError`, `TypeError` or
-        `ValueError` on other data.
+        """Read a plan from the JSON of `to_json`.
+
+        Raise `KeyError`, `TypeError` or `ValueError` for other data.
         """
         return cls(
             steps=tuple(
@@ -159,23 +169,24 @@ def make_plan(
     unit: int = 1,
     sent: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[Plan, list[fx.Graph]]:
-    """The plan of a cut forward, and the graph of each distinct piece. `names`: of the model's
-    tensors, by `id`; `passes`: how often each matched; `before`: the ops of each
-    call of a piece before them; `unit`, `sent`: see `Plan`.
+    """Return the plan of a split forward, and the graph of each distinct piece.
 
-    A tensor that is neither input nor named is called `~number`; a plan with such a one is good for
-    this process only.
+    `names` are those of the model's tensors, by `id`. `before` holds the ops of each call of a
+    piece before the passes. `passes`, `unit` and `sent` are those of `Plan`.
+
+    A tensor that is neither an input nor named is called `~number`. A plan with such a tensor is
+    valid in this process only.
     """
     numbers: dict[str, int] = {}
     pieces: list[DistinctPiece] = []
     graphs: list[fx.Graph] = []
     steps = []
-    was = iter(before)
+    ops_before = iter(before)
     for call in cut.calls:
         if not isinstance(call, PieceCall):
             steps.append(Step(None, call.name, call.inputs, call.outputs))
             continue
-        did = tuple(next(was, ()))
+        call_ops = tuple(next(ops_before, ()))
         specs = tuple(cut.specs[number] for number in call.inputs)
         key = piece_key(call.graph, specs)
         if key not in numbers:
@@ -186,8 +197,8 @@ def make_plan(
                     key=key,
                     inputs=specs,
                     ops=tuple(op_names(plain.nodes)),
-                    before=did,
-                    traced=_written(plain),
+                    before=call_ops,
+                    traced=_pickled(plain),
                 )
             )
             graphs.append(call.graph)
@@ -215,8 +226,8 @@ def make_plan(
     return plan, graphs
 
 
-def _written(graph: fx.Graph) -> str:
-    """A piece's graph in base64; empty where it calls what cannot be written down."""
+def _pickled(graph: fx.Graph) -> str:
+    """Return a piece's pickled graph in base64, or an empty text if it cannot be pickled."""
     try:
         return base64.b64encode(pickle.dumps(bare_module(graph))).decode()
     except Exception:

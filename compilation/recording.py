@@ -1,6 +1,4 @@
-"""What a size's replay is made of: graphs, and calls between them, each ready to run without an
-argument.
-"""
+"""The recording of a forward at one size: graphs, and calls without arguments between them."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from .core.split_ops import Implementation
 
 
 class Recording:
-    """A forward at one number of tokens. `num_graphs`: how many graphs it holds."""
+    """A forward recorded at one number of tokens, with `num_graphs` graphs."""
 
     def __init__(
         self,
@@ -34,16 +32,17 @@ class Recording:
         self.num_graphs = num_graphs
 
     def replay(self) -> torch.Tensor:
-        """Run it on what the static inputs hold now. The result is overwritten by the next replay
-        of any size.
+        """Run the recording on the current content of the static inputs.
+
+        The next replay of any size overwrites the result.
         """
         for step in self._steps:
             step()
         return self._output
 
     def moved_input(self) -> str | None:
-        """The name of a tensor that a graph reads and that has left its address since the
-        recording, if there is one.
+        """Return the name of a tensor that graphs read and that has moved since the recording, or
+        None.
         """
         return next(
             (
@@ -56,7 +55,7 @@ class Recording:
 
 
 class Recordable(Protocol):
-    """A forward that can run as it is, and be recorded on given inputs."""
+    """A forward that can run directly, or be recorded on given inputs."""
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor: ...
 
@@ -64,7 +63,7 @@ class Recordable(Protocol):
 
 
 class Recorder:
-    """Collects the steps of one recording, in the order in which they are to be replayed."""
+    """Collects the steps of one recording in the order of their replay."""
 
     def __init__(self, platform: Platform, pool: Any, stream: Any) -> None:
         self._platform, self._pool, self._stream = platform, pool, stream
@@ -77,7 +76,10 @@ class Recorder:
     def graph(
         self, work: Work, label: str, host_arguments: HostArguments | None = None
     ) -> list[torch.Tensor]:
-        """Record `work`, which must hold its inputs weakly; its outputs, held nowhere else."""
+        """Record `work` as a graph and return its outputs. The caller holds the only references.
+
+        `work` must hold weak references to its inputs.
+        """
         graph = self._platform.graph(host_arguments)
         try:
             outputs = graph.capture(work, self._pool, self._stream)
@@ -88,21 +90,22 @@ class Recorder:
         return outputs
 
     def begin(self) -> None:
-        """Record whatever is launched, until `call` interrupts or `finish` ends it."""
+        """Record all launches until `pause` or `finish`."""
         graph = self._platform.graph()
         graph.begin(self._pool, self._stream)
         self._open = graph
 
     def pause(self) -> None:
-        """End the graph that `begin` began."""
+        """End the graph that `begin` started."""
         if self._open is not None:
             graph, self._open = self._open, None
             graph.end()
             self._add(graph)
 
     def call(self, implementation: Implementation, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        """Run `implementation` now, beside the graphs, and at each replay. A tensor that it returns
-        gets an address for good.
+        """Run `implementation` now, outside of graphs, and at each replay.
+
+        A replay copies the result to the address of the first result.
         """
         arguments = [self.weak(argument) for argument in arguments]
         with self._platform.on_stream(self._stream):
@@ -115,15 +118,15 @@ class Recorder:
         return [result]
 
     def watch(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Graphs read these, and hold no more than their addresses."""
+        """Note tensors that graphs read by address only."""
         self._watched.update(tensors)
 
     def weak(self, value: Any) -> Any:
         return self._platform.weak_ref_tensor(value) if isinstance(value, torch.Tensor) else value
 
     def abandon(self) -> None:
-        """End a graph that is being recorded, if there is one: the way out of a failure, which says
-        more than this could.
+        """End the graph that is being recorded, if there is one. Called after a failure, so errors
+        of the end itself are ignored.
         """
         graph, self._open = self._open, None
         if graph is not None:

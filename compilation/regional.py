@@ -1,5 +1,6 @@
-"""`torch.compile` for models that are not ours: whole, or only their repeated blocks, each class of
-blocks once for all its copies.
+"""Applies `torch.compile` to models of other libraries, as a whole or to their repeated blocks.
+
+A class of blocks is compiled once for all its instances.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from .torch_private import (
 )
 
 logger = logging.getLogger(__name__)
-_KEPT = "_piecework_plain_copy"
+_COPY_ATTRIBUTE = "_piecework_plain_copy"
 
 
 class _PlainCopy(NamedTuple):
-    """A copy of a tensor, and how often both had changed when it was made."""
+    """A copy of a tensor, with the versions (counts of changes) of both when it was made."""
 
     copy: torch.Tensor
     version: int
@@ -36,12 +37,12 @@ class _PlainCopy(NamedTuple):
 
 
 class CompiledModels:
-    """Models whose forward, or the forward of whose repeated blocks, is compiled when it is first
-    called.
+    """Compiles the forward of models, or of their repeated blocks, at its first call.
 
-    A class is compiled once: all its modules, of all models, call one compiled function. `regional`
-    False: the models themselves are the modules. `log`: what the compiler has done. Raises
-    `ValueError` where a model has no repeated blocks, or the device no compiler.
+    A class is compiled once: all its modules, of all models, call one compiled function. If
+        `regional` is False, the models themselves are the modules. `log` records the work of the
+        compiler. Raise `ValueError` if a model has no repeated blocks, or if the device has no
+        compiler.
     """
 
     def __init__(
@@ -62,30 +63,29 @@ class CompiledModels:
             for kind in kinds
         }
         for module in self._modules:
-            # Whoever wraps `forward` from now on, this is what it calls.
+            # Code that wraps `forward` later calls this function.
             module.forward = MethodType(_looked_up(self._functions), module)
 
     @property
     def regions(self) -> dict[str, int]:
-        """Compiled classes, and how many modules of each call the one compiled function."""
+        """The compiled classes, and the number of modules of each."""
         return dict(Counter(type(module).__name__ for module in self._modules))
 
     @property
     def recompiles(self) -> int:
-        """Graphs that were made after `settle`: 0 unless shapes change."""
+        """Number of graphs made after `settle`. It is 0 unless shapes change."""
         return 0 if self._settled is None else self.log.graphs - self._settled
 
     def settle(self, *, anew: bool = False) -> None:
-        """All that the coming calls need has been compiled; what is compiled from now on counts as
-        recompiled.
+        """Count the graphs that are made from now on as recompiled.
 
-        Only the first time says so, unless `anew`.
+        Only the first call has an effect, unless `anew` is set.
         """
         if self._settled is None or anew:
             self._settled = self.log.graphs
 
     def give_up(self, error: BaseException) -> bool:
-        """Whether `error` is the compiler's; then the modules run eagerly from now on."""
+        """If `error` is the compiler's, run the modules eagerly from now on and return True."""
         if not is_compile_error(error) or not self._modules:
             return False
         logger.warning("torch.compile failed, so the model runs eagerly: %s", sum_up(error))
@@ -94,7 +94,7 @@ class CompiledModels:
         return True
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         regions = (
             ", ".join(f"{count} x {name}" for name, count in self.regions.items()) or "nothing"
         )
@@ -105,7 +105,7 @@ class CompiledModels:
         )
 
     def report(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the summary for programs."""
         return {
             "regions": self.regions,
             "seconds": self.log.seconds,
@@ -117,8 +117,9 @@ class CompiledModels:
 
 
 def _repeated_blocks(name: str, model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The blocks that the class names as its repeated ones, or else the entries of its lists of
-    equal modules.
+    """Return the blocks that the class names as its repeated ones.
+
+    If it names none, return the entries of its lists of modules of one class.
     """
     named = getattr(model, "_repeated_blocks", None)
     if named:
@@ -151,7 +152,7 @@ def _repeated_blocks(name: str, model: torch.nn.Module) -> list[torch.nn.Module]
 def _outermost(
     module: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool]
 ) -> Iterator[torch.nn.Module]:
-    """Wanted modules that lie in no other wanted one: what is inside is compiled with it."""
+    """Yield wanted modules that are not inside another wanted one, which is compiled as a whole."""
     for child in module.children():
         if wanted(child):
             yield child
@@ -160,7 +161,7 @@ def _outermost(
 
 
 def _looked_up(functions: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
-    """The function of a module's class, at each call."""
+    """Return a forward that looks up the function of the module's class at each call."""
 
     def call(self: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
         return functions[type(self)](self, *arguments, **named)
@@ -169,8 +170,10 @@ def _looked_up(functions: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any
 
 
 def _with_plain_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose guards see no difference between a view and a tensor of its own, as blocks
-    get them by turns.
+    """Return `function` with views replaced by tensors with their own memory.
+
+    Otherwise the guards of the compiled function fail, because some blocks get views and some do
+    not.
     """
 
     def call(self: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
@@ -182,7 +185,7 @@ def _with_plain_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
 def _plain(value: Any) -> Any:
     match value:
         case torch.Tensor():
-            # It owns its memory and lies in it densely, dimensions of one element included.
+            # It owns its memory and is contiguous, also in dimensions of one element.
             plain = value._base is None and _are_dense(value.shape, value.stride())
             return value if plain else _plain_copy(value)
         case tuple() | list():
@@ -193,17 +196,19 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory of its own, copied once as long as neither changes: every block of a
-    step is given the same prompt.
+    """Return a copy of the tensor with its own memory.
+
+    The copy is reused while neither tensor changes, because every block of a step gets the same
+    prompt.
     """
     if tensor.is_inference():
-        # Such tensors do not count their changes.
+        # Inference tensors do not count their changes.
         return tensor.clone(memory_format=torch.contiguous_format)
-    kept: _PlainCopy | None = getattr(tensor, _KEPT, None)
+    kept: _PlainCopy | None = getattr(tensor, _COPY_ATTRIBUTE, None)
     if kept is None or (kept.version, kept.copy_version) != (tensor._version, kept.copy._version):
         copy = tensor.clone(memory_format=torch.contiguous_format)
         kept = _PlainCopy(copy, tensor._version, copy._version)
-        setattr(tensor, _KEPT, kept)
+        setattr(tensor, _COPY_ATTRIBUTE, kept)
     return kept.copy
 
 
@@ -218,13 +223,13 @@ def _are_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
 
 
 def _keep_on_disk() -> None:
-    """Inductor's own cache lies beside that of our pieces, unless the user has put it elsewhere."""
+    """Put Inductor's cache beside that of pieces, unless the user has chosen another folder."""
     folder = inductor_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         logger.warning(
-            "compiled code is not kept: %s cannot be written (%s); set PIECEWORK_CACHE_DIR",
+            "compiled code is not stored: %s cannot be written (%s); set PIECEWORK_CACHE_DIR",
             folder,
             error.strerror,
         )

@@ -1,21 +1,19 @@
-"""Compiled pieces against what was traced, on made-up values: the difference that rounding
-explains, and no more.
+"""Compares compiled pieces with their traced code on random values.
 
-Both compute the same function, and round at other places. One rounding moves a number by at most u
-of its size, u = eps / 2 of the coarsest dtype that the piece has; n ops one after another move a
-row, as independent errors add up, by about sqrt(n) * u of its length (N. Higham, Accuracy and
-Stability of Numerical Algorithms, 2.8). Sums are kept in 32 bits and taken in another order, which
-moves them by about sqrt(K) * 2^-24 for K terms. Where a piece makes small differences larger, as it
-does where numbers cancel, it does so with any difference: how much is measured, by the traced
-function alone, on inputs that are off by one eps. So a row may differ by
+The difference must not exceed what rounding explains. Both compute the same function, but round at
+different places. One rounding changes a number by at most a share u of its size, where u = eps / 2
+of the coarsest dtype of the piece. Independent errors of n ops change a row by about sqrt(n) * u of
+its length (N. Higham, Accuracy and Stability of Numerical Algorithms, 2.8). Sums are in 32 bits and
+in another order, which changes them by about sqrt(K) * 2^-24 for K terms. A piece may amplify small
+differences, for example where numbers cancel. This growth is measured with the traced function, on
+inputs that differ by one eps. So a row may differ by
 
     2 * growth * (sqrt(n) * u + sqrt(K) * 2^-24)
 
-of its length. Where numbers are quantised, one that is u off becomes its neighbour, a step of the
-8-bit type away, with probability u / step: that moves a row by about sqrt(u * step), and where it
-happens to a single one of 64 numbers or more, by step / 3. For SmolLM2's pieces in bfloat16 the
-bound is 0.03 to 0.13, and they are 0.005 to 0.015
-off.
+of its length. If a number that is off by u is quantised, it becomes its neighbour with probability
+u / step, where step is the distance of two 8-bit numbers. That changes a row by about sqrt(u *
+step). If it happens to a single number of 64 or more, it changes the row by step / 3. For SmolLM2's
+pieces in bfloat16, the bound is 0.03 to 0.13, and the differences are 0.005 to 0.015.
 """
 
 from __future__ import annotations
@@ -35,19 +33,18 @@ from .piecewise import PiecewiseForward
 from .plan import DistinctPiece
 from .shapes import TensorSpec
 
-CHECKED_TOKENS = 24
-"""Some, and no multiple of a page; `growth` is measured on them."""
-_FEW = (1, 2)
+CHECKED_TOKENS = 24  # Not a multiple of a page. `growth` is measured with them.
+_SMALL_SIZES = (1, 2)
+# Rows alternate between these sizes. Small rows show the epsilon that a norm adds.
 _ROW_SIZES = (1.0, 1e-3)
-"""By turns: in small rows it shows what a norm adds to their square."""
 _FACTOR = 2.0
 _MOST_GROWTH = 4.0
 _SINGLE = 2.0**-24
+# Distance of two neighbouring numbers, as a share of the largest.
 _STEPS = {torch.int8: 1 / 127, torch.float8_e4m3fn: 2.0**-3, torch.float8_e5m2: 2.0**-2}
-"""From a number to its neighbour, as a share of the largest."""
 
+# Maps a number of tokens to example inputs of the forward.
 Inputs = Callable[[int], Sequence[torch.Tensor]]
-"""For a number of tokens, what the forward takes of so many."""
 
 
 def check_pieces(
@@ -56,19 +53,17 @@ def check_pieces(
     largest: int,
     is_out_of_memory: Callable[[BaseException], bool],
 ) -> Iterator[bool]:
-    """One run of one piece for each turn, which says before whether it is of many tokens.
+    """Compare each piece with its traced code. Yield before each run whether it has many tokens.
 
-    Raises `CaptureError` where a piece gives other answers than what it was made of.
-
-    `largest`: the longest step that may come. Where the memory does not do for so many tokens on
-    top, they are left out.
+    `largest` is the number of tokens of the longest step. If the memory is too small for it, it is
+    not compared. Raise `CaptureError` if a piece differs from its traced code.
     """
     for number, piece in enumerate(forward.plan.pieces):
         if not piece.traced:
             continue
         comparison, growth = _Comparison(forward, number, piece, inputs), 1.0
         some = forward.plan.good_for(CHECKED_TOKENS)
-        for tokens in dict.fromkeys(map(forward.plan.good_for, (some, *_FEW, largest))):
+        for tokens in dict.fromkeys(map(forward.plan.good_for, (some, *_SMALL_SIZES, largest))):
             try:
                 yield tokens > some
                 expected = comparison.traced(tokens)
@@ -83,7 +78,7 @@ def check_pieces(
 
 
 class _Comparison:
-    """A distinct piece at its first call, with that call's weights."""
+    """Compares a distinct piece at its first call, with the weights of that call."""
 
     def __init__(
         self, forward: PiecewiseForward, number: int, piece: DistinctPiece, inputs: Inputs
@@ -102,12 +97,14 @@ class _Comparison:
         ]
 
     def growth(self, tokens: int, expected: Sequence[torch.Tensor]) -> float:
-        """How many times as far off the outputs are as the inputs, where those are off by one eps;
-        at least 1.
+        """Return the ratio of the change of the outputs to that of the inputs, if these change by
+        one eps. It is at least 1.
         """
         off = self.traced(tokens, off_by=self._eps)
         rows = self._rows(tokens)
-        moved = [_distance(one, other, rows) for one, other in zip(off, expected, strict=True)]
+        moved = [
+            _distance(actual, wanted, rows) for actual, wanted in zip(off, expected, strict=True)
+        ]
         return min(max([1.0, *(distance / self._eps for distance in moved)]), _MOST_GROWTH)
 
     @torch.no_grad()
@@ -123,8 +120,8 @@ class _Comparison:
             if not distance <= bound:
                 raise CaptureError(
                     f"piece {self._number} of {len(self._forward.plan.pieces)} differs from what "
-                    f"was traced by {distance:.2g} "
-                    f"at {tokens} tokens, rounding explains {bound:.2g}"
+                    f"was traced by {distance:.2g} at {tokens} tokens, rounding explains "
+                    f"{bound:.2g}"
                 )
 
     def _bound(self) -> float:
@@ -132,9 +129,11 @@ class _Comparison:
         terms = max(
             (extent.fixed for spec in self._piece.inputs for extent in spec.shape), default=1
         )
-        arguments = [each for node in self._module.graph.nodes for each in node.args]
+        arguments = [argument for node in self._module.graph.nodes for argument in node.args]
         steps = [
-            _STEPS[each] for each in arguments if isinstance(each, torch.dtype) and each in _STEPS
+            _STEPS[found]
+            for found in arguments
+            if isinstance(found, torch.dtype) and found in _STEPS
         ]
         neighbours = math.sqrt(sum(steps) * self._eps / 2) + max(steps, default=0.0) / 3
         rounding = math.sqrt(ops) * self._eps / 2 + math.sqrt(max(terms, 1)) * _SINGLE
@@ -142,7 +141,7 @@ class _Comparison:
 
     @property
     def _eps(self) -> float:
-        """Of numbers in 16 bits or more: those of 8 are what they are."""
+        """The largest eps of the inputs' dtypes, except those of 8 bits, which are exact."""
         dtypes = {getattr(torch, spec.dtype) for spec in self._piece.inputs}
         return max(
             (
@@ -154,12 +153,13 @@ class _Comparison:
         )
 
     def _rows(self, tokens: int) -> tuple[int, int]:
-        """Of a step, and of one rank in it."""
+        """Return the number of rows of a step, and of one rank's part of it."""
         return tokens, tokens // self._forward.plan.unit
 
     def _values(self, tokens: int, off_by: float = 0.0) -> dict[int, torch.Tensor]:
-        """Made-up values by their numbers, the same at each call, each float off by as much of
-        itself, up or down.
+        """Return random values by their numbers, the same at each call.
+
+        Each float is changed by the share `off_by`, up or down.
         """
         step = self._forward.plan.first_call(self._number)
         given = dict(zip(self._forward.plan.inputs, self._inputs(tokens), strict=True))
@@ -171,13 +171,13 @@ class _Comparison:
             values[number] = (
                 given[number].clone()
                 if number in given
-                else _made_up(spec, tokens, generator, off_by)
+                else _random_values(spec, tokens, generator, off_by)
             )
         return values
 
 
 def traced_piece(piece: DistinctPiece) -> CompiledPiece:
-    """A piece as it was traced, to be run in place of the compiled one."""
+    """Return the piece as it was traced, to run instead of the compiled one."""
     forward = _load(piece).forward
     return CompiledPiece(lambda inputs: forward(*inputs))
 
@@ -187,7 +187,7 @@ def _load(piece: DistinctPiece) -> fx.GraphModule:
     return module
 
 
-def _made_up(
+def _random_values(
     spec: TensorSpec, tokens: int, generator: torch.Generator, off_by: float
 ) -> torch.Tensor:
     tensor = spec.empty(tokens).zero_()
@@ -210,20 +210,22 @@ def _made_up(
 
 
 def _computed(graph: fx.Graph) -> list[bool]:
-    """For each output, whether the piece computes it: one that it only makes room for holds
-    anything.
-    """
-    garbage: set[fx.Node] = set()
+    """Return for each output whether the piece computes it. Some outputs are only allocated."""
+    uninitialised: set[fx.Node] = set()
     for node in graph.nodes:
-        if "empty" in str(node.target) or any(source in garbage for source in node.all_input_nodes):
-            garbage.add(node)
+        if "empty" in str(node.target) or any(
+            source in uninitialised for source in node.all_input_nodes
+        ):
+            uninitialised.add(node)
     outputs: Any = graph.output_node().args[0]
-    return [node not in garbage for node in outputs]
+    return [node not in uninitialised for node in outputs]
 
 
 def _distance(actual: torch.Tensor, expected: torch.Tensor, counts: Sequence[int]) -> float:
-    """How far the worst row is from what it should be, as a share of its length; rows that should
-    be no number do not count. `counts`: how many rows there may be.
+    """Return the largest distance of a row from the expected row, relative to its length.
+
+    Rows whose expected values are not finite do not count. `counts` are the possible numbers of
+    rows.
     """
     if not expected.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else math.inf

@@ -1,4 +1,4 @@
-"""How many bytes the collectives of a traced forward send."""
+"""Counts the bytes that the collectives of a traced forward send."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from .shapes import TokenShapes
 
 
 def bytes_sent(graph: fx.Graph, shapes: TokenShapes, ranks: int) -> float:
-    """By each rank and for each token of a step. Of n bytes, a gather or a scatter sends all but
-    the rank's own share, n (1 - 1 / ranks), and an all_reduce is one after the other; no algorithm
-    sends less (Patarasuk and Yuan, Journal of Parallel and Distributed Computing 69, 2009).
+    """Return the bytes that each rank sends per token of a step.
+
+    Of n bytes, a gather or a scatter sends all but the rank's own part, n (1 - 1 / ranks). An
+    all_reduce is a scatter and a gather. No algorithm sends less (Patarasuk and Yuan, Journal of
+    Parallel and Distributed Computing 69, 2009).
     """
 
     def size(node: Any) -> float:

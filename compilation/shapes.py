@@ -11,8 +11,10 @@ from .core.errors import TraceError
 
 
 class Extent(NamedTuple):
-    """A size or a stride: `per_unit` * (T / `unit`) + `fixed`. `unit`: of which T must be a
-    multiple, the number of ranks where each has rows of its own.
+    """A size or a stride, as a function of the number of tokens T: `per_unit` * (T / `unit`) +
+    `fixed`.
+
+    T must be a multiple of `unit`, which is the number of ranks if rows are split over ranks.
     """
 
     per_unit: int
@@ -21,7 +23,7 @@ class Extent(NamedTuple):
 
     @property
     def is_rows(self) -> bool:
-        """Whether it counts tokens: all of a step, or one rank's."""
+        """Whether it is the number of tokens, of the step or of one rank."""
         return self.per_unit in (1, self.unit) and self.fixed == 0
 
     def at(self, tokens: int) -> int:
@@ -30,10 +32,10 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A tensor without its numbers. `dtype` as in `str(torch.bfloat16)` without the prefix,
-    `device` as in `str(torch.device)`.
+    """Describes a tensor without its numbers.
 
-    `weight`: it is a parameter or a buffer of the model, the same tensor at every call.
+    `dtype` is `str(torch.dtype)` without its prefix, `device` is `str(torch.device)`. `weight` says
+    that it is a parameter or a buffer of the model, the same tensor at every call.
     """
 
     shape: tuple[Extent, ...]
@@ -43,7 +45,7 @@ class TensorSpec:
     weight: bool
 
     def empty(self, tokens: int) -> torch.Tensor:
-        """An uninitialised tensor of this kind for a number of tokens."""
+        """Return an uninitialised tensor of this spec for a number of tokens."""
         shape, stride = (
             [extent.at(tokens) for extent in extents] for extents in (self.shape, self.stride)
         )
@@ -52,7 +54,7 @@ class TensorSpec:
         )
 
     def describes(self, tensor: torch.Tensor) -> bool:
-        """Whether a weight is such a tensor."""
+        """Whether a weight has this spec."""
         return (
             [extent.fixed for extent in self.shape] == list(tensor.shape)
             and [extent.fixed for extent in self.stride] == list(tensor.stride())
@@ -65,8 +67,9 @@ class TensorSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorSpec:
-        """The inverse of `to_json`, after a way through JSON. Raises `KeyError` or `TypeError` on
-        other data.
+        """Read a spec from the JSON of `to_json`.
+
+        Raise `KeyError` or `TypeError` for other data.
         """
         extents = {
             name: tuple(Extent(*extent) for extent in data[name]) for name in ("shape", "stride")
@@ -75,8 +78,9 @@ class TensorSpec:
 
 
 class TokenShapes:
-    """Reads sizes of a trace's tensors as functions of the number of tokens. `tokens`: the symbols
-    that stand for it, a multiple of `unit`.
+    """Reads the sizes of traced tensors as functions of the number of tokens.
+
+    `tokens` are the symbols of that number, which is a multiple of `unit`.
     """
 
     def __init__(self, shape_env: Any, tokens: set[Any], unit: int = 1) -> None:
@@ -85,8 +89,9 @@ class TokenShapes:
         self._same = dict.fromkeys(tokens, self._tokens)
 
     def expression(self, size: Any) -> Any:
-        """A size, or a scalar computed from sizes, as a sympy expression of the one symbol. Raises
-        `TraceError`.
+        """Return a size, or a scalar computed from sizes, as a sympy expression of the one symbol.
+
+        Raise `TraceError` if it depends on data.
         """
         if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
             return size
@@ -99,18 +104,18 @@ class TokenShapes:
         return self._shape_env.replace(expression).subs(self._same)
 
     def check_guards(self) -> None:
-        """Raises `TraceError` where anything was assumed of the number of tokens."""
+        """Raise `TraceError` if the trace assumes anything about the number of tokens."""
         import sympy
 
         for guard in self._shape_env.guards:
             if self.simplify(guard.expr) != sympy.true:
                 raise TraceError(
-                    "the forward takes another way for some numbers of tokens: it assumes "
+                    "the forward branches on the number of tokens: it assumes "
                     f"{guard.expr} ({guard.sloc})"
                 )
 
     def extent(self, size: int | torch.SymInt) -> Extent:
-        """Raises `TraceError` where the size is no linear function of the number of tokens."""
+        """Return a size as an `Extent`. Raise `TraceError` if it is not linear in the tokens."""
         if isinstance(size, int):
             return Extent(0, size)
         expression = self.expression(size)

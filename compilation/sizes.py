@@ -1,5 +1,5 @@
-"""Which numbers of tokens are captured: the field's default list, a list of the user's, or the best
-ones for lengths seen.
+"""Chooses the numbers of tokens to capture: the default list, a list of the user, or the best sizes
+for recorded lengths.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from itertools import accumulate
 from typing import NamedTuple
 
 FLAG = "--piecewise-cuda-graph-tokens"
+# First, last and distance of SGLang's default sizes. From 4096 on, the distance is 512.
 _STEPS = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
-"""First, last and distance of SGLang's default sizes; from 4096 on they lie 512 apart."""
+# The same for its batch sizes of decodes, after 1, 2, 4, 8 and 12. From 512 on, the distance is 32.
 _DECODE_STEPS = ((16, 256, 8), (272, 512, 16))
-"""The same of its batch sizes for decodes, after 1, 2, 4, 8 and 12; from 512 on they lie 32 apart.
-"""
 
-Histogram = Mapping[int, int]
-"""Number of tokens of a step: how often it was seen."""
+Histogram = Mapping[int, int]  # Maps numbers of tokens to counts of steps.
 
 
 class SizesOption(NamedTuple):
-    """What the flag says: sizes given one by one, or how many to choose; neither: the default
-    list.
+    """The value of the flag: a list of sizes, or how many to choose.
+
+    Neither means the default list.
     """
 
     given: tuple[int, ...] | None = None
@@ -29,7 +28,7 @@ class SizesOption(NamedTuple):
 
 
 def parse_sizes(text: str | None) -> SizesOption:
-    """ "16,64,256", "auto:8" or None. Raises `ValueError` with a remedy."""
+    """Parse "16,64,256", "auto:8" or None. Raise `ValueError` with a remedy."""
     if text is None:
         return SizesOption()
     if not text.startswith("auto:"):
@@ -43,7 +42,10 @@ def parse_sizes(text: str | None) -> SizesOption:
 
 
 def parse_list(text: str, flag: str, takes: str) -> tuple[int, ...]:
-    """Numbers from 1 on, ascending, each once. Raises `ValueError` that says what `flag` takes."""
+    """Parse numbers of at least 1, sorted, without duplicates.
+
+    Raise `ValueError` that says what `flag` takes.
+    """
     parts = text.replace(",", " ").split()
     if not parts or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise ValueError(f"{flag} takes {takes}, got {text!r}")
@@ -51,7 +53,7 @@ def parse_list(text: str, flag: str, takes: str) -> tuple[int, ...]:
 
 
 def default_sizes(cap: int) -> list[int]:
-    """SGLang's sizes up to `cap` tokens, and `cap` itself if it lies between two."""
+    """Return SGLang's sizes up to `cap` tokens, and `cap` itself."""
     sizes = [size for size in _default_sizes(cap) if size <= cap]
     return sizes if sizes and sizes[-1] == cap else [*sizes, cap]
 
@@ -63,9 +65,7 @@ def _default_sizes(cap: int) -> Iterator[int]:
 
 
 def decode_sizes(cap: int) -> list[int]:
-    """SGLang's batch sizes of decode graphs up to `cap` requests, and `cap` itself if it lies
-    between two.
-    """
+    """Return SGLang's batch sizes of decode graphs up to `cap` requests, and `cap` itself."""
     steps = (size for first, last, step in _DECODE_STEPS for size in range(first, last + 1, step))
     sizes = [
         size for size in (1, 2, 4, 8, 12, *steps, *range(512 + 32, cap + 1, 32)) if size <= cap
@@ -74,8 +74,10 @@ def decode_sizes(cap: int) -> list[int]:
 
 
 def choose_sizes(option: SizesOption, cap: int, seen: Histogram) -> list[int]:
-    """The sizes to capture, none above `cap`. `seen` is what auto:K goes by; with nothing seen yet
-    it thins the default list.
+    """Return the sizes to capture, up to `cap`.
+
+    auto:K chooses the best sizes for the lengths `seen`. If there are none, it thins the default
+    list.
     """
     if option.given is not None:
         return [size for size in option.given if size <= cap]
@@ -86,8 +88,9 @@ def choose_sizes(option: SizesOption, cap: int, seen: Histogram) -> list[int]:
 
 
 def padding(sizes: Sequence[int], seen: Histogram) -> int:
-    """How many tokens are added when each length is padded to the next of `sizes`; longer ones than
-    all are not padded.
+    """Return the tokens of padding if each length is padded to the next of `sizes`.
+
+    Lengths above the largest size are not padded.
     """
     ordered = sorted(sizes)
     wasted = 0
@@ -98,26 +101,26 @@ def padding(sizes: Sequence[int], seen: Histogram) -> int:
 
 
 def padding_share(sizes: Sequence[int], seen: Histogram) -> float:
-    """Padding as a share of all tokens that are computed; 0 with nothing seen."""
+    """Return padding as a share of all computed tokens, or 0 if no lengths were seen."""
     wasted = padding(sizes, seen)
     real = sum(length * count for length, count in seen.items())
     return wasted / (wasted + real) if real else 0.0
 
 
 def best_sizes(seen: Histogram, count: int) -> list[int]:
-    """At most `count` sizes that cover every length of `seen` with the least padding.
+    """Return at most `count` sizes that cover all lengths of `seen` with the least padding.
 
-    Sizes are lengths that were seen, for a smaller size in a gap costs nothing to lower. Dynamic
-    programming over the sorted lengths; since the cost of a range satisfies the quadrangle
-    inequality, the best place of the last cut only moves up, and each round is done by divide and
-    conquer in n log n (Galil and Park, Theoretical Computer Science 92, 1992).
+    The sizes are among the lengths seen, because a size in a gap can be lowered to the next length
+    below. The algorithm is dynamic programming over the sorted lengths. The cost of a range
+    satisfies the quadrangle inequality, so the best last cut is monotone, and divide and conquer
+    does each round in O(n log n) (Galil and Park, Theoretical Computer Science 92, 1992).
     """
     lengths = sorted(seen)
     weights = [0, *accumulate(seen[length] for length in lengths)]
     masses = [0, *accumulate(seen[length] * length for length in lengths)]
 
     def cost(start: int, stop: int) -> int:
-        """Padding of lengths [start, stop) to the last of them."""
+        """Return the padding of lengths [start, stop) to the last of them."""
         return lengths[stop - 1] * (weights[stop] - weights[start]) - (masses[stop] - masses[start])
 
     ends = len(lengths)
@@ -148,7 +151,7 @@ def best_sizes(seen: Histogram, count: int) -> list[int]:
 
 
 def thin(sizes: Sequence[int], count: int) -> list[int]:
-    """At most `count` of `sizes`, the largest among them, spread evenly over the list."""
+    """Return at most `count` of `sizes`, spread evenly over the list, with the largest."""
     ordered = sorted(set(sizes))
     if count >= len(ordered):
         return ordered
@@ -157,5 +160,5 @@ def thin(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def within_budget(sizes: Sequence[int], graphs_per_size: int, budget: int | None) -> list[int]:
-    """`sizes`, thinned until their graphs are within a platform's budget."""
+    """Return `sizes`, thinned until their graphs are within a platform's budget."""
     return sorted(set(sizes)) if budget is None else thin(sizes, budget // max(1, graphs_per_size))

@@ -1,4 +1,4 @@
-"""Cuts a traced forward at its split ops, order kept, into pieces that know neither layer names nor
+"""Splits a traced forward at its split ops into pieces, which are independent of layer names and of
 each other.
 """
 
@@ -19,7 +19,7 @@ from .torch_private import Trace
 
 
 class PieceCall(NamedTuple):
-    """Run a piece on values, giving values. Values are numbers; see `Cut`."""
+    """A call of a piece on values that computes values. Values are numbers, see `Cut`."""
 
     graph: fx.Graph
     inputs: tuple[int, ...]
@@ -27,7 +27,7 @@ class PieceCall(NamedTuple):
 
 
 class OpCall(NamedTuple):
-    """Run a split op on values; `outputs` is empty or one value."""
+    """A call of a split op on values. `outputs` is empty or one value."""
 
     name: str
     inputs: tuple[int, ...]
@@ -36,11 +36,13 @@ class OpCall(NamedTuple):
 
 @dataclass(slots=True)
 class Cut:
-    """A forward as calls one after another. Each value has a number.
+    """A forward as a list of calls. Each value has a number.
 
-    `tensors`: what is there before the first call, inputs and weights alike; `specs`: their kinds
-    and those of all that pieces exchange; `constants`: plain arguments of split ops; `output`: what
-    the forward returns.
+    Attributes:
+        tensors: The inputs and weights.
+        specs: The specs of inputs, weights and values between calls.
+        constants: Arguments of split ops that are not tensors.
+        output: The value that the forward returns.
     """
 
     calls: list[PieceCall | OpCall] = field(default_factory=list)
@@ -51,14 +53,15 @@ class Cut:
 
 
 def split(trace: Trace, inputs: list[torch.Tensor]) -> Cut:
-    """Cut `trace` at every registered split op. Raises `TraceError` where what crosses a cut is no
-    tensor.
+    """Split `trace` at every registered split op.
+
+    Raise `TraceError` if a value between two calls is not a tensor.
     """
     return _Splitter(trace, inputs).run()
 
 
 class _Splitter:
-    """One walk over the traced graph."""
+    """Walks once over the traced graph."""
 
     def __init__(self, trace: Trace, inputs: list[torch.Tensor]) -> None:
         self._trace = trace
@@ -97,7 +100,7 @@ class _Splitter:
         if node not in self._numbers:
             fake = node.meta.get("example_value")
             if not isinstance(fake, torch.Tensor):
-                raise TraceError(f"{node.name} crosses a cut and is no tensor")
+                raise TraceError(f"{node.name} crosses a cut and is not a tensor")
             self._numbers[node] = len(self._numbers) + len(self._cut.constants)
             self._cut.specs[self._numbers[node]] = self._trace.shapes.spec(fake, weight=weight)
         return self._numbers[node]
@@ -134,10 +137,10 @@ class _Splitter:
 def _piece_graph(
     nodes: list[fx.Node], outputs: list[fx.Node], token_inputs: list[fx.Node], shapes: TokenShapes
 ) -> tuple[fx.Graph, list[fx.Node]]:
-    """`nodes` as a graph of their own, and what it takes from outside.
+    """Return `nodes` as a new graph, and the nodes that are its inputs.
 
-    Numbers of tokens are read off an input, and what is computed from them is computed again, so
-    that no scalar is passed in.
+    No input is a scalar: the graph reads the number of tokens from the shape of an input, and
+    computes other scalars again.
     """
     nodes = _with_scalars(nodes)
     inside = set(nodes)
@@ -165,7 +168,7 @@ def _piece_graph(
 
 
 def _with_scalars(nodes: list[fx.Node]) -> list[fx.Node]:
-    """`nodes`, each after the scalars that it needs, down to the number of tokens itself."""
+    """Return `nodes`, each after the scalars that it needs."""
     found: dict[fx.Node, None] = {}
 
     def visit(node: fx.Node) -> None:
@@ -180,22 +183,23 @@ def _with_scalars(nodes: list[fx.Node]) -> list[fx.Node]:
 
 
 def _token_axis(nodes: list[fx.Node], shapes: TokenShapes) -> tuple[fx.Node, int]:
-    """The first of `nodes` that has a dimension of one row a token, and that dimension."""
+    """Return the first node that has a dimension of one row per token, and that dimension."""
     for node in nodes:
         for axis, size in enumerate(node.meta["example_value"].shape):
             if shapes.extent(size) == Extent(shapes.unit, 0, shapes.unit):
                 return node, axis
-    raise AssertionError("a forward's inputs have one row a token")
+    raise AssertionError("a forward's inputs have one row per token")
 
 
 def piece_ops(graph: fx.Graph) -> list[list[str]]:
-    """What each piece does that the graph would be cut into, for people."""
+    """Return the names of the ops of each piece of the graph, for people."""
     return [op_names(segment) for segment in _segments(graph) if isinstance(segment, list)]
 
 
 def _segments(graph: fx.Graph) -> list[fx.Node | list[fx.Node]]:
-    """Split ops, and the nodes between them; each part of a tuple stands where the tuple is
-    made.
+    """Return split ops, and lists of the nodes between them.
+
+    A `getitem` of a tuple is in the list where the tuple is computed.
     """
     segments: list[fx.Node | list[fx.Node]] = []
     home: dict[fx.Node, list[fx.Node]] = {}
@@ -204,7 +208,7 @@ def _segments(graph: fx.Graph) -> list[fx.Node | list[fx.Node]]:
         if node.op in ("placeholder", "output") or _is_scalar(node):
             continue
         if node.op in ("get_attr", "call_module"):
-            raise TraceError(f"the traced graph keeps {node.target} to itself")
+            raise TraceError(f"the traced graph has its own {node.target}")
         if split_op_name(node.target) is not None:
             segments += [current, node]
             current = []
@@ -216,7 +220,7 @@ def _segments(graph: fx.Graph) -> list[fx.Node | list[fx.Node]]:
 
 
 def _is_scalar(node: fx.Node) -> bool:
-    """Whether a node stands for a number of tokens or something computed from it."""
+    """Whether a node is the number of tokens or a scalar computed from it."""
     return isinstance(
         node.meta.get("example_value"),
         torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool,

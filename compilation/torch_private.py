@@ -1,6 +1,4 @@
-"""All that is used of torch's compilers under private names, and where torch 2.11 to 2.13 may
-differ.
-"""
+"""All uses of private names of torch's compilers, which may differ between torch 2.11 and 2.13."""
 
 from __future__ import annotations
 
@@ -26,14 +24,16 @@ from ..kernels.toolchain import version_of
 from .core.errors import CompileError, TraceError
 from .shapes import Extent, TensorSpec, TokenShapes
 
+# The number of tokens for which a compiler tunes its loops. The code supports any number.
 _EXAMPLE_TOKENS = 64
-"""The number of tokens that a compiler tunes its loops for; what it makes is right for any."""
 _MOST_TOKENS = 1 << 20
 
 
 class Trace(NamedTuple):
-    """A forward as one graph. `values`: what each placeholder stood for, in order: a tensor, or a
-    SymInt for a number of tokens.
+    """A forward as one graph.
+
+    `values` are the values of the placeholders, in order: tensors, or a SymInt for a number of
+    tokens.
     """
 
     graph: fx.Graph
@@ -41,7 +41,7 @@ class Trace(NamedTuple):
     shapes: TokenShapes
 
     def weights(self, inputs: Sequence[torch.Tensor]) -> list[fx.Node]:
-        """The placeholders of tensors that are none of `inputs`."""
+        """Return the placeholders of tensors that are not among `inputs`."""
         return [
             node
             for node, value in zip(
@@ -52,18 +52,17 @@ class Trace(NamedTuple):
 
 
 class _Done(Exception):
-    """Ends a trace once the graph is there, before guards are made that are never checked."""
+    """Ends a trace when the graph is complete, before guards are made that are never checked."""
 
 
 def trace(
     forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_tokens: int, unit: int = 1
 ) -> Trace:
-    """`forward(*inputs)` as one graph in which the inputs' first dimension is free, weights are
-    placeholders and nothing is guarded. `unit`: passes will take that dimension, at least twice it,
-    for a multiple of it.
+    """Trace `forward(*inputs)` as one graph without guards.
 
-    Raises `TraceError` where the forward breaks the graph, or takes another way for some numbers of
-    tokens up to `max_tokens`.
+    The first dimension of the inputs is dynamic, and weights are placeholders. Passes assume that
+    this dimension is a multiple of `unit`, at least twice `unit`. Raise `TraceError` if the forward
+    breaks the graph, or branches on the number of tokens up to `max_tokens`.
     """
     import torch._dynamo
 
@@ -76,7 +75,7 @@ def trace(
     for tensor in inputs:
         torch._dynamo.mark_dynamic(tensor, 0, min=2 * unit, max=-(-max_tokens // unit) * unit)
     try:
-        # What earlier traces saw must not turn this one's constants into variables.
+        # Shapes of earlier traces must not turn constants of this trace into variables.
         with (
             torch.no_grad(),
             _quiet("torch._dynamo"),
@@ -84,7 +83,7 @@ def trace(
         ):
             torch.compile(forward, backend=keep, fullgraph=True)(*inputs)
     except Exception as error:
-        # The end that `keep` makes arrives wrapped in an exception of Dynamo's.
+        # Dynamo wraps the exception that `keep` raises.
         if not traced:
             raise TraceError(sum_up(error)) from error
     if not traced:
@@ -96,7 +95,7 @@ def trace(
 def _token_shapes(
     graph_module: fx.GraphModule, values: list[Any], inputs: Sequence[torch.Tensor], unit: int
 ) -> TokenShapes:
-    """Finds the number of tokens among the symbols."""
+    """Find the symbols of the number of tokens."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     lengths = [
         node.meta["example_value"].shape[0]
@@ -120,10 +119,9 @@ def _token_shapes(
 def compile_package(
     module: fx.GraphModule, inputs: Sequence[TensorSpec], path: Path, options: dict[str, Any]
 ) -> None:
-    """Compile a piece with TorchInductor ahead of time into a package (.pt2) at `path`, for any
-    number of tokens.
+    """Compile a piece by TorchInductor ahead of time into a package (.pt2) at `path`.
 
-    Raises `CompileError`.
+    The package supports any number of tokens. Raise `CompileError` if the compilation fails.
     """
     import torch._inductor
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -138,7 +136,7 @@ def compile_package(
             program = torch.export.export(
                 module, examples, dynamic_shapes=_dynamic_shapes(inputs, units)
             )
-            # Inductor writes into the options.
+            # A copy, because Inductor writes into the options.
             torch._inductor.aoti_compile_and_package(
                 program, package_path=os.fspath(path), inductor_configs=dict(options)
             )
@@ -154,20 +152,19 @@ _SETTINGS = (
     "INDUCTOR_",
     "TRITON_",
 )
+# Variables with paths and numbers of processes, which do not change the code. Inductor sets some
+# itself.
 _NO_CODE = re.compile(
     r".*_(DIR|PATH|PTXAS_PATH)|TORCHINDUCTOR_(COMPILE_THREADS|WORKER_START|.*_LOG_PATH)"
 )
-"""Variables that say where something lies or how many processes work; Inductor sets some of them
-itself.
-"""
-
 
 _WRITTEN_BY_INDUCTOR = {"aot_inductor.metadata"}
 
 
 def inductor_environment() -> dict[str, str]:
-    """The variables from which Inductor and Triton take settings. Asking Inductor itself would
-    import it, which takes a second.
+    """Return the environment variables with settings of Inductor and Triton.
+
+    Asking Inductor would import it, which takes a second.
     """
     return {
         name: value
@@ -177,9 +174,7 @@ def inductor_environment() -> dict[str, str]:
 
 
 def inductor_changes() -> dict[str, Any]:
-    """What this process has set of Inductor's configuration itself, as values that JSON can
-    hold.
-    """
+    """Return the settings of Inductor that this process has changed, as JSON values."""
     config: Any = sys.modules.get("torch._inductor.config")
     if config is None:
         return {}
@@ -196,7 +191,7 @@ def inductor_changes() -> dict[str, Any]:
 
 
 def _unchanged(entry: Any) -> Any:
-    """What a setting is where this process has not touched it: the environment may have set it."""
+    """Return a setting's value without changes of this process: from the environment or default."""
     from torch.utils._config_module import _UNSET_SENTINEL
 
     values = (entry.env_value_force, entry.env_value_default, entry.default)
@@ -204,7 +199,7 @@ def _unchanged(entry: Any) -> Any:
 
 
 def change_inductor(changes: Mapping[str, Any]) -> None:
-    """Set in this process what `inductor_changes` gave in another."""
+    """Apply the `inductor_changes` of another process."""
     if changes:
         from torch._inductor import config
 
@@ -213,16 +208,16 @@ def change_inductor(changes: Mapping[str, Any]) -> None:
 
 
 def cpp_compiler() -> str | None:
-    """What Inductor's C++ compiler says of itself; None where there is none."""
+    """Return the version of Inductor's C++ compiler, or None if there is none."""
     path = shutil.which(os.environ.get("CXX", "g++"))
     return None if path is None else version_of(path)
 
 
 def _lower_packed_linear(module: fx.GraphModule) -> None:
-    """Teach Inductor `piecework::packed_linear` (x, packed weight, bias), where `module` calls it,
-    as a call of oneDNN's kernel from C++.
+    """Register a lowering of `piecework::packed_linear` (x, packed weight, bias) to oneDNN's
+    kernel, if `module` calls the op.
 
-    Inductor's own lowering of that kernel wants the weight to be a constant of the graph.
+    Inductor's own lowering of that kernel requires the weight to be a constant of the graph.
     """
     from torch._inductor import ir, lowering, mkldnn_ir
 
@@ -235,7 +230,7 @@ def _lower_packed_linear(module: fx.GraphModule) -> None:
 
 
 def _dynamic_shapes(inputs: Sequence[TensorSpec], units: Any) -> tuple[Any, ...]:
-    """For each input, its dimensions that grow with the number of tokens."""
+    """Return for each input the dimensions that depend on the number of tokens."""
 
     def dim(extent: Extent) -> Any:
         scaled = units if extent.per_unit == 1 else extent.per_unit * units
@@ -248,27 +243,29 @@ def _dynamic_shapes(inputs: Sequence[TensorSpec], units: Any) -> tuple[Any, ...]
 
 
 def load_package(path: Path) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """What `compile_package` made, as a function from inputs to outputs. Raises `RuntimeError`.
+    """Load a file of `compile_package` as a function from inputs to outputs.
 
-    The loader is used without its Python shell: that would import all of Inductor, and look up
-    pytrees at each call. A single runner without locks, since each process calls its pieces from
-    one thread.
+    The C++ loader is used directly, because its Python wrapper imports Inductor and flattens
+    arguments at each call. It has a single runner without locks, because each process calls its
+    pieces from one thread. Raise `RuntimeError` if the package cannot be loaded.
     """
     loader = torch._C._aoti.AOTIModelPackageLoader(os.fspath(path), "model", True, 1, -1)
     return cast("Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]", loader.run)
 
 
 def sum_up(error: BaseException) -> str:
-    """What went wrong, and where in the model's code if torch says so, in one line."""
+    """Return the error in one line, with the line of the model's code if torch names it."""
     text = str(getattr(error, "inner_exception", None) or error)
-    what = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    summary = next(
+        (line.strip() for line in text.splitlines() if line.strip()), type(error).__name__
+    )
     places = re.findall(r'File "(.+)", line (\d+)', text)
-    return f"{what} ({places[-1][0]}:{places[-1][1]})" if places else what
+    return f"{summary} ({places[-1][0]}:{places[-1][1]})" if places else summary
 
 
 @contextmanager
 def _quiet(*loggers: str) -> Iterator[None]:
-    """Torch's warnings and tracebacks of a failed attempt are ours to sum up in one line."""
+    """Silence torch's warnings and tracebacks. The caller reports a failure in one line."""
     levels = {name: logging.getLogger(name).level for name in loggers}
     try:
         for name in loggers:
@@ -282,7 +279,7 @@ def _quiet(*loggers: str) -> Iterator[None]:
 
 
 class GraphBreak(NamedTuple):
-    """Where a compiled function was cut, and why."""
+    """The place and the reason of a graph break."""
 
     reason: str
     file: str
@@ -290,10 +287,11 @@ class GraphBreak(NamedTuple):
 
 
 class CompileLog:
-    """What `torch.compile` has done for the functions of `compile_function` that share it.
+    """Records the work of `torch.compile` for the functions of `compile_function` that share the
+    log.
 
-    `seconds`: tracing and compiling, of everything in this process while the log exists. `graphs`:
-    how many were made.
+    `seconds` is the time of all tracing and compiling in this process while the log exists.
+    `graphs` counts the graphs.
     """
 
     def __init__(self) -> None:
@@ -309,7 +307,7 @@ class CompileLog:
 
     @property
     def built(self) -> int:
-        """Graphs whose code was built now, rather than found on disk."""
+        """Number of graphs whose code was built now, not found on disk."""
         return _cache_misses() - self._before
 
     def add(self, graph_module: fx.GraphModule) -> None:
@@ -337,8 +335,9 @@ def _cache_misses() -> int:
 def compile_function(
     function: Callable[..., Any], options: CompileOptions, log: CompileLog
 ) -> Callable[..., Any]:
-    """`torch.compile(function)` for a device, which tells `log` of each graph. Raises `ValueError`
-    for a mode that is none.
+    """Return `torch.compile(function)` for a device. It records each graph in `log`.
+
+    Raise `ValueError` if the mode does not exist.
     """
     if options.backend == "inductor":
         from torch._inductor import config, list_mode_options
@@ -369,19 +368,17 @@ def compile_function(
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Whether a call of a compiled function failed in the compiler, before anything was
-    computed.
-    """
+    """Whether a call of a compiled function failed in the compiler, before computing anything."""
     from torch._dynamo.exc import TorchDynamoException
 
     return isinstance(error, TorchDynamoException)
 
 
 def keep_inductor_s_code(folder: Path) -> None:
-    """Let inductor's cache lie in `folder`, unless the user has chosen another."""
+    """Put Inductor's cache into `folder`, unless the user has chosen another one."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # Inductor writes its default into the environment when anything first asks for the folder: that
-    # is no choice of the user's.
+    # Inductor writes its default into the environment at the first use, which is not a choice of
+    # the user.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.fspath(folder)

@@ -1,6 +1,4 @@
-"""Forwards that are recorded as they run: in one graph, or with a break at every split op (no
-compiler, no trace).
-"""
+"""Forwards recorded without trace or compiler, in one graph or with breaks at split ops."""
 
 from __future__ import annotations
 
@@ -16,14 +14,12 @@ from .piecewise import PiecewiseForward
 from .recording import Recorder, Recording
 
 Forward = Callable[..., torch.Tensor]
+# Maps a number of tokens to the arguments of `kernels.graph.HostArguments`.
 HostArgumentsOfSize = Callable[[int], Mapping[str, Any]]
-"""For a number of tokens, what `kernels.graph.HostArguments` gives."""
 
 
 def _weights(forward: Forward) -> Mapping[str, torch.Tensor]:
-    """What graphs of a forward read at addresses that others may change: a model's parameters and
-    buffers.
-    """
+    """Return the parameters and buffers of a forward, whose addresses must not change."""
     if isinstance(forward, PiecewiseForward):
         return forward.weights
     return (
@@ -34,10 +30,10 @@ def _weights(forward: Forward) -> Mapping[str, torch.Tensor]:
 
 
 class FullForward:
-    """The whole forward in one graph, attention too: for batches of pure decodes, by the number of
-    which all shapes are set.
+    """The whole forward in one graph, attention included, for batches of decodes.
 
-    `host_arguments`: what its kernels do not read from tensors; None: nothing.
+    The number of decodes determines all shapes. `host_arguments` returns the arguments that kernels
+    do not read from tensors. It is None if there are none.
     """
 
     def __init__(self, forward: Forward, host_arguments: HostArgumentsOfSize | None = None) -> None:
@@ -58,8 +54,8 @@ class FullForward:
 
 
 class BreakableForward:
-    """The forward runs once while it is recorded; each split op ends a graph, runs between, and
-    begins the next.
+    """Records the forward while it runs once. Each split op ends a graph, runs, and starts the next
+    graph.
     """
 
     def __init__(self, forward: Forward) -> None:

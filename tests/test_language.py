@@ -16,6 +16,7 @@ from source_facts import ROOT, product_files
 # Rooms and files that are written in plain English. A new one belongs here.
 PLAIN = (
     "cli/",
+    "compilation/",
     "docs/architecture.md",
     "kernels/",
     "runtime/cache/",

@@ -1,1 +1,1 @@
-"""What every room of the compiler shares: its errors, and the ops at which a forward is split."""
+"""Shared by all parts of the compiler: its errors, and the ops at which a forward is split."""

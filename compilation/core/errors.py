@@ -1,6 +1,4 @@
-"""What can go wrong between a forward and its graphs. None of it reaches a client: the step
-runs eagerly.
-"""
+"""Errors between a forward and its graphs. None of them reaches a client: the step runs eagerly."""
 
 from __future__ import annotations
 
@@ -10,18 +8,16 @@ class GraphError(Exception):
 
 
 class TraceError(GraphError):
-    """The forward cannot be taken as one graph that is right for every number of tokens; it runs
-    without pieces.
-    """
+    """The forward has no single graph for all numbers of tokens. It runs without pieces."""
 
 
 class CompileError(GraphError):
-    """A piece cannot be compiled; it runs as it was traced."""
+    """A piece cannot be compiled. It runs as it was traced."""
 
 
 class NotStoredError(GraphError):
-    """The compile cache lacks a part of the forward; a process that serves runs without pieces."""
+    """The compile cache lacks a part of the forward. A serving process runs without pieces."""
 
 
 class CaptureError(GraphError):
-    """A size cannot be recorded, or its replay is wrong; it runs without a graph."""
+    """A size cannot be recorded, or its replay is wrong. It runs without a graph."""

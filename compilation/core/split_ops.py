@@ -1,6 +1,4 @@
-"""The registry of split ops: where a forward is cut, for each is a step of its own that no graph
-records.
-"""
+"""The registry of split ops. A forward is split at these ops, and no graph records them."""
 
 from __future__ import annotations
 
@@ -12,22 +10,21 @@ from typing import Any
 import torch
 
 Implementation = Callable[..., Any]
+# Runs a split op during a recording. Takes its implementation and arguments, and returns its
+# result.
 Recorder = Callable[[Implementation, tuple[Any, ...]], Any]
-"""Runs a split op in the middle of a recording: called with its implementation and arguments,
-returns its result.
-"""
 
 _implementations: dict[str, Implementation] = {}
 _recorder: Recorder | None = None
 
 
 def register_split_op(name: str, implementation: Implementation | None = None) -> Implementation:
-    """Cut forwards at the op `name` ("namespace::op"). Returns the function to register as the op's
+    """Split forwards at the op `name` ("namespace::op"). Return the function to register as its
     kernel.
 
-    With `implementation`, pieces call it straight, past torch's dispatcher, and a breakable capture
-    (`whole.py`) interrupts its recording for it. Without, the op itself is called; a
-    collective, say, whose kernel is torch's.
+    With `implementation`, split forwards call it without torch's dispatcher, and a breakable
+    capture (`whole.py`) pauses its recording for it. Without, the op itself is called, for example
+    a collective whose kernel is torch's.
     """
     run = implementation or _op(name)
     _implementations[name] = run
@@ -40,7 +37,7 @@ def register_split_op(name: str, implementation: Implementation | None = None) -
 
 
 def split_op_name(target: Any) -> str | None:
-    """The name of the registered split op that an FX node calls, if it does."""
+    """Return the name of the registered split op that an FX node calls, or None."""
     if not isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return None
     namespace, op = str(target).split(".")[:2]
@@ -49,7 +46,7 @@ def split_op_name(target: Any) -> str | None:
 
 
 def implementation(name: str) -> Implementation:
-    """What a step of a cut forward calls."""
+    """Return the function that a split forward calls for this op."""
     return _implementations[name]
 
 
@@ -59,7 +56,7 @@ def registered() -> list[str]:
 
 @contextmanager
 def recording_around_split_ops(recorder: Recorder) -> Iterator[None]:
-    """Inside the block, split ops that run through torch's dispatcher go through `recorder`."""
+    """Pass the split ops that torch dispatches inside the block to `recorder`."""
     global _recorder
     assert _recorder is None, "a recording is going on already"
     _recorder = recorder

@@ -1,1 +1,1 @@
-"""Changes to the whole traced forward, before it is cut into pieces."""
+"""Changes to the whole traced forward before it is split into pieces."""

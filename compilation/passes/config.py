@@ -1,4 +1,4 @@
-"""What a user wishes of the passes: `--passes`, and `PassConfig` for `LLM(...)`. Free of torch."""
+"""The settings of passes: `--passes`, and `PassConfig` for `LLM(...)`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _TOKENS = "sequence_parallel_tokens="
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassConfig:
-    """Each pass in the order in which they run: True, False, or None for what suits the machine.
+    """The passes in their order: True, False, or None for the default of the machine.
 
         LLM("model", passes=PassConfig(norm_quant=False))
 
-    A pass that is asked for runs also where no kernel makes it worth while, unless the device
-    cannot do it at all. `sequence_parallel_tokens`: from how many on a step's rows are split over
-    ranks; None: the device's number.
+    A pass that is True runs even without a kernel that makes it faster, unless the device cannot
+    run it. `sequence_parallel_tokens` is the number of tokens from which the rows of a step are
+    split over ranks. None means the number of the device.
     """
 
     noop: bool | None = None
@@ -34,8 +34,9 @@ class PassConfig:
 
     @classmethod
     def parse(cls, text: str) -> PassConfig:
-        """`auto`, `none`, or `+name,-name`, which may follow either, and
-        `sequence_parallel_tokens=N`. Raises `ValueError` with the names that exist.
+        """Parse `auto` or `none`, followed by `+name`, `-name` and `sequence_parallel_tokens=N`.
+
+        `auto` may be left out. Raise `ValueError` with the names that exist.
         """
         names = pass_names()
         words, wishes = text.split(","), dict[str, bool]()
@@ -58,17 +59,18 @@ class PassConfig:
 
     @property
     def wishes(self) -> dict[str, bool | None]:
-        """Of each pass, in order."""
+        """The setting of each pass, in order."""
         return {name: getattr(self, name) for name in pass_names()}
 
     def settled(self, *, packs: bool) -> PassConfig:
-        """What depends on the machine's memory, decided: whether `pack_linear` runs unless the
-        user has said so. Every process that makes or loads pieces of the model is told.
+        """Set `pack_linear`, which depends on the machine's memory, unless the user has set it.
+
+        All processes that make or load pieces of the model get the result.
         """
         return self if self.pack_linear is not None else replace(self, pack_linear=packs)
 
     def __str__(self) -> str:
-        """The text that `parse` reads so."""
+        """Return the text that `parse` reads as this config."""
         wishes, tokens = self.wishes, self.sequence_parallel_tokens
         number = [] if tokens is None else [f"{_TOKENS}{tokens}"]
         if None not in wishes.values():
@@ -80,7 +82,7 @@ class PassConfig:
 
 
 def pass_names() -> list[str]:
-    """All passes, in the order in which they run."""
+    """Return the names of all passes, in order."""
     return [field.name for field in fields(PassConfig) if field.name != _TOKENS[:-1]]
 
 

@@ -1,4 +1,4 @@
-"""What passes know besides the graph."""
+"""The input of passes besides the graph."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Fusions: ops that follow one another become one op.
+"""Fusions: passes that replace a sequence of ops by one op.
 
-torch's matcher finds them, `torch.fx.passes.utils.matcher_utils.SubgraphMatcher`, on which
-`torch.fx.subgraph_rewriter` stands too; what takes their place is written by `rewrite`, for the
-rewriter leaves new nodes without example values.
+`torch.fx.passes.utils.matcher_utils.SubgraphMatcher` finds the ops. `rewrite` inserts the new op,
+because `torch.fx.subgraph_rewriter` leaves new nodes without example values.
 """
 
 from __future__ import annotations
@@ -22,16 +21,17 @@ from .rewrite import inline, replace
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Two functions of the same arguments and results, over `piecework::*` and aten ops. Where
-    `match` is found, `replacement`, one op of `kernels.ops`, takes its place.
+    """A function of `piecework::*` and aten ops, and the op of `kernels.ops` that replaces it.
+
+    Both have the same arguments and results.
 
         def match(x, weight, eps, scale, dtype):
             return quantize_static(rms_norm(x, weight, eps), scale, dtype)
 
         Pattern(match, torch.ops.piecework.rms_norm_quantize_static.default)
 
-    An argument stands for any tensor or constant. Where something else reads what `match` computes
-    on its way, it is no match.
+    An argument matches any tensor or constant. If another node reads an intermediate result of
+    `match`, it does not match.
     """
 
     match: Callable[..., Any]
@@ -43,20 +43,21 @@ class Pattern:
         return self.replacement._schema.name.removeprefix("piecework::")
 
     def applies(self, platform: Platform) -> bool:
-        """Whether the platform gains by it: one kernel where there were two. Without a kernel, a
-        compiler that fuses does as well by itself.
+        """Whether the platform has a kernel for the replacement. Without one, a compiler that fuses
+        is as fast.
         """
         return ops.has_kernel(platform.device_type, self.op)
 
     def rewrite(self, graph: fx.Graph, device_type: str | None) -> int:
-        """Replace all that matches, or where a device is given what that has a kernel for; returns
-        how often.
+        """Replace all matches and return their number.
+
+        If `device_type` is given, replace only those for which the device has a kernel.
         """
         from torch.fx.passes.utils.matcher_utils import SubgraphMatcher
 
         sought = fx.symbolic_trace(self.match).graph
         inside = [node for node in sought.nodes if node.op not in ("placeholder", "output")]
-        # The matcher takes a result for found whose op the graph does not have at all.
+        # The matcher reports a match even if the graph lacks the op of a result.
         if not {node.target for node in inside} <= {node.target for node in graph.nodes}:
             return 0
         count, changed = 0, dict[fx.Node, fx.Node]()
@@ -81,8 +82,9 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """A pass of patterns, none of which finds what another makes. `device_type`: only what that
-    device has kernels for is matched.
+    """A pass of patterns. No pattern matches the result of another one.
+
+    If `device_type` is given, only ops with kernels of that device are replaced.
     """
 
     name: str
@@ -91,7 +93,9 @@ class Fusion:
 
     @property
     def key(self) -> str:
-        return " ".join([self.name, str(self.device_type), *(each.op for each in self.patterns)])
+        return " ".join(
+            [self.name, str(self.device_type), *(pattern.op for pattern in self.patterns)]
+        )
 
     def __call__(self, graph: fx.Graph, context: PassContext) -> int:
         return sum(pattern.rewrite(graph, self.device_type) for pattern in self.patterns)

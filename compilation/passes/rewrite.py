@@ -1,5 +1,6 @@
-"""Plain functions over tensors, written into a traced graph: each op a node with the example value
-of what it gives (`node.meta["example_value"]`).
+"""Writes functions of tensors into a traced graph.
+
+Each op becomes a node with the example value of its result (`node.meta["example_value"]`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ def inline(
     arguments: Sequence[Any],
     keywords: Mapping[str, Any] | None = None,
 ) -> list[fx.Node]:
-    """What `function` does to `arguments` (a node stands for a tensor), as nodes before another
-    one; returns those of its results.
+    """Insert the ops of `function` on `arguments` before a node. Return the nodes of its results.
+
+    An argument that is a node is a tensor.
     """
     tracer = _Inliner(graph)
     args, kwargs = fx.map_arg((tuple(arguments), dict(keywords or {})), tracer.proxy)  # type: ignore[arg-type]
@@ -40,8 +42,9 @@ def inline(
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:
-    """Let the readers of `old` read `new`. They were traced for its strides: raises `TraceError`
-    where `new` has others.
+    """Replace `old` by `new` in all nodes that read it.
+
+    They were traced for its strides, so raise `TraceError` if `new` has another layout.
     """
     if layout(old) != layout(new):
         raise TraceError(f"{old.target} has another layout than {new.target} in its place")
@@ -49,8 +52,9 @@ def replace(old: fx.Node, new: fx.Node) -> None:
 
 
 def layout(node: fx.Node) -> tuple[Any, ...]:
-    """Shape, strides, place and type of the tensor that a node gives. To be compared: that makes
-    no assumption on the number of tokens.
+    """Return shape, strides, offset, dtype and device of a node's tensor.
+
+    Two layouts can be compared without a guard on the number of tokens.
     """
     value = node.meta["example_value"]
     numbers = (*value.shape, *value.stride(), value.storage_offset())
@@ -59,7 +63,7 @@ def layout(node: fx.Node) -> tuple[Any, ...]:
 
 
 def op_name(node: fx.Node) -> str:
-    """What a call calls, in the same short word for functions, methods and ops."""
+    """Return the short name of the function, method or op that a node calls."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.name.rpartition("::")[2]
@@ -67,12 +71,12 @@ def op_name(node: fx.Node) -> str:
 
 
 def our_op(node: fx.Node) -> str:
-    """`op_name` of a call of an op of ours; empty for other nodes."""
+    """Return the `op_name` of a `piecework` op, or an empty text for other nodes."""
     return op_name(node) if str(node.target).startswith("piecework.") else ""
 
 
 class _Inliner(GraphAppendingTracer):
-    """Appends to a traced graph."""
+    """Appends nodes with example values to a traced graph."""
 
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__(graph)
@@ -91,11 +95,11 @@ class _Inliner(GraphAppendingTracer):
 
 
 class _Value(fx.Proxy):
-    """A tensor that is being computed, whose shape is known."""
+    """The proxy of a tensor whose shape is known."""
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Numbers, and nodes for what depends on the number of tokens."""
+        """The sizes. Those that depend on the number of tokens are proxies."""
         sizes = self.node.meta["example_value"].shape
         return tuple(
             size if isinstance(size, int) else self.size(axis) for axis, size in enumerate(sizes)

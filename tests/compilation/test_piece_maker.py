@@ -284,7 +284,7 @@ def test_an_npu_takes_eager_and_says_so_in_one_line(caplog: pytest.LogCaptureFix
     npu = NpuPlatform.__new__(NpuPlatform)
     assert isinstance(piece_compiler("inductor", npu), EagerCompiler)
     (record,) = caplog.records
-    assert "inductor is not to be had on npu: eager is used" in record.message
+    assert "inductor is not available on npu: eager is used" in record.message
 
 
 def test_an_unknown_compiler_is_refused() -> None:

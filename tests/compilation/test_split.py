@@ -147,7 +147,7 @@ def test_any_op_can_be_registered_by_name() -> None:
 def test_a_way_that_depends_on_the_number_of_tokens_is_refused() -> None:
     refused(
         lambda ids, positions: ids.float() * 2 if ids.shape[0] > 100 else ids.float(),
-        "another way for some numbers of tokens",
+        "branches on the number of tokens",
     )
 
 
@@ -171,7 +171,7 @@ def test_a_tuple_across_a_cut_is_refused() -> None:
         x, y = torch.ops.toy.pair(input_ids.float())
         return x + y
 
-    refused(forward, "is no tensor")
+    refused(forward, "is not a tensor")
 
 
 def test_keywords_of_a_split_op_are_refused() -> None:

@@ -1,5 +1,7 @@
-"""all_reduce, then add and RMSNorm (and quantise, where `norm_quant` has taken that in) become one
-op: one pass over the rows where there were two or three.
+"""Fuses all_reduce, addition and RMSNorm, and quantisation if `norm_quant` has fused it, into one
+op.
+
+The op reads the rows once instead of two or three times.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ _FUSED = {norm: getattr(torch.ops.piecework, f"all_reduce_{norm}").default for n
 
 @dataclass(frozen=True, slots=True)
 class AllreduceNorm:
-    """For sums of `dtypes`, or of any. No pattern: a forward's last norm gives a sum that nobody
-    reads.
+    """Fuses sums of `dtypes`, or of all dtypes if None.
+
+    It is not a `Pattern`, because no node reads the sum of a forward's last norm.
     """
 
     dtypes: tuple[torch.dtype, ...] | None = None

@@ -1,6 +1,7 @@
-"""A product and the collective beside it become one op, so that parts of the one are sent while
-others are computed: all_gather then linear, linear then reduce_scatter, and on devices that gain by
-it linear then all_reduce.
+"""Fuses a matrix product with the collective before or after it.
+
+The fused op sends parts of the result while it computes others. Fused are all_gather then linear,
+linear then reduce_scatter, and on some devices linear then all_reduce.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ piecework = torch.ops.piecework
 
 @dataclass(frozen=True, slots=True)
 class AsyncTp:
-    """Comes behind `sequence_parallel`, which leaves those collectives. A gather that several read
-    stays by itself. `reduces`: whether all_reduce is taken in, too.
+    """Runs after `sequence_parallel`, which inserts these collectives.
+
+    A gather with several readers is not fused. `reduces` says whether all_reduce is fused too.
     """
 
     reduces: bool = False
@@ -39,20 +41,20 @@ class AsyncTp:
             scatters = [user for user in node.users if our_op(user) == "reduce_scatter"]
             if len(node.users) == 1 and scatters:
                 (scatter,) = scatters
-                _become(scatter, f"{linear}_reduce_scatter", node, scatter.args[1:])
+                _fuse(scatter, f"{linear}_reduce_scatter", node, scatter.args[1:])
                 graph.erase_node(node)
                 count += 1
                 continue
             reduces = [user for user in node.users if our_op(user) == "all_reduce"]
             if self.reduces and linear == "linear" and len(node.users) == 1 and reduces:
-                _become(reduces[0], "linear_all_reduce", node, reduces[0].args[1:])
+                _fuse(reduces[0], "linear_all_reduce", node, reduces[0].args[1:])
                 graph.erase_node(node)
                 count += 1
                 continue
-            gathers = [each for each in node.args[:2] if _is_gather(each)]
+            gathers = [arg for arg in node.args[:2] if _is_gather(arg)]
             x: Any = node.args[0]
-            if x in gathers and all(len(each.users) == 1 for each in gathers):
-                _become(node, f"all_gather_{linear}", node, x.args[1:])
+            if x in gathers and all(len(gather.users) == 1 for gather in gathers):
+                _fuse(node, f"all_gather_{linear}", node, x.args[1:])
                 for gather in gathers:
                     node.replace_input_with(gather, gather.args[0])
                     graph.erase_node(gather)
@@ -61,7 +63,7 @@ class AsyncTp:
 
 
 def _linear(node: fx.Node) -> str | None:
-    """Its name in `fused_collectives`."""
+    """Return the name of a linear op in `fused_collectives`, or None for other nodes."""
     if our_op(node) == "scaled_linear":
         return "scaled_linear"
     return "linear" if node.op == "call_function" and node.target in LINEAR else None
@@ -71,8 +73,11 @@ def _is_gather(node: Any) -> bool:
     return isinstance(node, fx.Node) and our_op(node) == "all_gather"
 
 
-def _become(node: fx.Node, name: str, linear: fx.Node, group: Any) -> None:
-    """Let `node` compute both, and give what it gave. `group`: what the collective names it by."""
+def _fuse(node: fx.Node, name: str, linear: fx.Node, group: Any) -> None:
+    """Turn `node` into the fused op, with the same result.
+
+    `group` are the collective's arguments.
+    """
     given = [*linear.args, *linear.kwargs.values()]
     if our_op(linear) != "scaled_linear":
         given += [None] * (3 - len(given))

@@ -1,5 +1,6 @@
-"""Attention whose result is only quantised to FP8, by a static scale, writes it in FP8: across the
-cut, `piecework::attention` and the next piece's `quantize_static` become one split op.
+"""Fuses attention with the static FP8 quantisation of its result into one split op.
+
+The quantisation is in the piece after `piecework::attention`, so this pass works across a cut.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 
 
 class AttentionQuant:
-    """No pattern: attention returns nothing, it fills a buffer, by which it is found."""
+    """The pass. It is not a `Pattern`, because attention returns nothing but fills a buffer."""
 
     name = key = "attention_quant"
 
@@ -33,8 +34,8 @@ class AttentionQuant:
 
 
 class _Match(NamedTuple):
-    """`out`, the buffer; attention, which alone fills it; `flat`, its one view; and what alone
-    reads that.
+    """The buffer `out`, the attention that fills it, its only view `flat`, and the only reader of
+    the view.
     """
 
     out: fx.Node

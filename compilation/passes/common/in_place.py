@@ -1,6 +1,7 @@
-"""Elementwise ops, and sums over ranks, write over an input that nobody needs any more, instead of
-into new memory. It comes after `lower`, since it is plain torch that has in-place forms, and is for
-pieces that run as they were traced: a compiler that fuses reuses memory itself.
+"""Makes elementwise ops and sums over ranks overwrite an input that is not needed any more.
+
+The pass runs after `lower`, because plain torch ops have in-place forms. It is for pieces that run
+as traced: a compiler that fuses reuses memory itself.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _FORMS = {
     "clamp": "clamp_",
     "round": "round_",
 }
-_EITHER = {"add", "mul"}
-"""Whose operands may change places."""
+_COMMUTATIVE = {"add", "mul"}
 _CASTS = {"to", "float", "half", "bfloat16", "double"}
+# Ops that return new memory. So do all `piecework` ops except attention. Views do not. In-place
+# forms do if their source has no other reader afterwards.
 _FRESH = {*_FORMS, "linear", "rms_norm", "silu", "roll", "cat", "abs", "amax"}
-"""Ops that give memory of their own, as all of `piecework` but attention do; views do not, and of
-in-place forms those whose source nobody reads any more.
-"""
 
 
 class InPlace:
+    """The pass. Returns the number of changed ops."""
+
     name = key = "in_place"
 
     def __call__(self, graph: fx.Graph, context: PassContext) -> int:
@@ -48,9 +49,9 @@ class InPlace:
                 count += 1
             if name not in _FORMS or node.kwargs.keys() - {"min", "max"}:
                 continue
-            for source in node.args[: 2 if name in _EITHER else 1]:
+            for source in node.args[: 2 if name in _COMMUTATIVE else 1]:
                 if isinstance(source, fx.Node) and _may_be_overwritten(source, node, pieces):
-                    others = [each for each in node.args if each is not source]
+                    others = [arg for arg in node.args if arg is not source]
                     node.op, node.target = "call_method", _FORMS[name]
                     node.args = (source, *others)
                     count += 1
@@ -59,7 +60,7 @@ class InPlace:
 
 
 def _may_be_overwritten(source: Any, node: fx.Node, pieces: dict[fx.Node, int]) -> bool:
-    """Whether `source` ends with `node`, is of the same piece, and fits what `node` gives."""
+    """Whether `node` is the last reader of `source`, in the same piece, and has its layout."""
     return (
         isinstance(source.meta["example_value"], torch.Tensor)
         and pieces[source] == pieces[node]
@@ -70,14 +71,14 @@ def _may_be_overwritten(source: Any, node: fx.Node, pieces: dict[fx.Node, int]) 
 
 
 def _ends_with(source: fx.Node, node: fx.Node) -> bool:
-    """Whether `node` is the last that reads `source`, which is memory without views."""
+    """Whether `node` is the last reader of `source`, whose memory has no views."""
     return _is_fresh(source) and all(
         user is node or (user < node and _is_fresh(user)) for user in source.users
     )
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Whether a node gives memory of its own, of which nothing else is a view."""
+    """Whether a node returns new memory without other views."""
     if not node.op.startswith("call"):
         return False
     source = node.args[0] if node.args else None

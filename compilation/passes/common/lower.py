@@ -1,6 +1,4 @@
-"""Ops of ours become plain torch where a compiler is to look into them, or no kernel computes
-them.
-"""
+"""Replaces `piecework` ops by plain torch if a compiler fuses them, or if there is no kernel."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from ..rewrite import inline, replace
 
 @dataclass(frozen=True, slots=True)
 class Lower:
-    """Puts the definition of `piecework::name` (`kernels.reference`) in its place, for each of
-    `names`, and for all others where `device_type` has a kernel that does not take the node's
-    dtype.
+    """Replaces `piecework::name` by its definition in `kernels.reference`, for each of `names`.
+
+    Also replaces other ops whose kernel on `device_type` does not support the node's dtype.
     """
 
     names: tuple[str, ...]

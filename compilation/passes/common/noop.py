@@ -1,5 +1,5 @@
-"""What gives its input unchanged goes: views to the same shape, casts to the same type, slices of
-everything; and a cast that only passes through a wider type goes straight.
+"""Removes ops that return their input unchanged: views to the same shape, casts to the same dtype,
+and slices of everything. Two casts with a wider dtype between them become one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from ..rewrite import layout, op_name
 _VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "expand", "contiguous", "narrow"}
 _CASTS = {"to", "float", "half", "bfloat16", "double", "type"}
 _NARROW = {torch.bfloat16, torch.float16}
-_WIDE = {torch.float32, torch.float64}
-"""Hold every number of each that is narrow."""
+_WIDE = {torch.float32, torch.float64}  # They represent all numbers of the narrow dtypes.
 
 
 class Noop:
+    """The pass. Returns the number of removed ops."""
+
     name = key = "noop"
 
     def __call__(self, graph: fx.Graph, context: PassContext) -> int:
@@ -40,7 +41,7 @@ class Noop:
 
 
 def _source(node: fx.Node) -> fx.Node | None:
-    """What a view, cast or slice is made of; None for other ops."""
+    """Return the input of a view, cast or slice, or None for other ops."""
     if not node.op.startswith("call") or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     source, name = node.args[0], op_name(node)
@@ -59,11 +60,12 @@ def _is_cast(node: fx.Node) -> bool:
 
 
 def _is_detour(source: fx.Node, node: fx.Node) -> bool:
-    """Whether `source` is a cast to a type that holds every number of the one before, and `node`
-    one to another: a cast to another device only leaves the type to `source`.
+    """Whether `source` is a cast from a narrow to a wide dtype, and `node` a cast to a third dtype.
+
+    If `node` only moves the tensor to another device, the dtype stays, and `source` is needed.
     """
     before = _source(source) if _is_cast(source) else None
     if before is None:
         return False
-    was, through, now = (each.meta["example_value"].dtype for each in (before, source, node))
+    was, through, now = (cast.meta["example_value"].dtype for cast in (before, source, node))
     return through in _WIDE and was in _NARROW and now != through

@@ -1,4 +1,4 @@
-"""(Add and) RMSNorm, then quantise."""
+"""Fuses RMSNorm, with or without an addition before, with quantisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The norm of each head of queries and keys, then their rotation."""
+"""Fuses the norm of each head of queries and keys with their rotation."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Each rank adds and normalises rows of its own: an all_reduce becomes a reduce_scatter, and what
-others than norms read of the rows is gathered behind the norm. The residual stream stays split
-from layer to layer.
+"""Splits the rows of norms and residuals over ranks.
+
+An all_reduce becomes a reduce_scatter, so each rank adds and normalises its own rows. The result of
+a norm is gathered for ops other than norms. The residual stream stays split between layers.
 
 After "Reducing Activation Recomputation in Large Transformer Models" (Korthikanti et al., 2022).
-As many bytes are sent as before, or fewer where the norm's result is quantised; norms and
-residuals take a share of the time and the memory.
+The ranks send as many bytes as before, or fewer if the norm's result is quantised. Each rank needs
+only its share of the time and memory of norms and residuals.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ..context import PassContext
 from ..rewrite import our_op
 
 piecework = torch.ops.piecework
+# Ops of `kernels.ops` that compute each row separately, with the number of arguments that have
+# rows.
 _ROW_BY_ROW = {
     "quantize_static": 1,
     "quantize_dynamic": 1,
@@ -29,15 +32,14 @@ _ROW_BY_ROW = {
         for name in (norm, f"{norm}_quantize_static", f"{norm}_quantize_dynamic")
     },
 }
-"""Ops of `kernels.ops` that compute each row by itself, and how many of their arguments have
-rows.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceParallel:
-    """For steps whose number of tokens is a multiple of `ranks`, at least twice it: the forward is
-    good for no others afterwards. Counts the all_reduces.
+    """Splits rows over `ranks`. Returns the number of replaced all_reduces.
+
+    The changed forward supports only numbers of tokens that are a multiple of `ranks`, at least
+    twice `ranks`.
     """
 
     ranks: int
@@ -61,7 +63,7 @@ class SequenceParallel:
                 group = node.args[1]
                 count += 1
             else:
-                node.args = fx.map_arg(node.args, lambda each: rows.get(each, each))
+                node.args = fx.map_arg(node.args, lambda arg: rows.get(arg, arg))
                 rows[node] = node
             _infer(rows[node])
         for node in split:
@@ -81,8 +83,8 @@ class SequenceParallel:
 
 
 def _split(graph: fx.Graph) -> list[fx.Node]:
-    """All of which a rank can have rows of its own: sums that a norm reads, and what is made of
-    such rows alone.
+    """Return the nodes whose rows can be split: sums that a norm reads, and row-wise ops on nodes
+    whose rows are split.
     """
     found: dict[fx.Node, None] = {}
     for node in graph.nodes:
@@ -91,10 +93,10 @@ def _split(graph: fx.Graph) -> list[fx.Node]:
         if (
             our_op(node) == "all_reduce"
             or (node.target is operator.getitem and source in found and _several(source))
-            or (operands and all(each in found for each in node.args[:operands]))
+            or (operands and all(arg in found for arg in node.args[:operands]))
         ):
             found[node] = None
-    # A sum that no norm reads would only be scattered and gathered.
+    # Without a norm that reads it, a sum would only be scattered and gathered again.
     return [
         node
         for node in found
@@ -107,8 +109,8 @@ def _several(node: fx.Node) -> bool:
 
 
 def _infer(node: fx.Node) -> None:
-    """Gives a node the example value that follows from its arguments'."""
+    """Set the example value of a node from those of its arguments."""
     target: Any = node.target
     node.meta["example_value"] = target(
-        *fx.map_arg(node.args, lambda each: each.meta["example_value"])
+        *fx.map_arg(node.args, lambda arg: arg.meta["example_value"])
     )

@@ -1,4 +1,4 @@
-"""SiLU and multiply, then quantise."""
+"""Fuses SiLU and multiplication with quantisation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Projections read weights that were laid out once for the device's matrix kernels, instead of
-laying them out at every call.
+"""Makes linear layers read weights that were packed once for the device's matrix kernels.
+
+Otherwise the kernels would pack them at every call.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ LINEAR = {F.linear, torch.ops.aten.linear.default}
 
 @dataclass(frozen=True, slots=True)
 class PackLinear:
-    """`op(x, weight, bias)` takes the place of every `linear` on a bfloat16 weight that nothing
-    else reads: another reader would need it as it was.
+    """Replaces `linear` by `op(x, weight, bias)` if its weight is bfloat16 and all its readers are
+    `linear`. Another reader would need the weight unpacked.
     """
 
     op: torch._ops.OpOverload
@@ -42,8 +43,8 @@ class PackLinear:
 
 
 def unpacked(graph: fx.Graph) -> tuple[fx.Graph, tuple[int, ...]]:
-    """A piece on weights as the model has them, and which of its inputs `graph` takes packed, as
-    `Platform.pack_linear_weight` does.
+    """Return the graph with unpacked weights, and the indices of the inputs that `graph` takes
+    packed by `Platform.pack_linear_weight`.
     """
     places = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
     copy = fx.Graph()
@@ -58,7 +59,7 @@ def unpacked(graph: fx.Graph) -> tuple[fx.Graph, tuple[int, ...]]:
 
 
 def _is_weight_of(node: fx.Node, user: fx.Node) -> bool:
-    """Whether `user` is a `linear` that reads `node` as its weight, and as nothing else."""
+    """Whether `user` is a `linear` that reads `node` only as its weight."""
     arguments = [*user.args, *user.kwargs.values()]
     return user.target in LINEAR and [
         place for place, argument in enumerate(arguments) if argument is node
