@@ -1,4 +1,4 @@
-"""What the OpenAI endpoints answer, for `/openapi.json`."""
+"""Models of the answers of the OpenAI endpoints, for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class CompletionTokensDetails(Answer):
 
 
 class ChatUsageAnswer(UsageAnswer):
-    """`completion_tokens_details`: of models that think."""
+    """`completion_tokens_details` is set for models that think."""
 
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TokenLogprobAnswer(Answer):
-    """`token` has U+FFFD where it is part of a character, `bytes` what it is."""
+    """`token` has U+FFFD for a part of a character. `bytes` are the exact bytes."""
 
     token: str
     logprob: float
@@ -50,7 +50,7 @@ class ChatLogprobs(Answer):
 
 
 class CalledFunction(Answer):
-    """`arguments`: JSON."""
+    """`arguments` is JSON text."""
 
     name: str
     arguments: str
@@ -63,7 +63,7 @@ class ToolCallAnswer(Answer):
 
 
 class AssistantMessage(Answer):
-    """`content` is null where there are calls alone. Thoughts come under two names."""
+    """`content` is null if the message has only calls. Thoughts are sent under two names."""
 
     role: Literal["assistant"]
     content: str | None
@@ -87,7 +87,7 @@ class CalledFunctionPiece(Answer):
 
 
 class ToolCallPiece(Answer):
-    """The first of a call has its id, type and name."""
+    """The first piece of a call has its id, type and name."""
 
     index: int
     id: str = ""
@@ -118,19 +118,19 @@ class _Head(Answer):
 
 
 class PromptLogprob(Answer):
-    """`rank`: 1 is the likeliest."""
+    """`rank` 1 is the most likely token."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
+# By token id, at each position of the prompt.
 PromptLogprobs = Sequence[dict[str, PromptLogprob] | None]
-"""By token ids, at each position of the prompt."""
 
 
 class ChatCompletion(_Head):
-    """`prompt_logprobs` is there where it is asked for."""
+    """`prompt_logprobs` is set if the request asks for it."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
@@ -139,7 +139,7 @@ class ChatCompletion(_Head):
 
 
 class ChatCompletionChunk(_Head):
-    """`usage` is there where `stream_options` asks for it."""
+    """`usage` is set if `stream_options` asks for it."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
@@ -160,7 +160,7 @@ class _TextPiece(Answer):
 
 
 class CompletionChoice(_TextPiece):
-    """`prompt_logprobs` is there where it is asked for."""
+    """`prompt_logprobs` is set if the request asks for it."""
 
     finish_reason: FinishReason
     prompt_logprobs: PromptLogprobs = ()
@@ -177,7 +177,7 @@ class Completion(_Head):
 
 
 class CompletionChunk(_Head):
-    """`usage` is there where `stream_options` asks for it."""
+    """`usage` is set if `stream_options` asks for it."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChunkChoice]
@@ -185,7 +185,7 @@ class CompletionChunk(_Head):
 
 
 class ModelCard(Answer):
-    """`max_model_len`: of language models."""
+    """`max_model_len` is set for language models."""
 
     id: str
     object: Literal["model"]
@@ -202,7 +202,7 @@ class ModelList(Answer):
 
 
 class Tokens(Answer):
-    """Lists where the prompt was a list."""
+    """`tokens` and `count` hold one entry per prompt if the prompt is a list."""
 
     tokens: list[int] | list[list[int]]
     count: int | list[int]
@@ -210,7 +210,9 @@ class Tokens(Answer):
 
 
 class DetokenizedText(Answer):
-    """The same under vLLM's and SGLang's name; lists where the tokens were a list of lists."""
+    """The text under the names of vLLM and SGLang. Both are lists if `tokens` is a list of
+    lists.
+    """
 
     text: str | list[str]
     prompt: str | list[str]
@@ -222,7 +224,7 @@ class AddedToken(Answer):
 
 
 class TokenizerInfo(Answer):
-    """`added_tokens_decoder`: by token ids."""
+    """`added_tokens_decoder` maps token ids to added tokens."""
 
     tokenizer_class: str
     chat_template: str | None

@@ -56,7 +56,7 @@ def _completion(
     request_id: str,
     outputs: list[RequestOutput],
 ) -> Response:
-    """The answer that is not streamed."""
+    """Return the answer of a request that does not stream."""
     tokenizer = serving.engine.tokenizer
     choices = [
         _choice(body, index, output, reader, TokenTrail(tokenizer, conversation.requests[0]))
@@ -68,15 +68,15 @@ def _completion(
     usage = chat_usage(
         conversation, tokenizer, body.samples, sum([one.completion_tokens for one in outputs])
     )
-    told = prompt_logprobs(tokenizer, outputs[0].prompt_logprobs, body.prompt_logprobs)
-    of_prompt = {} if told is None else {"prompt_logprobs": told}
-    return json_response({**start, "choices": choices, "usage": usage, **of_prompt})
+    of_prompt = prompt_logprobs(tokenizer, outputs[0].prompt_logprobs, body.prompt_logprobs)
+    members = {} if of_prompt is None else {"prompt_logprobs": of_prompt}
+    return json_response({**start, "choices": choices, "usage": usage, **members})
 
 
 def chat_usage(
     conversation: Conversation, tokenizer: Tokenizer, samples: int, completion_tokens: int
 ) -> dict[str, Any]:
-    """`usage`; for models that think with the tokens that their thoughts took."""
+    """Return `usage`. For models that think it includes the number of thought tokens."""
     usage = usage_of(conversation.requests, samples, completion_tokens)
     if conversation.thinking is None:
         return usage
@@ -106,7 +106,7 @@ def _choice(
 
 
 class Deltas:
-    """Deltas of one choice: thoughts, text, and calls as OpenAI streams them, the name first."""
+    """Makes the deltas of one choice: thoughts, text, and calls, whose name comes first."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -119,7 +119,7 @@ class Deltas:
             case Text(text):
                 return {"content": text}
             case Thought(text):
-                # DeepSeek's and SGLang's name, and vLLM's.
+                # "reasoning_content" is DeepSeek's and SGLang's name, "reasoning" is vLLM's.
                 return {"reasoning_content": text, "reasoning": text}
             case CallBegins(name):
                 call = {
@@ -136,7 +136,7 @@ class Deltas:
 
 
 def _message(deltas: Sequence[dict[str, Any]], *, thoughts: bool) -> dict[str, Any]:
-    """The message that deltas add up to."""
+    """Return the message that the deltas add up to."""
     content = "".join([delta.get("content", "") for delta in deltas])
     thought = "".join([delta.get("reasoning", "") for delta in deltas])
     calls: list[dict[str, Any]] = []
@@ -159,8 +159,10 @@ def _message(deltas: Sequence[dict[str, Any]], *, thoughts: bool) -> dict[str, A
 
 
 class _ChatChunks(ChunkWriter):
-    """Chunks of a streamed chat completion: for each choice one with the role, those with thoughts,
-    text and calls, one with the finish reason.
+    """Chunks of a streamed chat completion.
+
+    Each choice begins with a chunk with the role. Chunks with thoughts, text and calls follow, and
+    a chunk with the finish reason ends the choice.
     """
 
     def __init__(
@@ -211,5 +213,5 @@ class _ChatChunks(ChunkWriter):
 def _delta(
     index: int, delta: dict[str, Any], logprobs: Sequence[msgspec.Raw] = ()
 ) -> dict[str, Any]:
-    told = chat_logprobs(logprobs) if logprobs else None
-    return {"index": index, "delta": delta, "logprobs": told, "finish_reason": None}
+    content = chat_logprobs(logprobs) if logprobs else None
+    return {"index": index, "delta": delta, "logprobs": content, "finish_reason": None}

@@ -1,4 +1,4 @@
-"""Streams of OpenAI's shape: chunks of one choice each, then the usage, then `[DONE]`."""
+"""Streams in OpenAI's format: chunks with one choice each, then the usage, then `[DONE]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .protocol import GenerationBody
 
 
 def head(serving: Serving, request_id: str, kind: str) -> dict[str, Any]:
-    """The members that a response and every chunk of a stream begin with."""
+    """Return the members with which a response and every chunk of its stream begin."""
     return {
         "id": request_id,
         "object": kind,
@@ -29,7 +29,7 @@ def head(serving: Serving, request_id: str, kind: str) -> dict[str, Any]:
 def usage_of(
     requests: Sequence[RequestState], samples: int, completion_tokens: int
 ) -> dict[str, Any]:
-    """`usage` of one HTTP request: each prompt once, and every token that was sampled."""
+    """Return `usage` of one HTTP request: each prompt once, and every sampled token."""
     prompt_tokens = cached_tokens = 0
     for request in requests[::samples]:
         prompt_tokens += len(request.prompt_ids)
@@ -43,8 +43,10 @@ def usage_of(
 
 
 class ChunkWriter(ABC):
-    """Chunks that begin with `start`, which is encoded once, and so is what stands around the text
-    of a chunk with nothing else.
+    """Writes chunks that begin with `start`.
+
+    `start` is encoded once. For chunks that hold only text, the bytes around the text are encoded
+    once, too.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class ChunkWriter(ABC):
         *,
         is_plain: bool = True,
     ) -> None:
-        """`is_plain`: each sequence's text is told as it comes."""
+        """If `is_plain`, the text of a sequence is sent as it arrives, without a parser."""
         self._tokenizer = serving.engine.tokenizer
         options = body.stream_options
         self._start = start
@@ -67,39 +69,38 @@ class ChunkWriter(ABC):
         self._continuous_usage = options is not None and options.continuous_usage_stats
         self._is_plain = is_plain and not self._continuous_usage
         self._suffix = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
-        self._told: dict[int, int] = {}
-        """Tokens of each sequence that the client has been told of."""
+        self._sent: dict[int, int] = {}  # Tokens of each sequence whose output the client has got.
         self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice that comes before any token of sequence `index` is told of."""
+        """Return the choice that is sent before any token of sequence `index`, or None."""
         return None
 
     @abstractmethod
     def text_choice(self, index: int, text: str) -> dict[str, Any]:
-        """The choice that tells of new text alone."""
+        """Return a choice with only new text."""
 
     @abstractmethod
     def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
-        """The choices that tell what is new about sequence `index`."""
+        """Return the choices for new output of sequence `index`."""
 
     def events(self, updates: list[Update]) -> bytes:
         events = []
         for index, output in updates:
             around = self._around_text.get(index)
             if around is not None and output.logprobs is None and output.finish_reason is None:
-                self._told[index] = output.completion_tokens
+                self._sent[index] = output.completion_tokens
                 if output.text:
                     events += [around[0], encode_json(output.text), around[1]]
                 continue
-            if index not in self._told:
-                self._told[index] = 0
+            if index not in self._sent:
+                self._sent[index] = 0
                 if (opening := self.opening(index)) is not None:
                     events.append(self._chunk(opening))
                 if self._is_plain:
                     before, _, after = self._chunk(self.text_choice(index, "")).rpartition(b'""')
                     self._around_text[index] = before, after
-            self._told[index] = output.completion_tokens
+            self._sent[index] = output.completion_tokens
             events += [self._chunk(choice) for choice in self.choices(index, output)]
         return b"".join(events)
 
@@ -113,11 +114,11 @@ class ChunkWriter(ABC):
 
     @property
     def told_tokens(self) -> int:
-        """Tokens that the client has been told of."""
-        return sum(self._told.values())
+        """Number of tokens whose output the client has got."""
+        return sum(self._sent.values())
 
     def usage(self) -> dict[str, Any]:
-        """`usage` so far."""
+        """Return the `usage` up to now."""
         return usage_of(self._requests, self._samples, self.told_tokens)
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:

@@ -58,8 +58,9 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
 
 
 class _Choice:
-    """One choice, written whole or piece by piece: with `echo` the prompt comes before the first
-    piece.
+    """Writes one choice, whole or piece by piece.
+
+    With `echo` the prompt comes before the first piece.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class _Choice:
             )
 
     def write(self, output: RequestOutput) -> dict[str, Any]:
-        """The choice for what is new."""
+        """Return the choice for new output."""
         echoed, self._echoed = self._echoed, ""
         of_prompt = output.prompt_logprobs
         choice = {
@@ -100,13 +101,14 @@ class _Choice:
             ),
             "finish_reason": output.finish_reason,
         }
-        told = prompt_logprobs(self._tokenizer, of_prompt, self._body.prompt_logprobs)
-        return choice if told is None else {**choice, "prompt_logprobs": told}
+        logprobs = prompt_logprobs(self._tokenizer, of_prompt, self._body.prompt_logprobs)
+        return choice if logprobs is None else {**choice, "prompt_logprobs": logprobs}
 
 
 class _CompletionChunks(ChunkWriter):
-    """Chunks of a streamed completion; the last of a choice carries its last text and its finish
-    reason.
+    """Chunks of a streamed completion.
+
+    The last chunk of a choice has its last text and its finish reason.
     """
 
     def __init__(
@@ -126,9 +128,9 @@ class _CompletionChunks(ChunkWriter):
 
     def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
         choice = self._choices[index].write(output)
-        tells = (
+        has_news = (
             choice["text"]
             or choice["finish_reason"] is not None
             or (self._wants_tokens and output.token_ids)
         )
-        return [choice] if tells else []
+        return [choice] if has_news else []

@@ -1,5 +1,6 @@
-"""From a conversation to the engine's requests, and from its outputs to what the model says, thinks
-and calls: one way for chat completions and every endpoint family whose bodies become one.
+"""A chat becomes requests of the engine, and their outputs become thoughts, calls and content.
+
+All endpoint families whose bodies become a chat use this.
 
     conversation = await begin(serving, body, request_id, size=request.size)
     with Collector(serving, conversation.requests) as collector:
@@ -29,14 +30,14 @@ from .tools import ToolUse, chat_grammar, format_of, tool_use
 
 
 class AnswerReader:
-    """Reads one sequence: its outputs become events. `has_called`: whether a call has begun."""
+    """Parses the outputs of one sequence into events. `has_called`: whether a call has begun."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
         self.has_called = False
 
     def push(self, output: RequestOutput) -> list[Event]:
-        """What is new, certain or, with the last output, all the rest."""
+        """Return the new events that are certain. The last output gives all remaining events."""
         events = self._parser.push(output.text)
         if output.finish_reason is not None:
             events += self._parser.finish(is_cut=output.finish_reason != FinishReason.STOP)
@@ -44,15 +45,18 @@ class AnswerReader:
         return events
 
     def reason(self, output: RequestOutput) -> str | None:
-        """OpenAI's `finish_reason`."""
+        """Return OpenAI's `finish_reason`."""
         if self.has_called and output.finish_reason == FinishReason.STOP:
             return "tool_calls"
         return output.finish_reason
 
 
 class Thinking(NamedTuple):
-    """How one chat's answers think. `is_open`: they begin within a thought; `is_apart`: it is no
-    part of the text.
+    """How the answers of one chat think.
+
+    Attributes:
+        is_open: Whether answers begin within a thought.
+        is_apart: Whether the thought is separated from the text.
     """
 
     form: ReasoningFormat
@@ -61,9 +65,11 @@ class Thinking(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """One chat, ready to be generated: `samples` sequences, each with its reader. `is_plain`: what
-    comes is text and nothing else. `counted`: by sequence how many of its tokens were thoughts,
-    and of how many.
+    """One chat, ready to be generated: sequences, and a reader for each of them.
+
+    Attributes:
+        is_plain: Whether the output is only text, without thoughts or calls.
+        counted: By sequence: how many of its first tokens are thoughts, and how many were counted.
     """
 
     requests: list[RequestState]
@@ -73,8 +79,9 @@ class Conversation(NamedTuple):
     counted: dict[int, tuple[int, int]]
 
     def reasoning_tokens(self, tokenizer: Tokenizer) -> int:
-        """How many tokens so far are thoughts. Only sequences that have grown are counted again,
-        and none whose thought has ended.
+        """Return the number of thought tokens up to now.
+
+        Only sequences that have grown are counted again, unless their thought has ended.
         """
         if self.thinking is None:
             return 0
@@ -91,9 +98,9 @@ class Conversation(NamedTuple):
 async def begin(
     serving: Serving, body: ChatCompletionRequest, request_id: str, *, size: int
 ) -> Conversation:
-    """What the engine is to be asked. Raises `InvalidRequest`, and what `Serving.check_room` does.
+    """Return the conversation of a request. `size` is the size of the request's body in bytes.
 
-    `size`: bytes of the body that it came in.
+    Raise `InvalidRequest`, and the errors of `Serving.check_room`.
     """
     serving.check_model(body.model)
     serving.check_room(body.samples, "n")
@@ -111,7 +118,7 @@ async def begin(
     visible = _visible(serving.engine.tokenizer, thinking, use)
     budget = _budget(serving.engine.tokenizer, body, thinking)
     requests = generation_requests(serving, body, request_id, [ids], grammar, visible, **budget)
-    # They are in the prompt now, and the answer may take minutes.
+    # The messages are in the prompt now. Free their memory, because the answer may take minutes.
     body.messages.clear()
     body.chat_template_kwargs.clear()
     readers = [AnswerReader(_parser(thinking, use)) for _ in requests]
@@ -120,14 +127,14 @@ async def begin(
 
 
 def reasoning_of(serving: Serving) -> ReasoningFormat | None:
-    """How the served model thinks, if it does."""
+    """Return the reasoning format of the served model, or None if it does not think."""
     return choose_reasoning(serving.config.reasoning_parser, serving.engine.tokenizer.templates)
 
 
 def _budget(
     tokenizer: Tokenizer, body: ChatCompletionRequest, thinking: Thinking | None
 ) -> dict[str, Any]:
-    """What bounds the thought; nothing for a model that does not think."""
+    """Return the parameters that bound the thought. Empty for a model that does not think."""
     if body.thinking_budget is None or thinking is None:
         return {}
     _, tokens = body.thinking_budget
@@ -144,13 +151,15 @@ def _parser(thinking: Thinking | None, use: ToolUse | None) -> Parser:
 def _visible(
     tokenizer: Tokenizer, thinking: Thinking | None, use: ToolUse | None
 ) -> frozenset[int]:
-    """Special tokens that a parser must see."""
+    """Return the ids of special tokens that a parser must see."""
     marks = (*(thinking.form.marks if thinking else ()), *(use.form.marks if use else ()))
     return frozenset(tokenizer.special_ids(marks).values())
 
 
 class ChatPrompt(NamedTuple):
-    """Token ids, and whether they end within a thought, which the answer goes on with."""
+    """Token ids of a prompt. If `opens_thought`, they end within a thought that the answer
+    continues.
+    """
 
     ids: list[int]
     opens_thought: bool
@@ -164,9 +173,10 @@ async def chat_prompt(
     add_special_tokens: bool,
     counting: bool = False,
 ) -> ChatPrompt:
-    """A conversation by the model's chat template. Raises `InvalidRequest`.
+    """Return the prompt of a chat by the model's chat template. Raise `InvalidRequest`.
 
-    `size`: bytes of the body that it came in. `counting`: it may be longer than the context.
+    `size` is the size of the request's body in bytes. If `counting`, the prompt may be longer than
+    the context.
     """
     tokenizer = serving.engine.tokenizer
     if tokenizer.chat_template is None:
@@ -191,7 +201,7 @@ async def chat_prompt(
 
 
 def _begun(options: ChatOptions) -> str:
-    """The text of the message that the answer goes on with, if it goes on with one."""
+    """Return the text of the message that the answer continues, or ""."""
     if not options.continue_final_message or not options.messages:
         return ""
     content = options.messages[-1].for_template()["content"]

@@ -1,4 +1,4 @@
-"""From an OpenAI request to the engine's requests, and the best of their samples."""
+"""Builds the engine's requests from an OpenAI request, and selects the best samples."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def generation_requests(
     visible: frozenset[int] = frozenset(),
     **values: Any,
 ) -> list[RequestState]:
-    """`body.samples` sequences for each prompt, prompt by prompt. `visible`: special tokens that
-    are text all the same. `values`: more of `SamplingParams`. Raises `InvalidRequest`.
+    """Return `body.samples` sequences for each prompt, prompt by prompt. Raise `InvalidRequest`.
+
+    `visible` are special tokens that are part of the text. `values` are more parameters of
+    `SamplingParams`.
     """
     if isinstance(body, ChatCompletionRequest):
         prompt, top, echo = "messages", "top_logprobs", False
@@ -39,17 +41,17 @@ def generation_requests(
         raise InvalidRequest(
             f"{length} must be at least 1; 0 is for echo.", param=length, code="invalid_value"
         )
-    told = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+    of_prompt = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     names = WireNames(
         prompt,
         {
             "max_new_tokens": "max_tokens",
             "min_new_tokens": "min_tokens",
-            "prompt_logprobs": told,
+            "prompt_logprobs": of_prompt,
             "logprobs": top,
         },
     )
-    # What echo asks for and what prompt_logprobs asks for is gathered once, as many as the more.
+    # `echo` and `prompt_logprobs` share one computation with the larger number of alternatives.
     asked_of_prompt = [
         count for count in (body.prompt_logprobs, logprobs if echo else None) if count is not None
     ]
@@ -72,19 +74,20 @@ def generation_requests(
             min_new_tokens=body.min_tokens,
             seed=body.seed,
             grammar=grammar,
-            # The best of several samples are chosen by their log-probabilities.
+            # The best samples are chosen by their log-probabilities.
             logprobs=0 if logprobs is None and samples > body.n else logprobs,
             prompt_logprobs=max(asked_of_prompt, default=None),
         )
-    check_prompt_logprobs(requests, told, streamed=body.stream)
+    check_prompt_logprobs(requests, of_prompt, streamed=body.stream)
     if max_tokens is not None and not body.stream:
         check_logprobs(requests, top)
     return requests
 
 
 def best(outputs: Sequence[RequestOutput], samples: int, n: int) -> list[RequestOutput]:
-    """Of each prompt's `samples` outputs the `n` of the highest mean log-probability, best first;
-    all in order where n = samples.
+    """Return the `n` outputs per prompt with the highest mean log-probability, best first.
+
+    If n = samples, return all outputs in their order.
     """
     if samples == n:
         return list(outputs)

@@ -1,4 +1,4 @@
-"""`suffix` of completions: the text is written between the prompt and it."""
+"""`suffix` of completions: the model writes the text between the prompt and the suffix."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from .protocol import CompletionRequest
 async def with_suffix(
     serving: Serving, body: CompletionRequest, prompts: Sequence[list[int]]
 ) -> tuple[CompletionRequest, list[list[int]]]:
-    """What is asked of the engine instead: the request with what ends such a text, and the prompts
-    as the model takes them. Raises `InvalidRequest`.
+    """Return the request and the prompts for fill-in-the-middle. Raise `InvalidRequest`.
+
+    The request gets the tokens that end such a text. The prompts get the model's special tokens.
     """
     infill = find_infill(serving.engine.tokenizer)
     if infill is None:
@@ -24,7 +25,7 @@ async def with_suffix(
             code="unsupported_parameter",
         )
     if len(body.suffix) >= THREAD_FROM:
-        # One that does not fit the context is refused as soon as that is known.
+        # This raises early if the suffix does not fit the context.
         await serving.encode(body.suffix, add_special_tokens=False, param="suffix")
     behind = await serving.threads.run(infill.encode, body.suffix)
     stops = [*body.stop_token_ids, *infill.stop_token_ids]

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of the OpenAI API."""
+"""Log-probabilities in the two formats of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..parsing.events import Event, Text
 
-FLOOR = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
-_KEPT = 4096
-"""Pieces of text that are searched again after a text was not found in them."""
+FLOOR = -9999.0  # Replaces minus infinity, which JSON does not have.
+_KEPT = 4096  # Pieces that are kept for the next search if a text is not found in them.
 
 
 def finite(logprob: float) -> float:
@@ -25,17 +23,17 @@ def finite(logprob: float) -> float:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token by itself, U+FFFD where it is part of a character."""
+    """Return the text of one token, with U+FFFD for a part of a character."""
     return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
 def chat_logprobs(entries: Sequence[msgspec.Raw]) -> dict[str, Any]:
-    """`logprobs` of a chat choice, from what `TokenTrail` returns."""
+    """Return `logprobs` of a chat choice from the entries of `TokenTrail`."""
     return {"content": entries, "refusal": None}
 
 
 def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> msgspec.Raw:
-    """One token as JSON, which takes a fifth of its objects' memory."""
+    """Return one token as JSON, which takes a fifth of the memory of Python objects."""
     top = [_chat_token(tokenizer, token_id, logprob) for token_id, logprob in entry.top]
     token = _chat_token(tokenizer, entry.token_id, entry.logprob)
     return _as_json({**token, "top_logprobs": top})
@@ -55,7 +53,7 @@ def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
 
 
 class TokenTrail:
-    """Finds the tokens that the visible text of one sequence is made of.
+    """Finds the tokens of the visible text of one sequence.
 
     Thoughts, marks, markup of calls and end tokens are not part of that text.
 
@@ -80,13 +78,14 @@ class TokenTrail:
             skip_special_tokens=options.skip_special_tokens,
             visible=options.visible,
         )
-        # Pieces of text not read yet, each with its tokens. A character may take several tokens.
+        # Pieces of text that were not read yet, each with its tokens. A character may take several
+        # tokens.
         self._pieces: list[tuple[str, list[TokenLogprob]]] = []
-        self._incomplete: list[TokenLogprob] = []  # tokens of a character that is not complete
-        self._in_text = True  # whether the last event was visible text
+        self._incomplete: list[TokenLogprob] = []  # Tokens of an incomplete character.
+        self._in_text = True  # Whether the last event was visible text.
 
     def push(self, entries: Sequence[TokenLogprob]) -> None:
-        """Add tokens that follow the former ones."""
+        """Add the next tokens."""
         for entry in entries:
             if entry.token_id in self._hidden:
                 continue
@@ -96,22 +95,27 @@ class TokenTrail:
                 self._incomplete = []
 
     def read(self, event: Event) -> list[msgspec.Raw]:
-        """Return the log-probabilities of the tokens that begin in the text of `event`; none where
-        the text is not visible.
+        """Return the log-probabilities of the tokens that begin in the text of `event`.
+
+        Return an empty list if the text is not visible.
         """
         self._in_text = isinstance(event, Text)
         taken = self._take(event[0])
         return [_chat_entry(self._tokenizer, entry) for entry in taken] if self._in_text else []
 
     def rest(self) -> list[msgspec.Raw]:
-        """Return those of the tokens of a character that the end of the text left incomplete."""
+        """Return the log-probabilities of the tokens of an incomplete character at the end of the
+        text.
+        """
         cut = self._incomplete if self._in_text else []
         return [_chat_entry(self._tokenizer, entry) for entry in cut]
 
     def _take(self, text: str) -> list[TokenLogprob]:
-        """The tokens of the next text that reads so. Text before it is dropped."""
+        """Remove and return the tokens of the next occurrence of `text`. Drop the text before
+        it.
+        """
         begin = "".join([piece for piece, _ in self._pieces]).find(text)
-        if begin < 0:  # a call whose arguments are spelled otherwise
+        if begin < 0:  # The arguments of a call may be written differently from the model's text.
             del self._pieces[:-_KEPT]
             return []
         end, place, count = begin + len(text), 0, 0
@@ -131,8 +135,10 @@ class TokenTrail:
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Sequence[TokenLogprob | None] | None, count: int | None
 ) -> list[dict[str, Any] | None] | None:
-    """vLLM's `prompt_logprobs`: at each position of the prompt its token and the `count` likeliest,
-    by their ids; null at the first. None where `count` is.
+    """Return vLLM's `prompt_logprobs`, or None if `count` is None.
+
+    Each position of the prompt has its token and the `count` most likely tokens, by their ids. The
+    first position has null.
     """
     if count is None or entries is None:
         return None
@@ -154,10 +160,9 @@ def _by_id(tokenizer: Tokenizer, entry: TokenLogprob, count: int) -> dict[str, A
 
 
 class CompletionLogprobs:
-    """Writes `logprobs` of one completion choice, piece by piece: `text_offset` counts characters
-    of the choice's text.
+    """Writes `logprobs` of one completion choice, piece by piece.
 
-    That text begins with `echoed`, which stands for the prompt.
+    `text_offset` counts characters of the choice's text, which begins with `echoed`, the prompt.
     """
 
     def __init__(
@@ -169,7 +174,7 @@ class CompletionLogprobs:
         count: int,
         skip_special_tokens: bool,
     ) -> None:
-        """`count`: of alternatives."""
+        """`count` is the number of alternatives."""
         self._tokenizer, self._count = tokenizer, count
         self._prompt_ids = prompt_ids
         self._echoed = echoed
@@ -188,7 +193,7 @@ class CompletionLogprobs:
         entries: Sequence[TokenLogprob],
         prompt_entries: Sequence[TokenLogprob | None] | None,
     ) -> dict[str, Any]:
-        """The lists for these tokens, behind those of the prompt where it has entries."""
+        """Return the lists for these tokens. If the prompt has entries, its tokens come first."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
@@ -202,8 +207,9 @@ class CompletionLogprobs:
         )
 
     def _prompt_offsets(self) -> list[int]:
-        """Where each token of the prompt begins in `echoed`, which lacks what the tokenizer puts
-        around a text.
+        """Return the offset of each token of the prompt in `echoed`.
+
+        `echoed` lacks the tokens that the tokenizer adds to a text.
         """
         text = Detokenizer(
             self._tokenizer, (), stop=(), include_stop=False, skip_special_tokens=False
@@ -218,7 +224,7 @@ class CompletionLogprobs:
     def _lists(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], offsets: list[int]
     ) -> dict[str, Any]:
-        """A token without an entry, the first of a prompt, has null."""
+        """Return the lists. A token without an entry, the first of a prompt, has null."""
         return {
             "tokens": [self._key(token_id) for token_id in token_ids],
             "token_logprobs": [
@@ -231,7 +237,9 @@ class CompletionLogprobs:
         }
 
     def _key(self, token_id: int) -> str:
-        """A token's text, or as in OpenAI's API `bytes:\\xf0\\x9f` for part of a character."""
+        """Return a token's text. Part of a character is written as in OpenAI's API:
+        `bytes:\\xf0\\x9f`.
+        """
         content = self._tokenizer.token_bytes(token_id)
         try:
             return content.decode()
@@ -239,8 +247,9 @@ class CompletionLogprobs:
             return "bytes:" + "".join([f"\\x{byte:02x}" for byte in content])
 
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
-        """Return the likeliest tokens, and the chosen one, which has its text as its key. Other
-        tokens of the same text have `token_id:N`.
+        """Return the most likely tokens and the chosen token, by their texts.
+
+        Another token with a text that is already used has the key `token_id:N`.
         """
         chosen = self._key(entry.token_id)
         found: dict[str, float] = {}

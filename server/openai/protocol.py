@@ -1,7 +1,7 @@
-"""The requests of the OpenAI endpoints as they come over the wire.
+"""Models of the requests of the OpenAI endpoints.
 
-Names and meanings are those of https://platform.openai.com/docs/api-reference; parameters beyond
-OpenAI's (`top_k` and the like) are named as in vLLM and SGLang.
+Names and meanings are those of https://platform.openai.com/docs/api-reference. Parameters beyond
+OpenAI's, such as `top_k`, are named as in vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ from .tools import ToolFields
 
 
 class StreamOptions(WireModel):
-    """`include_usage`: one more chunk with the usage at the end. `continuous_usage_stats`: the
-    usage so far on every chunk.
+    """`include_usage` adds a last chunk with the usage.
+
+    `continuous_usage_stats` adds the usage up to now to every chunk.
     """
 
     include_usage: bool = False
@@ -53,14 +54,14 @@ class StreamOptions(WireModel):
 
 
 class GenerationBody(SamplingFields, OpenAIStructuredFields):
-    """What completions and chat completions have in common."""
+    """The parameters that completions and chat completions share."""
 
     others: ClassVar[Others] = GENERATION
 
     model: str | None = None
     best_of: Annotated[
         Samples | None,
-        Field(description="sample so many, return the n of the highest mean log-probability"),
+        Field(description="samples per prompt, of which the n likeliest on average are returned"),
     ] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -80,7 +81,8 @@ class GenerationBody(SamplingFields, OpenAIStructuredFields):
     no_stop_trim: Annotated[Any, only(remedy="send include_stop_str_in_output instead")] = None
     truncate_prompt_tokens: Annotated[Any, only(remedy="shorten the prompt")] = None
     prompt_logprobs: Annotated[
-        Count | None, Field(description="so many likeliest tokens at each position of the prompt")
+        Count | None,
+        Field(description="number of most likely tokens at each position of the prompt"),
     ] = None
     return_token_ids: Unsupported = None
     return_tokens_as_token_ids: Unsupported = None
@@ -105,7 +107,7 @@ class GenerationBody(SamplingFields, OpenAIStructuredFields):
 
     @property
     def samples(self) -> int:
-        """Sequences that are sampled for each prompt."""
+        """Number of sequences that are sampled for each prompt."""
         return self.best_of or self.n
 
 
@@ -117,7 +119,7 @@ class CompletionRequest(GenerationBody):
     echo: bool = False
     logprobs: Count | None = None
     prompt_embeds: Unsupported = None
-    suffix: Annotated[str, Field(description="text that follows behind the completion")] = ""
+    suffix: Annotated[str, Field(description="text that follows the completion")] = ""
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -128,21 +130,24 @@ class CompletionRequest(GenerationBody):
 
 
 class FunctionCall(WireModel):
-    """`arguments`: JSON in a string, or an object."""
+    """`arguments` is JSON in a string, or an object."""
 
     name: Annotated[str, Field(min_length=1)]
     arguments: str | dict[str, Any] = "{}"
 
 
 class ToolCall(WireModel):
-    """What an assistant once called."""
+    """A call that an assistant made earlier."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
     def for_template(self) -> dict[str, Any]:
-        """Chat templates expect `arguments` as an object; text that is none stays as it is."""
+        """Return the call for a chat template, with `arguments` as an object.
+
+        Text that is not a JSON object stays text.
+        """
         arguments: Any = self.function.arguments
         if isinstance(arguments, str):
             with contextlib.suppress(ValueError):
@@ -156,8 +161,9 @@ class ToolCall(WireModel):
 
 
 def parse_content(value: Any, info: ValidationInfo) -> str | list[str]:
-    """A message's text: a string, or the texts of content parts, which are joined as the chat
-    template joins them.
+    """Return the text of a message: a string, or the texts of its content parts.
+
+    The chat template joins the texts of content parts.
     """
     by_assistant = info.data.get("role") == "assistant"
     if isinstance(value, str):
@@ -178,12 +184,12 @@ def parse_content(value: Any, info: ValidationInfo) -> str | list[str]:
 
 
 def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
-    """The text of a content part, which lies under the name of its type."""
+    """Return the text of a content part. It is the member named like the part's type."""
     kind = part.get("type") if isinstance(part, dict) else None
     text = part.get(kind) if kind in kinds else None
     if not isinstance(text, str):
         message = (
-            "content part {index} is not of type {kinds} with a text; this model reads text alone"
+            "content part {index} is not of type {kinds} with a text; this model reads only text"
         )
         raise PydanticCustomError(
             "unsupported_content", message, {"index": index, "kinds": " or ".join(kinds)}
@@ -209,37 +215,38 @@ Content = Annotated[
 def _of_assistant(value: Any, info: ValidationInfo) -> Any:
     if value and info.data.get("role", "assistant") != "assistant":
         raise PydanticCustomError(
-            "not_by_assistant", "only messages of the role assistant have it; leave it out"
+            "not_by_assistant", "only messages of the role assistant may have this; leave it out"
         )
     return value
 
 
 class ChatMessage(WireModel):
-    """One message. `developer` is OpenAI's newer name for `system`; `content` may only be left out
-    beside what takes its place.
+    """One message. `developer` is OpenAI's newer name for `system`.
+
+    `content` may be missing only if the message has another member with text or calls.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = None
     refusal: Annotated[
-        str | None, Field(description="text of an assistant"), AfterValidator(_of_assistant)
+        str | None,
+        Field(description="text with which an assistant refused"),
+        AfterValidator(_of_assistant),
     ] = None
     tool_calls: Annotated[
         list[ToolCall], FailFast(), Field(max_length=MAX_MESSAGES), AfterValidator(_of_assistant)
     ] = Field(default_factory=list)
     tool_call_id: str | None = None
     reasoning_content: Annotated[
-        str | None, Field(description="what an assistant thought"), AfterValidator(_of_assistant)
+        str | None, Field(description="thoughts of an assistant"), AfterValidator(_of_assistant)
     ] = None
     reasoning: Annotated[str | None, AfterValidator(_of_assistant)] = None
-    function_call: Annotated[Any, only(remedy="send tool_calls, of which it is an older form")] = (
-        None
-    )
+    function_call: Annotated[Any, only(remedy="send tool_calls, its newer form")] = None
     audio: Unsupported = None
     content: Annotated[Content, Field(validate_default=True)] = None  # type: ignore[assignment]
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it. A refusal is what the assistant said."""
+        """Return the message for a chat template. A refusal is part of the assistant's text."""
         texts = [self.content] if isinstance(self.content, str) else self.content
         texts = [text for text in (*texts, self.refusal) if text]
         message: dict[str, Any] = {
@@ -263,16 +270,16 @@ Messages = Annotated[list[ChatMessage], FailFast(), Field(max_length=MAX_MESSAGE
 
 
 class ChatOptions(ToolFields):
-    """How messages become a prompt."""
+    """Parameters of how messages become a prompt."""
 
     messages: Messages = Field(default_factory=list)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    functions: Annotated[Any, only(remedy="send tools, of which it is an older form")] = None
+    functions: Annotated[Any, only(remedy="send tools, its newer form")] = None
     function_call: Annotated[
-        Any, only("none", "auto", remedy="send tool_choice, of which it is an older form")
+        Any, only("none", "auto", remedy="send tool_choice, its newer form")
     ] = None
     documents: Unsupported = None
     chat_template: Unsupported = None
@@ -292,23 +299,24 @@ class ChatOptions(ToolFields):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """What the chat template is told besides messages and tools. Templates have several names
-        for whether to think.
+        """Arguments of the chat template besides messages and tools.
+
+        Templates have several names for the switch of thinking.
         """
         if self.reasoning_effort is None:
             return self.chat_template_kwargs
         thinks = self.reasoning_effort != "none"
-        told: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
+        kwargs: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
         if thinks:
-            told["reasoning_effort"] = self.reasoning_effort
-        return {**told, **self.chat_template_kwargs}
+            kwargs["reasoning_effort"] = self.reasoning_effort
+        return {**kwargs, **self.chat_template_kwargs}
 
 
 def _no_search(value: Any) -> Any:
     # An empty object asks for a search, too.
     if value is not None:
         raise PydanticCustomError(
-            "unsupported_parameter", "this server searches nothing; leave it out"
+            "unsupported_parameter", "this server has no search; leave it out"
         )
     return value
 
@@ -323,11 +331,13 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
     audio: Unsupported = None
     modalities: Annotated[Any, only(["text"])] = None
     separate_reasoning: Annotated[
-        bool, Field(description="false: thoughts are part of content, as the model writes them")
+        bool, Field(description="false: content includes the thoughts as the model writes them")
     ] = True
-    include_reasoning: Annotated[bool, Field(description="false: thoughts are not told")] = True
+    include_reasoning: Annotated[
+        bool, Field(description="false: the answer leaves out thoughts")
+    ] = True
     max_thinking_tokens: Annotated[
-        Count | None, Field(description="tokens after which a thought is closed; 0: no thought")
+        Count | None, Field(description="maximum number of thought tokens; 0: no thought")
     ] = None
     thinking_token_budget: Annotated[
         Count | None, Field(description="vLLM's name of max_thinking_tokens")
@@ -335,9 +345,9 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
     web_search_options: Annotated[Any, Refuses(_no_search)] = None
     echo: Annotated[Any, only(remedy="it is for /v1/completions")] = None
     suffix: Unsupported = None
-    add_special_tokens: Annotated[bool, Field(description="beside those of the chat template")] = (
-        False
-    )
+    add_special_tokens: Annotated[
+        bool, Field(description="add special tokens besides those of the chat template")
+    ] = False
 
     @property
     def thinking_budget(self) -> tuple[str, int] | None:
@@ -355,8 +365,9 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
 
 
 class TokenizeRequest(ChatOptions):
-    """Body of `POST /v1/tokenize`: `prompt`, or `messages` as for a chat. A chat template brings
-    its own special tokens.
+    """Body of `POST /v1/tokenize`: `prompt`, or `messages` as in a chat.
+
+    A chat template adds its own special tokens.
     """
 
     model: str | None = None

@@ -1,4 +1,4 @@
-"""A chat's prompt: messages and tools in the form that the model's chat template reads."""
+"""Renders a chat's prompt: messages and tools in the form that the model's chat template reads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Message = dict[str, Any]
 
 
 def render_chat(templates: ChatTemplates, options: ChatOptions, form: ToolCallFormat) -> str:
-    """Return the prompt. What the template does not read is told as text.
+    """Return the prompt. Parts that the template does not read are written as text.
 
-    Raises `InvalidRequest`, and `ChatTemplateError` where the template refuses the messages.
+    Raise `InvalidRequest`, and `ChatTemplateError` if the template refuses the messages.
     """
     calls = [call for message in options.messages for call in message.tool_calls]
     texts = [call.function.arguments for call in calls]
@@ -30,7 +30,7 @@ def render_chat(templates: ChatTemplates, options: ChatOptions, form: ToolCallFo
     render = partial(_render, templates, options, form)
     reads = template_reads(templates, tools=True)
     if options.told and form.in_template and reads.tools:
-        # The template may refuse these tools, such as parameters without a description.
+        # The template may refuse these tools, for example parameters without a description.
         with contextlib.suppress(ChatTemplateError):
             return render(reads, tools=options.told)
     return render(template_reads(templates, tools=False), tools=[])
@@ -44,7 +44,7 @@ def _render(
     *,
     tools: Sequence[Tool],
 ) -> str:
-    """Return the prompt. `tools` are told by the template, other tools of the request as text."""
+    """Return the prompt. The template writes `tools`. Other tools of the request become text."""
     apply = partial(
         templates.render,
         add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,

@@ -1,5 +1,6 @@
-"""`POST /v1/tokenize` and `/v1/detokenize`, also without `/v1`; the answers hold vLLM's and
-SGLang's members.
+"""`POST /v1/tokenize` and `/v1/detokenize`, also without `/v1`.
+
+The answers hold the members of vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from .answers import DetokenizedText, TokenizerInfo, Tokens
 from .conversation import chat_prompt
 from .protocol import DetokenizeRequest, TokenizeRequest
 
-MAX_TEXT_BYTES = 8 * 2**20
-"""What ids become in one answer, which has it twice."""
+MAX_TEXT_BYTES = 8 * 2**20  # Upper limit of the texts of one answer, which contains them twice.
 router = APIRouter(route_class=JsonRoute)
 info_router = APIRouter()
 _TOKENS = answers(Tokens, errors=BODY_ERRORS)
@@ -31,7 +31,7 @@ _TEXT = answers(DetokenizedText, errors=BODY_ERRORS)
 @router.post("/v1/tokenize", responses=_TOKENS)
 @router.post("/tokenize", responses=_TOKENS)
 async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: ServingDep) -> Response:
-    """Text or a conversation to token ids; a list of texts to a list of lists."""
+    """Tokenize a text or a conversation. A list of texts gives a list of lists."""
     serving.check_model(body.model)
     limit = serving.limits.context_length
     if body.prompt is None:
@@ -61,10 +61,10 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
 @router.post("/v1/detokenize", responses=_TEXT)
 @router.post("/detokenize", responses=_TEXT)
 async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
-    """Token ids to text; a list of lists to a list of texts."""
+    """Detokenize token ids. A list of lists gives a list of texts."""
     serving.check_model(body.model)
     several = bool(body.tokens) and isinstance(body.tokens[0], list)
-    # Ids come by the million: their kind was seen to when the body was checked.
+    # The types of the ids were checked with the body. Checking millions of ids again is slow.
     lists = cast("list[list[int]]", body.tokens if several else [body.tokens])
     for ids in lists:
         serving.limits.check_token_ids(ids, "tokens")
@@ -104,7 +104,7 @@ def _name(tokenizer: Tokenizer, token_id: int | None) -> str | None:
 def _decode(
     tokenizer: Tokenizer, lists: Sequence[list[int]], *, skip_special_tokens: bool
 ) -> list[str]:
-    """Raises `InvalidRequest` for ids whose texts are together far longer than any body."""
+    """Return the texts. Raise `InvalidRequest` if they are too long together."""
     size = sum(sum(map(len, map(tokenizer.token_bytes, ids))) for ids in lists)
     if size > MAX_TEXT_BYTES:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Tools of chat completions: what requests say of them, and the grammar that their calls follow."""
+"""Tools of chat completions: their declaration in requests, and the grammar of their calls."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..serving.structured import OpenAIStructuredFields, grammar_of, json_schema
 from ..serving.structured import made_grammar as made
 
 MAX_TOOLS = 128
-FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
-"""The pattern of names that OpenAI takes."""
+FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"  # The pattern of names in OpenAI's API.
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class FunctionDefinition(WireModel):
-    """`parameters`: a JSON schema of the arguments; without one there are none. Where calls are
-    `strict` a schema that cannot be held to is refused.
+    """`parameters` is a JSON schema. Without a schema the function has no arguments.
+
+    If `strict`, a schema that grammars cannot follow is refused.
     """
 
     name: Annotated[str, Field(pattern=FUNCTION_NAME)]
@@ -51,7 +51,7 @@ class NamedTool(WireModel):
 
 
 def parse_tool_choice(value: Any) -> str | NamedTool:
-    """A word, or a tool by its name."""
+    """Return a word or a tool by its name."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return value
     if isinstance(value, dict):
@@ -71,7 +71,7 @@ ToolChoice = Annotated[
 
 
 class ToolFields(WireModel):
-    """OpenAI's members for tools."""
+    """OpenAI's parameters for tools."""
 
     tools: Annotated[list[ToolDefinition], FailFast(), Field(max_length=MAX_TOOLS)] = Field(
         default_factory=list
@@ -88,7 +88,7 @@ class ToolFields(WireModel):
             if tool.function.parameters.get("type", "object") != "object":
                 raise disagreement(
                     f"tools[{index}].function.parameters",
-                    "a function's arguments are an object: the type of the schema must be "
+                    "the arguments of a function are an object: the type of the schema must be "
                     '"object"',
                 )
         if isinstance(self.tool_choice, NamedTool):
@@ -100,7 +100,7 @@ class ToolFields(WireModel):
 
     @property
     def told(self) -> list[Tool]:
-        """The tools that the model hears of."""
+        """The tools that the prompt describes to the model."""
         functions = [tool.function for tool in self.tools] if self.tool_choice != "none" else []
         return [
             Tool(each.name, each.description, each.parameters, each.strict) for each in functions
@@ -108,12 +108,17 @@ class ToolFields(WireModel):
 
 
 def format_of(serving: Serving) -> ToolCallFormat:
-    """How the served model writes calls."""
+    """Return the format in which the served model writes calls."""
     return choose_format(serving.config.tool_call_parser, serving.engine.tokenizer.templates)
 
 
 class ToolUse(NamedTuple):
-    """How one chat may call: the tools that it may, whether it must, and several."""
+    """The tools that one chat may call.
+
+    Attributes:
+        required: Whether the answer must be a call.
+        parallel: Whether the answer may hold several calls.
+    """
 
     form: ToolCallFormat
     tools: Sequence[Tool]
@@ -125,7 +130,7 @@ class ToolUse(NamedTuple):
 
 
 def tool_use(serving: Serving, fields: ToolFields) -> ToolUse | None:
-    """None where there is nothing to call."""
+    """Return the tool use of a request, or None if it has no tools to call."""
     tools, choice = fields.told, fields.tool_choice
     if not tools:
         return None
@@ -142,8 +147,9 @@ def tool_use(serving: Serving, fields: ToolFields) -> ToolUse | None:
 async def chat_grammar(
     serving: Serving, fields: OpenAIStructuredFields, use: ToolUse | None
 ) -> str | None:
-    """What the answer must follow: calls of the tools, what the fields ask of the text, or one of
-    the two. Raises `InvalidRequest`.
+    """Return the grammar of the answer, or None. Raise `InvalidRequest`.
+
+    The grammar allows calls of the tools, the requested format of the text, or both.
     """
     if use is None:
         return await grammar_of(serving, fields)
@@ -152,7 +158,7 @@ async def chat_grammar(
         content = json_schema_of(fields)
         if content is None:
             raise InvalidRequest(
-                "tools go together with a JSON schema for the text alone; send one of them.",
+                "tools can be combined only with a JSON schema for the text; send one of them.",
                 param="tools",
                 code="invalid_value",
             )
@@ -170,8 +176,9 @@ async def chat_grammar(
 async def _followed(
     serving: Serving, form: ToolCallFormat, tool: Tool, special: Mapping[str, int]
 ) -> Tool:
-    """The tool; with any object as arguments if no text satisfies its schema and it is not strict.
-    Raises `InvalidRequest` that names the function.
+    """Return the tool, with any object as arguments if no text satisfies its schema.
+
+    Raise `InvalidRequest` with the function's name if the tool is strict.
     """
     rules = CallRules(True, False, None, special)
     try:
@@ -191,7 +198,7 @@ async def _calls_grammar(serving: Serving, use: ToolUse, rules: CallRules) -> st
         lark = await serving.threads.run(use.form.grammar, use.tools, rules)
     except (RecursionError, TypeError):
         raise InvalidRequest(
-            "tools: a schema is nested too deeply, or is none; mend it.",
+            "tools: a schema is nested too deeply, or is not a schema; correct it.",
             param="tools",
             code=INVALID_GRAMMAR,
         ) from None

@@ -1,1 +1,1 @@
-"""OpenAI's files and batches: many requests in a file, answered when there is room for them."""
+"""OpenAI's files and batches: the requests of a file are answered when the server has room."""

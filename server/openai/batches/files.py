@@ -23,16 +23,12 @@ from .protocol import DeletedFile, FileAnswer, FileList
 from .service import Batches, BatchesDep
 
 router = APIRouter()
-MAX_FILE_BYTES = 200 * 2**20
-"""As OpenAI's of a batch."""
-_AROUND = 2**16
-"""Bytes of a form beside its file."""
-_PART = 2**16
-"""Bytes of a file that are sent at once."""
-_MAX_UPLOADS = 4
-"""At once."""
+MAX_FILE_BYTES = 200 * 2**20  # OpenAI's limit for the file of a batch.
+_AROUND = 2**16  # Bytes of a form besides its file.
+_PART = 2**16  # Bytes of a file that are sent at once.
+_MAX_UPLOADS = 4  # Number of simultaneous uploads.
+# Charsets of forms. Other charsets of Python may take quadratic time or do not decode to text.
 _CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "latin-1", "latin1", "iso-8859-1"})
-"""Charsets of forms. Python knows others whose decoders take quadratic time or give no text."""
 _FORM = {
     "requestBody": {
         "required": True,
@@ -58,7 +54,7 @@ _FORM = {
     openapi_extra=_FORM,
 )
 async def upload_file(request: Request, batches: BatchesDep) -> Response:
-    """Keep a file of requests, one a line."""
+    """Store a file with one request per line."""
     await batches.storage()
     _check_sender(request)
     if batches.uploads >= _MAX_UPLOADS:
@@ -94,13 +90,13 @@ async def _keep(request: Request, batches: Batches) -> Any:
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, UploadFile):
             raise InvalidRequest(
-                "file: the form has no such part with a filename.",
+                "file: the form has no part of this name with a filename.",
                 param="file",
                 code="missing_required_parameter",
             )
         if purpose != "batch":
             raise InvalidRequest(
-                "purpose: this server keeps files for batches alone; send batch.",
+                "purpose: this server stores files only for batches; send batch.",
                 param="purpose",
                 code="invalid_value",
             )
@@ -110,7 +106,7 @@ async def _keep(request: Request, batches: Batches) -> Any:
 
 
 def _check_sender(request: Request) -> None:
-    """Raises `InvalidRequest` before anything is read."""
+    """Raise `InvalidRequest` before the body is read."""
     kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
         raise UnsupportedMedia(
@@ -124,13 +120,13 @@ def _check_sender(request: Request) -> None:
             param="Content-Type",
             code="invalid_form",
         )
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > MAX_FILE_BYTES + _AROUND:
+    content_length = request.headers.get("content-length", "")
+    if content_length.isdecimal() and int(content_length[:20]) > MAX_FILE_BYTES + _AROUND:
         raise _too_large()
 
 
 async def _bounded(request: Request) -> AsyncGenerator[bytes]:
-    """The body, which is never held as a whole."""
+    """Yield the body piece by piece, so that the whole body is never in memory."""
     connection = request.scope.get(CONNECTION)
     size = 0
     async for part in request.stream():
@@ -156,7 +152,7 @@ async def list_files(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """The files, the newest first."""
+    """List the files, the newest first."""
     storage = await batches.storage()
     files: list[Any] = [
         each for each in list(storage.files.values()) if purpose in (None, each.purpose)
@@ -166,13 +162,13 @@ async def list_files(
 
 @router.get("/v1/files/{file_id}", responses=answers(FileAnswer, errors=(404, 503)))
 async def retrieve_file(file_id: str, batches: BatchesDep) -> Response:
-    """What a file is."""
+    """Return a file's description."""
     return json_response(await batches.file(file_id))
 
 
 @router.delete("/v1/files/{file_id}", responses=answers(DeletedFile, errors=(400, 404, 503)))
 async def delete_file(file_id: str, batches: BatchesDep) -> Response:
-    """Remove a file."""
+    """Delete a file."""
     await batches.delete_file(file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
@@ -183,7 +179,7 @@ async def delete_file(file_id: str, batches: BatchesDep) -> Response:
     responses=answers(media=("application/octet-stream",), errors=(404, 503)),
 )
 async def file_content(file_id: str, batches: BatchesDep) -> Response:
-    """What is in a file."""
+    """Return a file's content."""
     record, content = await batches.open_file(file_id)
     name = quote(record.filename, safe="")
     return StreamingResponse(

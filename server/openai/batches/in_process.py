@@ -1,5 +1,6 @@
-"""A request to the application itself, without a connection: with all checks, keys and errors that
-any request meets.
+"""Sends a request to the application without a connection.
+
+The request passes through the same checks, keys and error handlers as any other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class InProcessAnswer(NamedTuple):
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> InProcessAnswer:
-    """POST a JSON body. Cancelled, the request is as if its client had gone."""
+    """POST a JSON body. Cancelling this call is like a disconnect of the client."""
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {
         "type": "http",
@@ -46,7 +47,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> InProcessAnswer:
     async def receive() -> Message:
         nonlocal sent
         if sent:
-            await asyncio.get_running_loop().create_future()  # nobody goes away
+            await asyncio.get_running_loop().create_future()  # The client never disconnects.
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -64,6 +65,6 @@ async def post(app: ASGIApp, path: str, body: bytes) -> InProcessAnswer:
     except Exception:
         if not parts:
             raise
-        # It has been answered, and is raised for a server's log.
+        # The client has the answer. The exception is only for the server's log.
         logger.exception("a line of a batch failed")
     return InProcessAnswer(status, request_id, b"".join(parts))

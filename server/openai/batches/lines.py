@@ -1,6 +1,6 @@
-"""The lines of a batch: requests as they were uploaded, and answers as they are written.
+"""The lines of a batch: its requests and the answers.
 
-A line is `{"custom_id", "method": "POST", "url", "body"}`; its answer `{"id", "custom_id",
+A line is `{"custom_id", "method": "POST", "url", "body"}`. Its answer is `{"id", "custom_id",
 "response": {"status_code", "request_id", "body"}, "error"}`
 (https://platform.openai.com/docs/api-reference/batch).
 """
@@ -26,7 +26,7 @@ _SAMPLES = ("n", "best_of")
 
 
 class Line(NamedTuple):
-    """`number`: from 1."""
+    """One request. `number` counts lines from 1."""
 
     number: int
     custom_id: str
@@ -34,9 +34,7 @@ class Line(NamedTuple):
 
     @property
     def sequences(self) -> int:
-        """At most so many does the engine make of it, as far as it can be told before it is
-        checked.
-        """
+        """Upper limit of the engine's sequences for the line, estimated from the unchecked body."""
         prompt, samples = self.body.get("prompt"), [self.body.get(name) for name in _SAMPLES]
         are_many = isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt)
         count = len(prompt) if isinstance(prompt, list) and are_many else 1
@@ -48,7 +46,7 @@ class _Answered(msgspec.Struct):
 
 
 class LineFault(ValueError):
-    """`code` and `param`: as the batch's errors have them."""
+    """A fault of a line. `code` and `param` are those of the batch's errors."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -56,7 +54,7 @@ class LineFault(ValueError):
 
 
 def read_lines(path: Path, endpoint: str, skip: Set[str] = frozenset()) -> Iterator[Line]:
-    """The requests of a file that was found good, but those whose ids are in `skip`."""
+    """Yield the requests of a checked file, except those with an id in `skip`."""
     for number, raw in _raw_lines(path):
         line = _parse(number, raw, endpoint)
         if line.custom_id not in skip:
@@ -64,7 +62,7 @@ def read_lines(path: Path, endpoint: str, skip: Set[str] = frozenset()) -> Itera
 
 
 def check_lines(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
-    """How many requests a file has, and what is wrong with it."""
+    """Return the number of requests in a file, and its faults."""
     faults: list[dict[str, Any]] = []
     seen: set[str] = set()
     for number, raw in _raw_lines(path):
@@ -73,14 +71,14 @@ def check_lines(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
             if line.custom_id in seen:
                 raise LineFault(
                     "duplicate_custom_id",
-                    f"custom_id {line.custom_id!r:.80} is there twice; each line has its own",
+                    f"custom_id {line.custom_id!r:.80} is used twice; give each line its own",
                     "custom_id",
                 )
             seen.add(line.custom_id)
             if len(seen) > MAX_LINES:
                 raise LineFault(
                     "too_many_requests",
-                    f"a batch has at most {MAX_LINES} lines; send several batches",
+                    f"a batch may have at most {MAX_LINES} lines; send several batches",
                 )
         except LineFault as error:
             faults.append(fault(error.code, f"{error}.", param=error.param, line=number))
@@ -99,13 +97,13 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             if raw.strip():
                 yield number, raw
             if len(raw) > MAX_BODY_BYTES:
-                return  # `_parse` says so
+                return  # `_parse` raises an error for this line.
 
 
 def _parse(number: int, raw: bytes, endpoint: str) -> Line:
-    """Raises `LineFault`."""
+    """Return the request of a line. Raise `LineFault`."""
     if len(raw) > MAX_BODY_BYTES:
-        raise LineFault("line_too_long", f"a line has at most {MAX_BODY_BYTES} bytes")
+        raise LineFault("line_too_long", f"a line may have at most {MAX_BODY_BYTES} bytes")
     try:
         check_structure(raw)
     except InvalidRequest as error:
@@ -113,34 +111,38 @@ def _parse(number: int, raw: bytes, endpoint: str) -> Line:
     try:
         found = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise LineFault("invalid_json_line", f"this line is no JSON: {error}") from None
+        raise LineFault("invalid_json_line", f"this line is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise LineFault("invalid_json_line", "this line is no JSON object")
+        raise LineFault("invalid_json_line", "this line is not a JSON object")
     custom_id, body = found.get("custom_id"), found.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID:
         raise LineFault(
-            "invalid_value", f"custom_id is a text of 1 to {_MAX_ID} characters", "custom_id"
+            "invalid_value", f"custom_id must be a text of 1 to {_MAX_ID} characters", "custom_id"
         )
     if found.get("method") != "POST":
-        raise LineFault("invalid_method", "method is POST", "method")
+        raise LineFault("invalid_method", "method must be POST", "method")
     if found.get("url") != endpoint:
-        raise LineFault("invalid_url", f"url is the batch's endpoint, {endpoint}", "url")
+        raise LineFault("invalid_url", f"url must be the endpoint of the batch, {endpoint}", "url")
     if not isinstance(body, dict):
-        raise LineFault("invalid_value", "body is the JSON object of a request", "body")
+        raise LineFault("invalid_value", "body must be the JSON object of a request", "body")
     if body.get("stream") or body.get("background"):
-        raise LineFault("invalid_value", "a batch has no streams; leave it out", "body.stream")
+        raise LineFault(
+            "invalid_value",
+            "a batch cannot stream or run in the background; leave it out",
+            "body.stream",
+        )
     return Line(number, custom_id, body)
 
 
 def answer_line(custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """A line of the output, or of the errors. `body`: JSON."""
+    """Return a line of the output or of the errors. `body` is JSON."""
     content = msgspec.Raw(msgspec.json.format(body, indent=-1))
     response = {"status_code": status, "request_id": request_id, "body": content}
     return _encode(custom_id, response, None)
 
 
 def error_line(custom_id: str, code: str, message: str) -> bytes:
-    """A line of the errors, of a request that was not made."""
+    """Return a line of the errors for a request that was not sent."""
     return _encode(custom_id, None, {"code": code, "message": message})
 
 
@@ -155,7 +157,7 @@ def _encode(custom_id: str, response: Any, error: Any) -> bytes:
 
 
 def answered_ids(path: Path) -> set[str]:
-    """The ids of the lines that a batch has written; half a line at the end is cut off."""
+    """Return the ids of the lines that a batch has written. Cut off half a line at the end."""
     found: set[str] = set()
     if not path.exists():
         return found

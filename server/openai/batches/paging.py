@@ -1,4 +1,4 @@
-"""Lists in pages, as OpenAI's."""
+"""Lists in pages, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from ...core.errors import InvalidRequest
 
 
 def page(records: Sequence[Any], after: str | None, limit: int) -> dict[str, Any]:
-    """The `limit` records behind the one of id `after`. Raises `InvalidRequest` where there is no
-    such.
+    """Return the `limit` records after the record `after`.
+
+    Raise `InvalidRequest` if no record has this id.
     """
     begin = 0
     if after is not None:

@@ -1,5 +1,6 @@
-"""Files and batches on the wire (https://platform.openai.com/docs/api-reference/files and
-.../batch).
+"""Models of files and batches.
+
+Source: https://platform.openai.com/docs/api-reference/files and .../batch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class BatchRequest(WireModel):
         str,
         Field(
             pattern=r"^[1-9][0-9]{0,3}[smhd]$",
-            description="OpenAI takes 24h alone; here also other numbers of s, m, h or d",
+            description="a number and s, m, h or d, for example 24h",
         ),
     ]
     metadata: Metadata | None = None
@@ -32,12 +33,12 @@ class BatchRequest(WireModel):
 
     @property
     def seconds(self) -> int:
-        """Of the completion window."""
+        """Length of the completion window in seconds."""
         return int(self.completion_window[:-1]) * _UNITS[self.completion_window[-1]]
 
 
 class FileAnswer(Answer):
-    """Times are in seconds since 1970."""
+    """A file. Times are in seconds since 1970."""
 
     id: str
     object: Literal["file"]
@@ -64,7 +65,7 @@ class DeletedFile(Answer):
 
 
 class BatchFault(Answer):
-    """`line`: from 1."""
+    """One error of a batch. `line` counts from 1."""
 
     code: str
     message: str
@@ -84,7 +85,7 @@ class BatchCounts(Answer):
 
 
 class BatchAnswer(Answer):
-    """Times are in seconds since 1970."""
+    """A batch. Times are in seconds since 1970."""
 
     id: str
     object: Literal["batch"]

@@ -1,4 +1,4 @@
-"""Files and batches as they are kept on disk and shown on the wire."""
+"""Files and batches as they are stored on disk and shown by the API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Status(StrEnum):
-    """Where a batch stands."""
+    """The state of a batch."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -22,7 +22,7 @@ class Status(StrEnum):
 
 
 class FileRecord(msgspec.Struct, kw_only=True):
-    """A file; times in seconds since 1970."""
+    """A file. Times are in seconds since 1970."""
 
     id: str
     object: str = "file"
@@ -35,7 +35,7 @@ class FileRecord(msgspec.Struct, kw_only=True):
 
 
 class RequestCounts(msgspec.Struct):
-    """Lines: all, those with an answer, those with an error."""
+    """Numbers of lines: all lines, lines with an answer, lines with an error."""
 
     total: int = 0
     completed: int = 0
@@ -43,7 +43,7 @@ class RequestCounts(msgspec.Struct):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """A batch; times in seconds since 1970."""
+    """A batch. Times are in seconds since 1970."""
 
     id: str
     object: str = "batch"
@@ -76,13 +76,13 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         )
 
     def become(self, status: Status, now: float) -> None:
-        """Change the status, and note when, as far as that is told."""
+        """Change the status, and set its time if the record has a member for it."""
         self.status = status
         if f"{status}_at" in self.__struct_fields__:
             setattr(self, f"{status}_at", int(now))
 
     def fail(self, faults: list[dict[str, Any]], now: float) -> None:
-        """End it with these errors."""
+        """End the batch with these errors."""
         self.errors = {"object": "list", "data": faults}
         self.become(Status.FAILED, now)
 
@@ -90,5 +90,5 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 def fault(
     code: str, message: str, *, param: str | None = None, line: int | None = None
 ) -> dict[str, Any]:
-    """One of a batch's errors. `line`: from 1."""
+    """Return one of a batch's errors. `line` counts from 1."""
     return {"code": code, "message": message, "param": param, "line": line}

@@ -20,7 +20,7 @@ body_router = APIRouter(route_class=JsonRoute)
 
 @body_router.post("/v1/batches", responses=answers(BatchAnswer, errors=BODY_ERRORS))
 async def create_batch(body: BatchRequest, batches: BatchesDep) -> Response:
-    """Answer the requests of a file when there is room."""
+    """Create a batch, which answers the requests of a file when the server has room."""
     record = await batches.create(
         body.input_file_id, body.endpoint, body.completion_window, body.seconds, body.metadata
     )
@@ -33,7 +33,7 @@ async def list_batches(
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
-    """The batches, the newest first."""
+    """List the batches, the newest first."""
     storage = await batches.storage()
     newest: list[Any] = list(storage.batches.values())[::-1]
     return json_response(page(newest, after, limit))
@@ -41,7 +41,7 @@ async def list_batches(
 
 @router.get("/v1/batches/{batch_id}", responses=answers(BatchAnswer, errors=(404, 503)))
 async def retrieve_batch(batch_id: str, batches: BatchesDep) -> Response:
-    """One batch."""
+    """Return one batch."""
     return json_response(await batches.batch(batch_id))
 
 
@@ -49,7 +49,7 @@ async def retrieve_batch(batch_id: str, batches: BatchesDep) -> Response:
     "/v1/batches/{batch_id}/cancel", responses=answers(BatchAnswer, errors=(400, 404, 503))
 )
 async def cancel_batch(batch_id: str, batches: BatchesDep) -> Response:
-    """Ask no further line; what has been answered can be fetched."""
+    """Cancel a batch. Answers that are already written can be retrieved."""
     record = await batches.batch(batch_id)
     await batches.cancel(record)
     return json_response(record)

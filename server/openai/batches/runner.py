@@ -1,5 +1,6 @@
-"""Runs one batch: its lines are requests to the application itself, at the lowest priority, as many
-at once as leave room for whoever else asks.
+"""Runs one batch: sends its lines to the application itself, with the lowest priority.
+
+The number of simultaneous lines leaves room for other clients.
 """
 
 from __future__ import annotations
@@ -25,27 +26,22 @@ from .storage import Storage, StorageFull
 logger = logging.getLogger(__name__)
 
 LOWEST_PRIORITY = -(2**31)
-_LOOK = 0.1
-"""Seconds between two looks at whether a batch shall go on, or whether there is room."""
-_TRY_AGAIN = 0.5
-"""Seconds after which a line that was answered "not now" is asked again."""
-_TURNS = 50
-"""Of the event loop, in which a line should have come to the engine."""
-_READ_AHEAD = 2
-"""Lines."""
+_LOOK = 0.1  # Seconds between two checks whether the batch continues and whether there is room.
+_TRY_AGAIN = 0.5  # Seconds until a line with a "not now" answer is sent again.
+_TURNS = 50  # Iterations of the event loop after which a line should have reached the engine.
+_READ_AHEAD = 2  # Lines.
+# Size of lines in flight. The limit leaves memory for large bodies of other clients.
 _MOST_BYTES = 16 * 2**20
-"""Of lines that are under way: others send large bodies, too."""
 _NOT_NOW = 503
+# Error codes of a model that cannot be loaded. Retries seldom help.
 _CANNOT_LOAD = ("model_failed", "model_does_not_fit")
-"""Codes of answers of several models' server that another try seldom changes."""
+# Lines of a model that cannot be loaded are retried for this time. A load is tried each 30 s.
 _FAILING_SECONDS = 75.0
-"""For so long lines of a model that cannot be loaded are asked again: it is tried anew each 30 s.
-"""
 _STOPPING = (EngineState.DRAINING, EngineState.STOPPED, EngineState.FAILED)
 _EXPIRED = "This request could not be executed before the completion window expired."
 _TOO_MANY = (
     "too_many_sequences",
-    "This line has so many prompts or samples that others would find no room; send several lines.",
+    "This line has too many prompts or samples to leave room for others; send several lines.",
 )
 Ask = Callable[[str, bytes], Coroutine[Any, Any, InProcessAnswer]]
 T = TypeVar("T")
@@ -53,13 +49,13 @@ A = TypeVarTuple("A")
 
 
 class Disk(Protocol):
-    """Does something with the storage, in a thread, one at a time."""
+    """Calls a function that uses the storage in a thread, one call at a time."""
 
     async def __call__(self, work: Callable[[Unpack[A]], T], *args: *A) -> T: ...
 
 
 class BatchRun:
-    """One batch on its way. `ask`: makes a request of a path and a JSON body."""
+    """One running batch. `ask` sends a request with a path and a JSON body."""
 
     def __init__(
         self,
@@ -73,11 +69,11 @@ class BatchRun:
         self._engine, self._ask = engine, ask
         self._under_way = self._bytes = 0
         self._turn = asyncio.Lock()
+        # Time of the first failed load of each model, by `time.monotonic`.
         self._failing: dict[str, float] = {}
-        """Since when models could not be loaded, by `time.monotonic`."""
 
     async def run(self) -> None:
-        """Until it has ended, or the server ends."""
+        """Run the batch until it or the server ends."""
         record = self._record
         try:
             if record.status is Status.VALIDATING:
@@ -90,7 +86,7 @@ class BatchRun:
             if not record.has_ended and not self._is_stopping:
                 await self._finish(ending)
         except OSError as error:
-            # The bound on all files, or a full disk: what has been answered stays.
+            # The limit of all files is reached or the disk is full. Written answers are kept.
             reason = str(error) if isinstance(error, StorageFull) else error.strerror
             logger.warning("batch %s ends: %s", record.id, reason)
             await self._fail("storage_full", f"The answers cannot be written: {reason}.")
@@ -114,7 +110,7 @@ class BatchRun:
         record, path = self._record, self._storage.content(self._input)
         total, faults = await asyncio.to_thread(check_lines, path, record.endpoint)
         if record.status is not Status.VALIDATING:
-            return  # cancelled meanwhile
+            return  # The batch was cancelled meanwhile.
         if faults:
             record.fail(faults, self._storage.clock())
         else:
@@ -122,10 +118,10 @@ class BatchRun:
             record.become(Status.IN_PROGRESS, self._storage.clock())
         await self._disk(self._storage.save_batch, record)
 
-    # Answering
+    # Answers.
 
     async def _answer(self) -> Status:
-        """Ask each line that has no answer yet; returns how that ended."""
+        """Send each line that has no answer yet, and return the resulting status."""
         record, counts = self._record, self._record.request_counts
         done, failed = await self._disk(self._answered)
         counts.completed, counts.failed = len(done), len(failed)
@@ -151,7 +147,9 @@ class BatchRun:
         return self._is_stopping or self._is_late or self._record.status is not Status.IN_PROGRESS
 
     async def _most_running(self) -> int:
-        """Requests that the engine runs at once; 1 where it does not get ready."""
+        """Return the number of requests that the engine runs at once, or 1 if it does not get
+        ready.
+        """
         while self._engine.info is None and not self._is_over:
             await asyncio.sleep(_LOOK)
         return int(self._engine.info.max_running_requests) if self._engine.info is not None else 1
@@ -173,7 +171,10 @@ class BatchRun:
                 self._record.request_counts.failed += 1
 
     async def _answer_to(self, body: bytes, most: int, model: str) -> InProcessAnswer:
-        """As soon as there is room for it, and its model is loaded, unless that keeps failing."""
+        """Return the answer of a line, retried until there is room and its model is loaded.
+
+        If the model keeps failing to load, return the error.
+        """
         while True:
             asked = await self._begin(body, most)
             try:
@@ -182,7 +183,7 @@ class BatchRun:
                 asked.cancel()
                 self._under_way -= 1
                 self._bytes -= len(body)
-            # What the end of the server cuts off is asked again by the next one.
+            # The next server repeats lines that the end of this server interrupts.
             if not self._is_stopping:
                 if answer.status != _NOT_NOW:
                     self._failing.pop(model, None)
@@ -194,7 +195,9 @@ class BatchRun:
             await asyncio.sleep(_TRY_AGAIN)
 
     async def _begin(self, body: bytes, most: int) -> asyncio.Task[InProcessAnswer]:
-        """Lines begin one at a time, so that each finds those before it counted."""
+        """Send a line when there is room. Lines start one at a time, so that each sees the
+        others.
+        """
         async with self._turn:
             while (
                 max(self._under_way, self._engine.num_unfinished) >= most
@@ -211,13 +214,13 @@ class BatchRun:
                 await asyncio.sleep(0)
             return asked
 
-    # On disk, in a thread
+    # On disk, in a thread.
 
     def _lines(self, answered: set[str]) -> Iterator[Line]:
         return read_lines(self._storage.content(self._input), self._record.endpoint, answered)
 
     def _answered(self) -> tuple[set[str], set[str]]:
-        """The ids of lines with an answer, and of those with an error."""
+        """Return the ids of lines with an answer, and of lines with an error."""
         output, errors = (self._storage.results(self._record, kind) for kind in _KINDS)
         return answered_ids(output), answered_ids(errors)
 
@@ -227,7 +230,7 @@ class BatchRun:
             file.write(line)
 
     def _expire(self) -> int:
-        """Lines without an answer get an error; how many."""
+        """Write an error for each line without an answer. Return their number."""
         done, failed = self._answered()
         count = 0
         for line in self._lines(done | failed):
@@ -236,7 +239,7 @@ class BatchRun:
         return count
 
     def _make_files(self) -> None:
-        """Of what was written. Who ended in the middle of it does it again."""
+        """Make files of the results. An interrupted call can be repeated."""
         record, storage = self._record, self._storage
         found: list[str | None] = []
         for kind in _KINDS:
@@ -251,7 +254,7 @@ class BatchRun:
             found.append(made[0] if made else None)
         record.output_file_id, record.error_file_id = found
 
-    # Ending
+    # End.
 
     async def _finish(self, ending: Status) -> None:
         record, storage = self._record, self._storage
@@ -288,7 +291,7 @@ _KINDS = ("output", "errors")
 
 
 class _Lines:
-    """Lines that are read in a thread, a few ahead."""
+    """Reads lines in a thread, a few ahead."""
 
     def __init__(self, lines: Iterator[Line]) -> None:
         self._lines = lines

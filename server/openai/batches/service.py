@@ -1,4 +1,4 @@
-"""The files and batches of a server, and the task that runs them."""
+"""The files and batches of a server, and the task that runs the batches."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from .storage import Storage, StorageFull
 
 logger = logging.getLogger(__name__)
 
+# Endpoints of lines, if the server has them.
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-"""Of which lines may be, where they are served."""
 OFF, AUTO = "none", "auto"
-_MAX_WAITING = 200
-"""Batches that have not ended."""
+_MAX_WAITING = 200  # Batches that have not ended.
 T = TypeVar("T")
 A = TypeVarTuple("A")
 
 
 class Batches:
-    """Of one server. The folder is opened when it is first needed, or at the start where it is
-    there: what an earlier server left then goes on.
+    """The files and batches of one server.
+
+    The folder is opened at the first use. If it exists at the start, it is opened then, and the
+    batches of an earlier server continue.
     """
 
     def __init__(self, app: FastAPI, engine: Engine, config: BatchServerConfig) -> None:
@@ -44,11 +45,10 @@ class Batches:
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._running: BatchRecord | None = None
-        self.uploads = 0
-        """Under way."""
+        self.uploads = 0  # Uploads in progress.
 
     async def start(self) -> None:
-        """Go on with what is unfinished."""
+        """Continue unfinished batches."""
         folder = self._folder
         try:
             if folder is None or not (folder / "batches").is_dir():
@@ -68,7 +68,7 @@ class Batches:
 
     @property
     def _folder(self) -> Path | None:
-        """None where there shall be none."""
+        """The folder of files and batches, or None if batches are off."""
         config = self._config
         if config.batch_dir == OFF:
             return None
@@ -77,8 +77,9 @@ class Batches:
         return kept_folder("batches", config.model_names[0])
 
     async def storage(self) -> Storage:
-        """Raises `NotFound` where batches are off, and `Unavailable` where the folder cannot be
-        used.
+        """Return the storage.
+
+        Raise `NotFound` if batches are off, and `Unavailable` if the folder cannot be used.
         """
         folder = self._folder
         if folder is None:
@@ -106,13 +107,14 @@ class Batches:
         return self._opened or Storage(folder, self._config.batch_storage * 2**20)
 
     async def disk(self, work: Callable[[Unpack[A]], T], *args: *A) -> T:
-        """`work(*args)` in a thread, one at a time."""
+        """Return `work(*args)`, called in a thread, one call at a time."""
         async with self._turn:
             return await asyncio.to_thread(work, *args)
 
     async def save(self, work: Callable[[Unpack[A]], T], *args: *A) -> T:
-        """The same for what a client asks to have kept. Raises `InvalidRequest` where the bounds
-        are reached, and `Unavailable` where the disk is full.
+        """Call `disk` for a client that stores something.
+
+        Raise `InvalidRequest` if the limits are reached, and `Unavailable` if the disk is full.
         """
         try:
             return await self.disk(work, *args)
@@ -125,7 +127,7 @@ class Batches:
                 headers={"Retry-After": "60"},
             ) from None
 
-    # Files
+    # Files.
 
     async def file(self, file_id: str) -> FileRecord:
         storage = await self.storage()
@@ -137,7 +139,7 @@ class Batches:
         return await self.save(storage.add_file, content, filename, purpose)
 
     async def open_file(self, file_id: str) -> tuple[FileRecord, IO[bytes]]:
-        """A file and its content, which can be read even if somebody deletes it meanwhile."""
+        """Return a file and its open content, which stays readable if the file is deleted."""
         storage = await self.storage()
         return await self.disk(self._open_file, storage, file_id)
 
@@ -164,7 +166,7 @@ class Batches:
             )
         storage.delete_file(record)
 
-    # Batches
+    # Batches.
 
     async def batch(self, batch_id: str) -> BatchRecord:
         storage = await self.storage()
@@ -180,7 +182,7 @@ class Batches:
         seconds: int,
         metadata: dict[str, str] | None,
     ) -> BatchRecord:
-        """A batch that will be run. Raises `InvalidRequest`."""
+        """Create a batch and run it later. Raise `InvalidRequest`."""
         storage = await self.storage()
         served = [each for each in ENDPOINTS if self._serves(each)]
         if endpoint not in served:
@@ -192,7 +194,7 @@ class Batches:
         waiting = sum(not each.has_ended for each in storage.batches.values())
         if waiting >= _MAX_WAITING:
             raise InvalidRequest(
-                f"{waiting} batches wait or run already; try again when some have ended.",
+                f"{waiting} batches are waiting or running; try again when some have ended.",
                 code="too_many_batches",
             )
         now = int(storage.clock())
@@ -221,11 +223,11 @@ class Batches:
         storage.save_batch(record)
 
     async def cancel(self, record: BatchRecord) -> None:
-        """Raises `InvalidRequest` where it has ended."""
+        """Cancel a batch. Raise `InvalidRequest` if it has ended."""
         storage = await self.storage()
         if record.has_ended or record.status is Status.FINALIZING:
             raise InvalidRequest(
-                f"The batch is {record.status}: it cannot be cancelled any more.",
+                f"The batch is {record.status} and cannot be cancelled any more.",
                 param="batch_id",
                 code="invalid_value",
             )
@@ -247,19 +249,19 @@ class Batches:
     async def _run(self) -> None:
         storage = await self.storage()
         while waiting := [each for each in storage.batches.values() if not each.has_ended]:
-            # Who is cancelled does not wait for its turn.
+            # Cancelled batches are finished first.
             waiting.sort(key=lambda each: each.status is not Status.CANCELLING)
             self._running = record = waiting[0]
             await BatchRun(record, storage, self.disk, self._engine, self._ask).run()
             if not record.has_ended:
-                return  # the server ends
+                return  # The server is stopping.
 
     async def _ask(self, path: str, body: bytes) -> InProcessAnswer:
         return await post(self._app, path, body)
 
 
 def _found(storage: Storage, file_id: str) -> FileRecord:
-    """A file that is there and has not expired, in a thread. Raises `NotFound`."""
+    """Return a file that exists and has not expired, in a thread. Raise `NotFound`."""
     storage.drop_old()
     if (found := storage.files.get(file_id)) is None:
         raise NotFound(f"No such file: {file_id!r:.80}.", param="file_id", code="not_found")
@@ -271,5 +273,4 @@ async def _batches_of(request: Request) -> Batches:
     return found
 
 
-BatchesDep = Annotated[Batches, Depends(_batches_of)]
-"""Parameter of an endpoint."""
+BatchesDep = Annotated[Batches, Depends(_batches_of)]  # Parameter of an endpoint.

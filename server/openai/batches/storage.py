@@ -1,9 +1,10 @@
-"""The folder in which files and batches lie: a JSON file for each that says what it is, its content
-beside it, within a bound on all bytes.
+"""The folder of files and batches: a JSON file describes each, and its content is beside it.
 
     folder/lock                       held by the server that uses it
     folder/files/ID.json, ID.content
     folder/batches/ID.json, ID.output, ID.errors    the last two while it runs
+
+All contents together are limited in bytes.
 """
 
 from __future__ import annotations
@@ -25,21 +26,19 @@ from .records import BatchRecord, FileRecord
 logger = logging.getLogger(__name__)
 
 MAX_FILES = 2000
-MAX_BATCHES = 2000
-"""Above that the oldest that have ended are forgotten."""
-LIFETIME = 30 * 24 * 3600
-"""Seconds for which files, and batches that have ended, are kept, as OpenAI keeps them."""
+MAX_BATCHES = 2000  # Above this number, the oldest ended batches are deleted.
+LIFETIME = 30 * 24 * 3600  # Seconds for which files and ended batches are kept. OpenAI's value.
 R = TypeVar("R", FileRecord, BatchRecord)
 
 
 class StorageFull(OSError):
-    """No more may be kept, by the bounds or by the disk."""
+    """The storage is full, by its limits or by the disk."""
 
 
 class Storage:
-    """Reads what an earlier server kept. To be used from one thread at a time.
+    """Opens the folder and loads its records. Use it from one thread at a time.
 
-    Raises `OSError` where the folder cannot be used, or another server uses it.
+    Raise `OSError` if the folder cannot be used or another server uses it.
     """
 
     def __init__(
@@ -52,18 +51,18 @@ class Storage:
         self.files = _load(folder / "files", FileRecord)
         self.batches = _load(folder / "batches", BatchRecord)
         self._drop_strangers()
+        # Size of all contents.
         self.bytes = sum(
             path.stat().st_size for part in ("files", "batches") for path in self._contents(part)
         )
-        """Of all contents."""
 
     def close(self) -> None:
         self._lock.close()
 
-    # Files
+    # Files.
 
     def add_file(self, content: IO[bytes], filename: str, purpose: str) -> FileRecord:
-        """Keep a copy of what can be read. Raises `StorageFull` and `OSError`."""
+        """Store a copy of `content`. Raise `StorageFull` or `OSError`."""
         size = content.seek(0, os.SEEK_END)
         content.seek(0)
         self._check_room_for_file()
@@ -81,7 +80,7 @@ class Storage:
         return record
 
     def take_file(self, path: Path, filename: str) -> FileRecord:
-        """Make what a batch wrote a file. Raises `OSError`."""
+        """Make a file of a batch's results. Raise `OSError`."""
         record = self._new_file(filename, "batch_output", path.stat().st_size)
         self._save(record)
         os.replace(path, self.content(record))
@@ -94,7 +93,7 @@ class Storage:
         self._remove(self.content(record))
 
     def content(self, record: FileRecord) -> Path:
-        """Where a file's content lies."""
+        """Return the path of a file's content."""
         return self._folder / "files" / f"{record.id}.content"
 
     def _new_file(self, filename: str, purpose: str, size: int) -> FileRecord:
@@ -108,19 +107,19 @@ class Storage:
             purpose=purpose,
         )
 
-    # Batches
+    # Batches.
 
     def save_batch(self, record: BatchRecord) -> None:
-        """Raises `OSError`."""
+        """Write a batch's record. Raise `OSError`."""
         self._save(record)
         self.batches[record.id] = record
 
     def results(self, record: BatchRecord, kind: str) -> Path:
-        """Where a running batch writes; `kind`: output or errors."""
+        """Return the path of a running batch's results. `kind` is "output" or "errors"."""
         return self._folder / "batches" / f"{record.id}.{kind}"
 
     def using(self, file: FileRecord) -> BatchRecord | None:
-        """A batch that still reads a file."""
+        """Return a batch that still reads a file, or None."""
         return next(
             (
                 batch
@@ -130,10 +129,10 @@ class Storage:
             None,
         )
 
-    # Bounds
+    # Limits.
 
     def claim(self, size: int) -> None:
-        """Before so many bytes are written. Raises `StorageFull`."""
+        """Reserve `size` bytes before they are written. Raise `StorageFull`."""
         if self.bytes + size > self._most:
             raise StorageFull(
                 f"files and batches may take {self._most / 2**20:g} MiB together "
@@ -142,7 +141,7 @@ class Storage:
         self.bytes += size
 
     def drop_old(self) -> None:
-        """Forget what has expired, and batches beyond their number."""
+        """Delete expired files and batches, and the oldest batches above `MAX_BATCHES`."""
         now = self.clock()
         for file in [each for each in self.files.values() if each.expires_at <= now]:
             if self.using(file) is None:
@@ -161,7 +160,7 @@ class Storage:
         if len(self.files) >= MAX_FILES:
             raise StorageFull(f"there are {MAX_FILES} files already; delete some")
 
-    # On disk
+    # On disk.
 
     def _about(self, record: FileRecord | BatchRecord) -> Path:
         part = "files" if isinstance(record, FileRecord) else "batches"
@@ -187,7 +186,7 @@ class Storage:
         return [path for path in (self._folder / part).iterdir() if path.suffix != ".json"]
 
     def _drop_strangers(self) -> None:
-        """What a server left that ended in the middle of something."""
+        """Delete what an interrupted server left unfinished."""
         running = {each.id for each in self.batches.values() if not each.has_ended}
         known = {"files": self.files.keys(), "batches": running}
         for part, ids in known.items():
@@ -201,11 +200,11 @@ class Storage:
 
 
 def _load(folder: Path, kind: type[R]) -> dict[str, R]:
-    """What JSON files say, the oldest first; one that cannot be read is passed over."""
+    """Return the records of JSON files, the oldest first. Skip files that cannot be read."""
     records: list[Any] = []
     for path in folder.glob("*.json"):
         try:
             records.append(msgspec.json.decode(path.read_bytes(), type=kind))
         except (OSError, msgspec.DecodeError) as error:
-            logger.warning("%s is passed over: %s", path, error)
+            logger.warning("%s is skipped: %s", path, error)
     return {each.id: each for each in sorted(records, key=lambda each: (each.created_at, each.id))}

@@ -1,4 +1,4 @@
-"""One response while it is made: what it says of itself at every moment."""
+"""One response while it is generated: its state and its answer at every moment."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from .protocol import ResponsesRequest
 from .tools import HostedTool, told_names
 
 RESPONSE_ID = "resp_"
-LIVE = ("queued", "in_progress")
-"""States of a response that goes on."""
+LIVE = ("queued", "in_progress")  # States of a response that has not ended.
 
 
 def new_id() -> str:
-    """An id that nobody can guess: who knows it may read the response."""
+    """Return an id that cannot be guessed, because the id gives access to the response."""
     return RESPONSE_ID + secrets.token_hex(16)
 
 
 class Answer:
-    """A response. `status` is one of OpenAI's; `is_stored`: it will be found by its id; `size`:
-    bytes of what it is made from.
+    """A response.
+
+    Attributes:
+        status: One of OpenAI's states.
+        is_stored: Whether the response can be retrieved by its id.
+        size: Size of the request in bytes.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Answer:
         self._output_tokens = 0
 
     def push(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """Events that tell what is new."""
+        """Yield the events of new output."""
         self.status = "in_progress"
         self._output_tokens = output.completion_tokens
         if self._tokens is not None:
@@ -74,17 +77,17 @@ class Answer:
             yield from self._end(output.finish_reason)
 
     def fail(self, error: ApiError) -> None:
-        """It ends with this error."""
+        """End the response with an error."""
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         self._finish("failed")
         self._error = {"code": code, "message": error.message}
 
     def cancel(self) -> None:
-        """It ends because somebody asked for that."""
+        """End the response because a client cancelled it."""
         self._finish("cancelled")
 
     def shown(self) -> dict[str, Any]:
-        """The response as the API shows it now."""
+        """Return the response as the API shows it now."""
         body = self._body
         return {
             "id": self.id,
@@ -143,7 +146,7 @@ class Answer:
         self._completed = time.time() if status == "completed" else None
 
     def _usage(self) -> dict[str, Any]:
-        """No token is paid for being kept in the cache."""
+        """Return `usage`. Writing to the cache is never charged."""
         (request,) = self._conversation.requests
         prompt = len(request.prompt_ids)
         return {

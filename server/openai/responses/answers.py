@@ -1,4 +1,4 @@
-"""What `/v1/responses` answers, for `/openapi.json`."""
+"""Models of the answers of `/v1/responses`, for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ReasoningItem(Answer):
 
 
 class FunctionCallItem(Answer):
-    """`arguments`: JSON."""
+    """`arguments` is JSON text."""
 
     id: str
     type: Literal["function_call"]
@@ -89,7 +89,7 @@ class CustomCallOutputItem(FunctionCallOutputItem):
 
 
 class OtherItem(BaseModel):
-    """What a client sent of a tool that is none of its functions, as it came."""
+    """An item of a tool that is not a function, as the client sent it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -159,7 +159,7 @@ class ResponseNamespace(Answer):
 
 
 class ResponseAnswer(Answer):
-    """A response; `store`: it can be fetched by its id."""
+    """A response. If `store`, it can be retrieved by its id."""
 
     id: str
     object: Literal["response"]
@@ -207,7 +207,7 @@ class InputTokenCount(Answer):
 
 
 class InputItems(Answer):
-    """A page."""
+    """A page of input items."""
 
     object: Literal["list"]
     data: list[
@@ -219,7 +219,7 @@ class InputItems(Answer):
 
 
 class ResponseEvent(BaseModel):
-    """One event of a stream; its other members depend on the type."""
+    """One event of a stream. Its other members depend on the type."""
 
     model_config = ConfigDict(extra="allow")
 

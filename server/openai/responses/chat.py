@@ -1,4 +1,4 @@
-"""A request of the Responses API as the chat that answers it."""
+"""Translates a request of the Responses API into a chat."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .other_calls import plain_items
 from .protocol import ResponsesRequest, TextFormat
 from .tools import ToldTool, ToolChoice
 
+# Parameters that have the same name in chats.
 _SAME = (
     "model",
     "temperature",
@@ -34,7 +35,7 @@ _SAME = (
     "chat_template_kwargs",
     "parallel_tool_calls",
 )
-"""What chats call the same."""
+# Names of chats in error messages, and the names that replace them.
 _RENAMED = (
     (re.compile(r"(?<!these )\bmessages\b(\[\d+\][.\w]*)?"), "input"),
     (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
@@ -42,11 +43,10 @@ _RENAMED = (
     (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
     (re.compile(r"(?<=\])\.function\b"), ""),
 )
-"""What chats call otherwise, in their errors."""
 
 
 def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequest:
-    """The chat in which `items` are what was said so far. Raises `InvalidRequest`."""
+    """Return the chat with `items` as its messages. Raise `InvalidRequest`."""
     fields: dict[str, Any] = {
         name: getattr(body, name) for name in _SAME if name in body.model_fields_set
     }
@@ -73,12 +73,11 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
 async def begin_within(
     serving: Serving, body: ResponsesRequest, items: Sequence[Item], response_id: str, *, size: int
 ) -> Conversation:
-    """What the engine is to be asked; with `truncation` "auto" of the last turns that fit, and of
-    what the system and the developer say. Raises as `begin` does.
+    """Return the conversation of a request. Raise the errors of `begin`.
 
-    Turns fit if they leave room for `max_output_tokens`, or for a quarter of the context.
-
-    `size`: bytes of the body that it came in.
+    If `truncation` is "auto", only the last turns that fit are used, and all messages of the system
+    and the developer. Turns fit if they leave room for `max_output_tokens`, or for a quarter of the
+    context. `size` is the size of the request's body in bytes.
     """
 
     async def begun(kept: Sequence[Item]) -> Conversation | None:
@@ -115,12 +114,12 @@ async def begin_within(
 
 
 def _from(items: Sequence[Item], place: int) -> list[Item]:
-    said = [item for item in items[:place] if item.get("role") in ("system", "developer")]
-    return [*said, *items[place:]]
+    instructions = [item for item in items[:place] if item.get("role") in ("system", "developer")]
+    return [*instructions, *items[place:]]
 
 
 def _check_calls(items: Sequence[Item]) -> None:
-    """Raises `InvalidRequest` for what came of a call that is not there."""
+    """Raise `InvalidRequest` for an output whose call is missing."""
     calls: set[str] = set()
     for item in items:
         if item["type"] == "function_call":
@@ -136,7 +135,7 @@ def _check_calls(items: Sequence[Item]) -> None:
 
 @contextlib.contextmanager
 def wire_names() -> Iterator[None]:
-    """Errors of chats name the parameters of a response."""
+    """In errors raised in the block, replace names of chats by names of the Responses API."""
     try:
         yield
     except InvalidRequest as error:
@@ -163,13 +162,13 @@ def _response_format(form: TextFormat) -> dict[str, Any]:
     return {"type": form.type, "json_schema": schema}
 
 
-def _allowed(told: Sequence[ToldTool], choice: ToolChoice) -> Sequence[ToldTool]:
-    """Of `allowed_tools` the model hears of these alone."""
+def _allowed(tools: Sequence[ToldTool], choice: ToolChoice) -> Sequence[ToldTool]:
+    """Return the tools of the prompt: with `allowed_tools`, only these."""
     if choice.type != "allowed_tools":
-        return told
+        return tools
     return [
         tool
-        for tool in told
+        for tool in tools
         if any(one.name and tool.is_named(one.name, one.namespace) for one in choice.tools)
     ]
 

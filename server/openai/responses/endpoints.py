@@ -1,4 +1,4 @@
-"""`/v1/responses` and what lies below it."""
+"""`/v1/responses` and the paths below it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 
 router = APIRouter()
 body_router = APIRouter(route_class=JsonRoute)
-_FIRST_INPUT = 2**15
-"""Input items are numbered from here, output items from 0."""
+_FIRST_INPUT = 2**15  # Number of the first input item. Output items are numbered from 0.
 
 
 async def _responses_of(request: Request) -> Responses:
@@ -59,7 +58,8 @@ async def create_response(
     if body.background:
         job = responses.start(answer, own, collector, body.stream)
         return JobStream(job, 0) if body.stream else json_response(answer.shown())
-    # Objects take many times their text, and the answer may take minutes.
+    # Free the items, because Python objects take many times their text and the answer may take
+    # minutes.
     packed = msgspec.json.encode(own if is_stored else [])
     body.input.clear()
     del own, items
@@ -80,7 +80,7 @@ async def create_response(
 async def _context(
     body: ResponsesRequest, responses: Responses, response_id: str
 ) -> tuple[list[Item], list[Item]]:
-    """The response's own input, and all that was said before it. Raises `InvalidRequest`."""
+    """Return the response's own input, and all items up to it. Raise `InvalidRequest`."""
     responses.check(body)
     if body.left_out:
         logger.info(
@@ -96,7 +96,7 @@ async def _context(
 
 @router.post("/v1/responses/compact", responses=answers(errors=(404,)))
 async def compact_response() -> Response:
-    """Refuse to compact a conversation, which only OpenAI's servers do."""
+    """Refuse to compact a conversation, because only OpenAI's servers do."""
     raise NotFound(
         "This server compacts no conversations: send fewer items, or truncation auto.",
         code="not_found",
@@ -109,7 +109,7 @@ async def compact_response() -> Response:
 async def count_input_tokens(
     body: ResponsesRequest, request: JsonRequest, serving: ServingDep, responses: ResponsesDep
 ) -> Response:
-    """How many tokens a response would be made from."""
+    """Count the tokens of the prompt of a response."""
     serving.check_model(body.model)
     _, items = await _context(body, responses, new_id())
     with wire_names():
@@ -133,8 +133,9 @@ async def retrieve_response(
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
 ) -> Response:
-    """A stored response, or one of the background as it is now. `stream`: the events of one of the
-    background that is streamed, behind number `starting_after`.
+    """Return a stored response, or a background response in its current state.
+
+    `stream` returns the events of a streamed background response after number `starting_after`.
     """
     if stream:
         begin = 0 if starting_after is None else starting_after + 1
@@ -144,7 +145,7 @@ async def retrieve_response(
 
 @router.delete("/v1/responses/{response_id}", responses=answers(DeletedResponse, errors=(404, 503)))
 async def delete_response(response_id: str, responses: ResponsesDep) -> Response:
-    """Forget a response; one of the background ends."""
+    """Delete a response. A background response is cancelled."""
     await responses.delete(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -154,7 +155,7 @@ async def delete_response(response_id: str, responses: ResponsesDep) -> Response
     responses=answers(ResponseAnswer, errors=(400, 404, 503)),
 )
 async def cancel_response(response_id: str, responses: ResponsesDep) -> Response:
-    """End a response of the background; one that has ended stays as it is."""
+    """Cancel a background response. A response that has ended stays unchanged."""
     return json_response(await responses.cancel(response_id))
 
 
@@ -169,10 +170,11 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """What a response was made from, former turns included, a page at a time. `after`: the id of an
-    item that the page follows.
+    """List the input items of a response, those of previous turns included, in pages.
+
+    `after` is the id of the item before the page.
     """
-    # What a client sent twice under one id stands there once: pages would go round in a circle.
+    # If a client sent the same id twice, keep one item. Otherwise paging would not end.
     items = [*{item["id"]: item for item in await responses.input_items(response_id)}.values()]
     if order == "desc":
         items.reverse()

@@ -1,4 +1,4 @@
-"""Input items: as they come over the wire, as they are kept, and as messages of a chat."""
+"""Input items: their wire models, their stored form, and their messages in a chat."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from ...core.schemas import WireModel
 
-Item = dict[str, Any]
-"""An input or output item as the API shows it."""
+Item = dict[str, Any]  # An input or output item in the API's format.
 _NEEDED = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
@@ -33,12 +32,13 @@ _PREFIXES = {
     "reasoning": "rs",
     "item_reference": "ref",
 }
+# Items of tools of OpenAI's models and servers, and items that clients store beside them.
 _OTHERS = re.compile(
     "(web_search|file_search|code_interpreter|image_generation|mcp|tool_search)_call"
     "|(local_shell|shell|apply_patch)_call(_output)?|tool_search_output|program(_output)?"
     "|mcp_list_tools|mcp_approval_(request|response)|additional_tools|ghost_snapshot|agent_message"
 )
-"""Items of tools that OpenAI's models and servers know, and what clients keep beside them."""
+# Types of content parts that hold text, and the member that holds it.
 _TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -47,11 +47,10 @@ _TEXTS = {
     "summary_text": "text",
     "refusal": "refusal",
 }
-"""Types of content parts that hold a text, and under which name."""
 
 
 def parse_texts(value: Any) -> list[str]:
-    """Return the texts of a text, or of content parts that hold text."""
+    """Return the texts of a string or of content parts."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -65,8 +64,8 @@ def parse_texts(value: Any) -> list[str]:
         if not isinstance(text, str):
             raise PydanticCustomError(
                 "unsupported_content",
-                "content part {index} is no text; this model reads text alone: send parts of the "
-                "type input_text",
+                "content part {index} is not text, but this model reads only text: send "
+                "parts of the type input_text",
                 {"index": index},
             )
         texts.append(text)
@@ -74,7 +73,7 @@ def parse_texts(value: Any) -> list[str]:
 
 
 def parse_text(value: Any) -> str:
-    """Return a text, or the texts of content parts, joined by line ends."""
+    """Return a string, or the texts of content parts joined by line ends."""
     return "\n".join(parse_texts(value))
 
 
@@ -86,7 +85,7 @@ Texts = Annotated[list[str], PlainValidator(parse_texts), _SCHEMA]
 
 
 def _parse_output(value: Any) -> str:
-    """What a tool gave. Parts that are no text are told of, as the model cannot see them."""
+    """Return the output of a tool. Parts without text are replaced by a note for the model."""
     if not isinstance(value, list):
         return parse_text(value)
     return parse_text([_seen(part) for part in value])
@@ -96,7 +95,7 @@ def _seen(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in ("input_image", "input_file"):
         return part
-    return {"type": "text", "text": f"({kind}: this model reads text alone)"}
+    return {"type": "text", "text": f"({kind}: this model reads only text)"}
 
 
 Output = Annotated[str, PlainValidator(_parse_output), _SCHEMA]
@@ -118,8 +117,9 @@ def _known(kind: str) -> str:
 
 
 class InputItem(WireModel):
-    """One item of any type. `encrypted_content` of thoughts is passed over: what they say stands in
-    `content`, or in `summary`.
+    """One item of any type.
+
+    `encrypted_content` of thoughts is ignored. The text of a thought is in `content` or `summary`.
     """
 
     type: Annotated[str | None, Field(description="message", max_length=64)] = None
@@ -138,7 +138,7 @@ class InputItem(WireModel):
     @model_validator(mode="before")
     @classmethod
     def _keep_all_of_others(cls, data: Any) -> Any:
-        """Set `members` to all that an item of another kind has."""
+        """Set `members` to all members of an item of another kind."""
         if not isinstance(data, dict):
             return data
         kind = data.get("type")
@@ -165,7 +165,7 @@ class InputItem(WireModel):
         return "item_reference" if self.role is None and self.id is not None else "message"
 
     def kept(self, item_id: str) -> Item:
-        """The item as the API shows it; `item_id` is for one that came without."""
+        """Return the item in the API's format. `item_id` is used if the item has no id."""
         item: Item = {"id": self.id or item_id, "type": self.kind, "status": "completed"}
         match self.kind:
             case "message" if self.role == "assistant":
@@ -196,17 +196,21 @@ class InputItem(WireModel):
         return {"call_id": self.call_id, "name": self.name, **space}
 
 
-ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")
-"""Ids that `item_id` makes."""
+ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")  # Ids that `item_id` makes.
 
 
 def item_id(kind: str, key: str, number: int) -> str:
-    """The id of an item. `key`: what the response's id ends with; `number`: among its items."""
+    """Return the id of an item.
+
+    `key` is the end of the response's id. `number` is the number of the item in the response.
+    """
     return f"{_PREFIXES.get(kind, 'item')}_{key}{number:04x}"
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """A chat's messages: what an assistant thought, said and called in one turn is one of them."""
+    """Return a chat's messages. An assistant's thoughts, texts and calls of one turn are one
+    message.
+    """
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -226,7 +230,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 _turn(messages, thought, begins=bool(thought))["tool_calls"].append(call)
             case _ if item["role"] == "assistant":
-                begins = bool(thought) or _has_said(messages)
+                begins = bool(thought) or _has_text(messages)
                 _turn(messages, thought, begins=begins)["content"] = _parts(item)
             case _:
                 messages.append({"role": item["role"], "content": _parts(item)})
@@ -235,7 +239,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
 
 
 def characters(items: Iterable[Item]) -> int:
-    """How long the texts of items are together."""
+    """Return the total length of the items' texts."""
     return sum(
         len(item.get("arguments", ""))
         + len(item.get("input", ""))
@@ -252,17 +256,17 @@ def _texts(item: Item) -> str:
 
 
 def _parts(item: Item) -> list[Item]:
-    """The texts of a message as content parts of a chat."""
+    """Return the texts of a message as content parts of a chat."""
     texts = [part.get("text", part.get("refusal", "")) for part in item["content"]]
     return [{"type": "text", "text": text} for text in texts if text]
 
 
-def _has_said(messages: list[dict[str, Any]]) -> bool:
+def _has_text(messages: list[dict[str, Any]]) -> bool:
     return bool(messages and messages[-1]["content"])
 
 
 def _turn(messages: list[dict[str, Any]], thought: str, *, begins: bool) -> dict[str, Any]:
-    """The assistant's message that goes on, or a new one."""
+    """Return the assistant's message to add to: a new one if `begins` or if there is none."""
     if begins or not messages or messages[-1]["role"] != "assistant":
         message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
         messages.append({**message, "reasoning_content": thought} if thought else message)

@@ -1,4 +1,4 @@
-"""A response that is made in the background, whether or not somebody reads along."""
+"""A response that is generated in the background, with or without readers of its events."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from ...serving.collector import Collector, Update
 from .answer import Answer
 from .items import Item
 
-MAX_TOLD = 4 * 2**20
-"""Bytes of events that are kept of one stream."""
+MAX_TOLD = 4 * 2**20  # Maximum size of the stored events of one stream, in bytes.
 
 
 class Events(Protocol):
@@ -24,8 +23,12 @@ class Events(Protocol):
 
 
 class Job:
-    """`told`: the events so far, of a job that is streamed; where they take more than `MAX_TOLD`
-    none are kept, and it `is_cut`. `news` is set, and replaced, when there are more, or no more.
+    """A response in the background.
+
+    Attributes:
+        told: The events up to now, if the job is streamed.
+        is_cut: Whether the events took more than `MAX_TOLD` bytes and were dropped.
+        news: Set, and replaced, when there are new events or the job has ended.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Job:
 
     @property
     def weight(self) -> int:
-        """Bytes of memory that it may take."""
+        """Upper limit of the memory that the job takes, in bytes."""
         if not self.goes_on:
             return self.answer.size + self._bytes if self.told else 0
         return self.answer.size + (MAX_TOLD if self.is_streamed else 0)
@@ -62,12 +65,12 @@ class Job:
                     pass
 
     def end(self) -> None:
-        """The answer has its last state."""
+        """Handle the end of the job, after the answer has its last state."""
         self.goes_on = False
         self._tell([] if self._events is None else self._events.last())
 
     def forget(self) -> None:
-        """Nobody begins to read the events any more; who reads them goes on."""
+        """Drop the events. Readers that have started keep theirs."""
         self.told = []
 
     def _tell(self, events: list[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""Calls and results of all kinds of tools become calls of functions, which every model understands.
+"""Turns calls and outputs of all kinds of tools into calls of functions, which every model reads.
 
-Clients send back what they have: calls of custom tools, of tools that OpenAI's models have learned
-(`local_shell_call`), and of those that OpenAI's servers ran (`mcp_call`).
+Clients send back calls of custom tools, of tools that OpenAI's models have learned
+(`local_shell_call`), and of tools that OpenAI's servers ran (`mcp_call`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .tools import CUSTOM_INPUT, ToldTool, told_name
 
 logger = logging.getLogger(__name__)
 
-_RESULTS = ("output", "outputs", "results", "error")
-"""Members that hold what came of a call."""
+_RESULTS = ("output", "outputs", "results", "error")  # Members that hold the output of a call.
+# Members that are not arguments.
 _ABOUT = {
     *("id", "type", "status", "call_id", "name", "namespace", "caller", "execution"),
     *("server_label", "approval_request_id", "result", *_RESULTS),
 }
-"""Members that are no arguments."""
 
 
 def plain_items(items: Iterable[Item], told: Sequence[ToldTool]) -> list[Item]:
-    """The items, of which calls and results are those of functions that are called as `told`.
-    What holds neither is left out, and logged.
+    """Return the items with all calls and outputs as those of functions with the names in `told`.
+
+    Items with neither a call nor an output are left out and logged.
     """
     plain: list[Item] = []
     left_out = set()
@@ -57,7 +57,7 @@ def plain_items(items: Iterable[Item], told: Sequence[ToldTool]) -> list[Item]:
 
 
 def _told(item: Item, told: Sequence[ToldTool]) -> str:
-    """What the model calls the tool."""
+    """Return the name under which the model calls the tool."""
     name: str = item["name"]
     namespace = item.get("namespace")
     for tool in told:
@@ -67,7 +67,7 @@ def _told(item: Item, told: Sequence[ToldTool]) -> str:
 
 
 def _other(item: Item) -> Iterator[Item]:
-    """A call, its result, or both, as far as there is something to tell."""
+    """Yield a call, its output, or both, if the item has them."""
     kind, call_id = item["type"], item.get("call_id")
     if kind.endswith("_output") and call_id is not None:
         yield _result(item, call_id)

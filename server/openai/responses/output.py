@@ -1,4 +1,4 @@
-"""What a model says, thinks and calls becomes output items, and the events that tell of them."""
+"""Turns a model's text, thoughts and calls into output items and the events of a stream."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
 class OutputItems:
-    """The items of one response, of which the last may be open: it grows.
+    """The items of one response. The last item may still be open.
 
-    `key`: what the response's id ends with. `tools`: by the names under which the model calls them.
-    `tokens`: finds the log-probabilities of texts, where they are asked for.
+    Args:
+        key: The end of the response's id.
+        tools: Tools by the names under which the model calls them.
+        tokens: Finds the log-probabilities of texts, if they are requested.
     """
 
     def __init__(
@@ -36,15 +38,15 @@ class OutputItems:
         self._logprobs: list[msgspec.Raw] = []
 
     def push(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Events of the stream, in their order, without a sequence number."""
+        """Yield the events of the stream in their order, without sequence numbers."""
         logprobs = self._tokens.read(event) if self._tokens else []
         match event:
             case Text(text):
-                yield from self._goes_on("message", role="assistant")
+                yield from self._continue("message", role="assistant")
                 self._logprobs += logprobs
                 yield self._delta("response.output_text.delta", text, logprobs=logprobs)
             case Thought(text):
-                yield from self._goes_on("reasoning", summary=[])
+                yield from self._continue("reasoning", summary=[])
                 yield self._delta("response.reasoning_text.delta", text)
             case CallBegins(name):
                 yield from self._begin_call(self._tools[name])
@@ -54,31 +56,31 @@ class OutputItems:
                 yield self._delta("response.function_call_arguments.delta", text)
 
     def close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
-        """The open item ends, if there is one. `status`: of an item."""
+        """End the open item, if there is one, with the status `status`."""
         if not self._is_open:
             return
         self._is_open, item, text = False, self.items[-1], "".join(self._pieces)
         if item["type"] == "function_call":
             item |= {"arguments": text, "status": status}
-            yield self._told("response.function_call_arguments.done", arguments=text)
+            yield self._event("response.function_call_arguments.done", arguments=text)
         elif item["type"] == "custom_tool_call":
             item["input"] = text = _custom_input(text)
-            yield self._told("response.custom_tool_call_input.delta", delta=text)
-            yield self._told("response.custom_tool_call_input.done", input=text)
+            yield self._event("response.custom_tool_call_input.delta", delta=text)
+            yield self._event("response.custom_tool_call_input.done", input=text)
         else:
             kind = _PARTS[item["type"]]
             part = self._part(kind, text)
             item |= {"content": [part], "status": status}
             logprobs = {"logprobs": self._logprobs} if kind == "output_text" else {}
-            yield self._told(f"response.{kind}.done", content_index=0, text=text, **logprobs)
-            yield self._told("response.content_part.done", content_index=0, part=part)
+            yield self._event(f"response.{kind}.done", content_index=0, text=text, **logprobs)
+            yield self._event("response.content_part.done", content_index=0, part=part)
         yield self._of_item("response.output_item.done")
 
     def empty_message(self) -> Iterator[dict[str, Any]]:
-        """A message without a text, for a model that has nothing to say."""
+        """Begin a message without text, for a model that generates nothing."""
         yield from self._begin("message", role="assistant")
 
-    def _goes_on(self, kind: str, **members: Any) -> Iterator[dict[str, Any]]:
+    def _continue(self, kind: str, **members: Any) -> Iterator[dict[str, Any]]:
         if not self._is_open or self.items[-1]["type"] != kind:
             yield from self._begin(kind, **members)
 
@@ -108,7 +110,7 @@ class OutputItems:
         yield self._of_item("response.output_item.added")
         if kind in _PARTS:
             part = self._part(_PARTS[kind], "")
-            yield self._told("response.content_part.added", content_index=0, part=part)
+            yield self._event("response.content_part.added", content_index=0, part=part)
 
     def _part(self, kind: str, text: str) -> dict[str, Any]:
         part: dict[str, Any] = {"type": kind, "text": text}
@@ -120,9 +122,9 @@ class OutputItems:
         self._pieces.append(text)
         if self.items[-1]["type"] in _PARTS:
             members["content_index"] = 0
-        return self._told(kind, delta=text, **members)
+        return self._event(kind, delta=text, **members)
 
-    def _told(self, kind: str, **members: Any) -> dict[str, Any]:
+    def _event(self, kind: str, **members: Any) -> dict[str, Any]:
         index = len(self.items) - 1
         return {"type": kind, "item_id": self.items[index]["id"], "output_index": index, **members}
 
@@ -132,7 +134,9 @@ class OutputItems:
 
 
 def _custom_input(arguments: str) -> str:
-    """The text of a custom tool's call, which may be cut off: as far as it has come."""
+    """Return the text of a custom tool's call. If the call is cut off, return the text up to
+    there.
+    """
     try:
         found = pydantic_core.from_json(arguments, allow_partial="trailing-strings")
     except ValueError:

@@ -1,6 +1,6 @@
-"""The body of `POST /v1/responses` as it comes over the wire.
+"""Model of the body of `POST /v1/responses`.
 
-Names and meanings are those of https://platform.openai.com/docs/api-reference/responses; parameters
+Names and meanings are those of https://platform.openai.com/docs/api-reference/responses. Parameters
 beyond OpenAI's are named as for chats.
 """
 
@@ -40,6 +40,7 @@ from .tools import (
     word_as_choice,
 )
 
+# Values of `include`. All but log-probabilities belong to items that this server does not make.
 Includable = Literal[
     "file_search_call.results",
     "web_search_call.results",
@@ -50,13 +51,12 @@ Includable = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ]
-"""What `include` may name. All but log-probabilities belong to what never occurs here."""
 _LOGPROBS = "message.output_text.logprobs"
 MAX_TOP_LOGPROBS = 20
 
 
 class TextFormat(WireModel):
-    """`schema`: of the type `json_schema`."""
+    """`schema` is for the type `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -71,17 +71,17 @@ class TextFormat(WireModel):
         return self
 
     def shown(self) -> dict[str, Any]:
-        """The format as a response repeats it."""
+        """Return the format as a response repeats it."""
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
 class TextOptions(WireModel):
     format: TextFormat = Field(default_factory=TextFormat)
-    verbosity: Annotated[Any, Field(description="a hint: without effect")] = None
+    verbosity: Annotated[Any, Field(description="a hint, ignored")] = None
 
 
 class Reasoning(WireModel):
-    """`summary` is taken without effect: thoughts are told whole."""
+    """`summary` is ignored: the answer contains the whole thoughts."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -89,7 +89,7 @@ class Reasoning(WireModel):
 
 
 class StreamOptions(WireModel):
-    """`include_obfuscation` is taken without effect: nothing is padded."""
+    """`include_obfuscation` is ignored: events are not padded."""
 
     include_obfuscation: bool = False
 
@@ -107,8 +107,8 @@ def _label(value: Any) -> str | None:
     return value[:512] if isinstance(value, str) else None
 
 
+# A text that the response repeats and the server does not use.
 Label = Annotated[str | None, BeforeValidator(_label)]
-"""What a response repeats, and means nothing here."""
 
 
 def _one_message(value: Any) -> Any:
@@ -151,7 +151,7 @@ class ResponsesRequest(WireModel):
     ] = Field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     max_tool_calls: Annotated[
-        Count | None, Field(description="of tools that the server runs: without effect")
+        Count | None, Field(description="limit of calls of tools that the server runs, ignored")
     ] = None
 
     top_k: Annotated[Integer, Field(ge=-1, lt=2**31)] = -1
@@ -168,11 +168,11 @@ class ResponsesRequest(WireModel):
     user: Label = None
     safety_identifier: Label = None
     prompt_cache_key: Label = None
-    service_tier: Annotated[Any, Field(description="there is one: without effect")] = None
+    service_tier: Annotated[Any, Field(description="ignored: this server has one tier")] = None
 
     truncation: Annotated[
         Literal["auto", "disabled"],
-        Field(description="auto: where all turns do not fit, the first ones are left out"),
+        Field(description="auto: if the turns do not fit, the first turns are left out"),
     ] = "disabled"
     conversation: Annotated[Any, only(remedy="send previous_response_id instead")] = None
     prompt: Annotated[Any, only(remedy="send its text in instructions and input")] = None
@@ -194,21 +194,21 @@ class ResponsesRequest(WireModel):
             raise disagreement("tool_choice", "tool_choice names a tool that is not in tools")
         if self.model is None:
             raise disagreement(
-                "model", "name the model that is to answer; /v1/models lists those that are here"
+                "model", "name the model; /v1/models lists the models of this server"
             )
         return self
 
     @cached_property
     def told(self) -> list[ToldTool]:
-        """The tools that the model hears of."""
+        """The tools that the prompt describes to the model."""
         return told_tools(self.tools)
 
     @property
     def left_out(self) -> list[str]:
-        """Types of the tools that the model does not hear of."""
+        """Types of the tools that the prompt leaves out."""
         return sorted({tool.type for tool in self.tools if isinstance(tool, HostedTool)})
 
     @property
     def logprobs(self) -> bool:
-        """Whether log-probabilities are to be told."""
+        """Whether the answer contains log-probabilities."""
         return _LOGPROBS in self.include or self.top_logprobs > 0

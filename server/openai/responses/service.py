@@ -1,4 +1,4 @@
-"""Responses that are kept, and those that go on without a client."""
+"""Stored responses, and background responses, which run without a client."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+# Size of responses that may wait for the disk. Above that, new responses are not stored.
 _MAX_WAITING_BYTES = 64 * 2**20
-"""Responses that may wait for the disk; what comes meanwhile is not kept."""
+# Limit for running background responses: their input and the maximum size of their streams.
 _MAX_BACKGROUND_BYTES = 128 * 2**20
-"""Of background responses that are under way: input, and streams as long as they may become."""
-_FOLLOWED_SECONDS = 60
-"""For how long a stream can be read again behind its end."""
+_FOLLOWED_SECONDS = 60  # Time during which a stream can be read after its end.
+# Number of ended background responses that stay in memory because they could not be written.
 _MAX_ENDED = 64
-"""Background responses that could not be written, and are told from memory."""
 _CLOSE_SECONDS = 2
 _DAY = 86400
 
 
 def store_path(config: ServerConfig) -> str:
-    """Where responses are kept; `auto`: each model and port has a file."""
+    """Return the path of the store. With `auto` each model and port has a file."""
     match config.responses_store:
         case "auto":
             folder = kept_folder("responses", config.model_names[0])
@@ -51,7 +50,7 @@ def store_path(config: ServerConfig) -> str:
 
 
 def check_store(config: ServerConfig) -> None:
-    """Raises `ValueError` where the file that was asked for cannot be used."""
+    """Raise `ValueError` if the configured file cannot be used."""
     if config.responses_store in ("auto", "memory", "off"):
         return
     try:
@@ -65,7 +64,7 @@ def check_store(config: ServerConfig) -> None:
 
 
 class Responses:
-    """What endpoints know of former responses. `keeps`: they are kept at all."""
+    """The responses of a server. `keeps`: whether responses are stored."""
 
     def __init__(self, serving: Serving) -> None:
         config = serving.config
@@ -82,7 +81,9 @@ class Responses:
         self._jobs: dict[str, Job] = {}
 
     def check(self, body: ResponsesRequest) -> None:
-        """Raises `InvalidRequest` for what only a server that stores responses can do."""
+        """Raise `InvalidRequest` if the request needs stored responses and the server stores
+        none.
+        """
         needs = {
             "previous_response_id": body.previous_response_id is not None,
             "background": body.background,
@@ -91,7 +92,7 @@ class Responses:
         for param, is_needed in needs.items():
             if is_needed and not self.keeps:
                 raise InvalidRequest(
-                    f"{param}: this server stores no responses (--responses-store off); send the "
+                    f"{param}: this server stores no responses (--responses-store off): send the "
                     "whole conversation as input, in the foreground.",
                     param=param,
                     code="responses_not_stored",
@@ -100,8 +101,9 @@ class Responses:
     async def context(
         self, body: ResponsesRequest, own: list[Item]
     ) -> tuple[list[Item], list[Item]]:
-        """The response's own input, with what it refers to in its place; and all that was said
-        before the response. Raises `InvalidRequest`.
+        """Return the response's own input, and all items up to it. Raise `InvalidRequest`.
+
+        References in the input are replaced by the items that they name.
         """
         references = [item["id"] for item in own if item["type"] == "item_reference"]
         if references:
@@ -126,7 +128,7 @@ class Responses:
         return own, [*await self._history(body.previous_response_id), *own]
 
     async def find(self, response_id: str) -> Stored:
-        """Raises `NotFound`."""
+        """Return a stored or running response. Raise `NotFound`."""
         if (job := self._jobs.get(response_id)) is not None:
             return Stored(job.answer.shown(), job.items)
         stored = await self._ask(self._store.get, response_id) if self.keeps else None
@@ -135,13 +137,15 @@ class Responses:
         return stored
 
     async def input_items(self, response_id: str) -> list[Item]:
-        """All that a response was made from. Raises `NotFound`."""
+        """Return all input items of a response, those of previous turns included. Raise
+        `NotFound`.
+        """
         stored = await self.find(response_id)
         previous = stored.response["previous_response_id"]
         return [*(await self._history(previous) if previous is not None else ()), *stored.items]
 
     async def delete(self, response_id: str) -> None:
-        """Raises `NotFound`."""
+        """Delete a response. Raise `NotFound`."""
         job = self._jobs.get(response_id)
         if job is not None:
             await self._stop(job)
@@ -151,7 +155,7 @@ class Responses:
             raise _not_found(response_id)
 
     def keep(self, answer: Answer, items: list[Item]) -> None:
-        """Write it, in the store's thread; whoever asks afterwards will find it."""
+        """Write a response in the store's thread. Later calls of `find` will find it."""
         if not answer.is_stored or self._is_closed:
             return
         if self._waiting > _MAX_WAITING_BYTES:
@@ -164,8 +168,9 @@ class Responses:
         put.add_done_callback(partial(self._was_put, answer))
 
     def start(self, answer: Answer, items: list[Item], collector: Collector, stream: bool) -> Job:
-        """Make the response, whether or not its client stays. Raises what the engine does where it
-        takes no request, and `Unavailable`.
+        """Generate the response, even if its client disconnects.
+
+        Raise `Unavailable`, and the engine's error if it takes no request.
         """
         under_way = sum(job.weight for job in self._jobs.values())
         if under_way + answer.size + stream * MAX_TOLD > _MAX_BACKGROUND_BYTES:
@@ -184,20 +189,20 @@ class Responses:
         return job
 
     async def followed(self, response_id: str) -> Job:
-        """A job whose events can be read. Raises `NotFound` and `InvalidRequest`."""
+        """Return a job with events to read. Raise `NotFound` or `InvalidRequest`."""
         job = self._jobs.get(response_id)
         if job is None or not job.is_streamed:
             status = (await self.find(response_id)).response["status"]
             raise InvalidRequest(
-                f"stream: the response {response_id!r:.100} is {status}, and has no stream (any "
-                "more); fetch it without.",
+                f"stream: the response {response_id!r:.100} is {status} and has no stream (any "
+                "more); leave out stream.",
                 param="stream",
                 code="not_streamed",
             )
         return job
 
     async def cancel(self, response_id: str) -> dict[str, Any]:
-        """The response, which goes no further. Raises `NotFound` and `InvalidRequest`."""
+        """Cancel a response and return it. Raise `NotFound` or `InvalidRequest`."""
         job = self._jobs.get(response_id)
         if job is not None:
             await self._stop(job)
@@ -205,15 +210,15 @@ class Responses:
         response = (await self.find(response_id)).response
         if not response["background"]:
             raise InvalidRequest(
-                f"The response {response_id!r:.100} is not one of the background; a stream ends "
-                "where its client closes the connection.",
+                f"The response {response_id!r:.100} has no background true; a stream ends "
+                "when its client closes the connection.",
                 param="response_id",
                 code="not_in_background",
             )
         return response
 
     async def close(self) -> None:
-        """Write what there is, at the server's end."""
+        """Write what is unfinished when the server stops."""
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
@@ -236,7 +241,7 @@ class Responses:
         if job.task is not None and not job.task.done():
             job.task.cancel()
             await asyncio.wait([job.task])
-            # What is called when a task is done is called in the next turn.
+            # The task's callbacks run in the next iteration of the event loop.
             await asyncio.sleep(0)
 
     def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
@@ -263,7 +268,7 @@ class Responses:
             for response_id in ended[:-_MAX_ENDED]:
                 del self._jobs[response_id]
         elif job is not None and not job.goes_on:
-            # As long as its end may still be read.
+            # Keep the job as long as its end may be read.
             later(_FOLLOWED_SECONDS if job.told else 0, self._jobs.pop, answer.id, None)
 
     async def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,10 +1,11 @@
-"""Responses in one SQLite file: bounded in bytes and in age, for one server at a time.
+"""Stores responses in one SQLite file, which is bounded in bytes and age and used by one server.
 
     store = ResponseStore(path, max_bytes=2**28, max_age=30 * 86400)
     store.put(response, items)        # items: its own input
-    store.history(response["id"])     # all that was said up to now, its output included
+    store.history(response["id"])     # all items up to now, its output included
 
-All calls come from one thread, and raise `sqlite3.Error` where the file cannot be read or written.
+All calls must come from one thread. They raise `sqlite3.Error` if the file cannot be read or
+written.
 """
 
 from __future__ import annotations
@@ -28,12 +29,9 @@ from .items import ITEM_ID, Item
 logger = logging.getLogger(__name__)
 
 MEMORY = ":memory:"
-_OURS = 0x50575253
-"""SQLite's application id of our files."""
-_ROW_BYTES = 4096
-"""What a row takes beside its content, at most."""
-_MAX_READ = 16 * 2**20
-"""Bytes of stored responses that one request brings into memory."""
+_OURS = 0x50575253  # SQLite's application id of our files.
+_ROW_BYTES = 4096  # Upper limit of the bytes that a row takes beside its content.
+_MAX_READ = 16 * 2**20  # Bytes of stored responses that one request may load.
 _INTERRUPTED = {
     "code": "server_error",
     "message": "The server ended while it made this response; create it again.",
@@ -53,26 +51,26 @@ CREATE INDEX IF NOT EXISTS by_use ON responses (used);
 
 
 class Stored(NamedTuple):
-    """A response as the API shows it, and its own input."""
+    """A response in the API's format, and its own input."""
 
     response: dict[str, Any]
     items: list[Item]
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """The file, which is locked as long as it is open. Raises `OSError` and `sqlite3.Error`."""
+    """Open the file and lock it until it is closed. Raise `OSError` or `sqlite3.Error`."""
     if path != MEMORY:
-        # Conversations are nobody else's.
+        # Only the owner may read conversations.
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
-        # Before anything is read: else others could read along.
+        # Lock before the first read. Otherwise other processes could read the file, too.
         connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
         (ours,) = connection.execute("PRAGMA application_id").fetchone()
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if tables and ours != _OURS:
-            raise sqlite3.DatabaseError("it is a database of something else")
+            raise sqlite3.DatabaseError("it is the database of another program")
         for setting in (
             "auto_vacuum = INCREMENTAL",
             "journal_mode = WAL",
@@ -89,8 +87,11 @@ def connect(path: str) -> sqlite3.Connection:
 
 
 class ResponseStore:
-    """Of what is more than `max_bytes` that goes which was not used for longest; what was not used
-    for `max_age` seconds goes too. Where `path` cannot be opened memory takes its place.
+    """The stored responses.
+
+    If they exceed `max_bytes`, the least recently used responses are deleted. Responses that were
+    not used for `max_age` seconds are deleted, too. If `path` cannot be opened, memory is used
+    instead.
     """
 
     def __init__(
@@ -108,12 +109,13 @@ class ResponseStore:
         self._opened: sqlite3.Connection | None = None
 
     def put(self, response: dict[str, Any], items: Sequence[Item]) -> None:
-        """Keep a response, or what has become of it."""
+        """Store a response or its new state."""
         content, own = msgspec.json.encode(response), msgspec.json.encode(items)
         size = len(content) + len(own) + _ROW_BYTES
         if size > self._max_bytes:
             logger.warning(
-                "a response of %d bytes is not kept: it is larger than --responses-store-size", size
+                "a response of %d bytes is not stored: it is larger than --responses-store-size",
+                size,
             )
             return
         with self._transaction() as connection:
@@ -136,18 +138,19 @@ class ResponseStore:
             self._size += size
 
     def get(self, response_id: str) -> Stored | None:
-        """None for what never was, and what is gone."""
+        """Return a response, or None if it is not stored."""
         row = self._row(response_id)
         return row and Stored(*map(msgspec.json.decode, row[1:]))
 
     def delete(self, response_id: str) -> bool:
-        """Whether there was one."""
+        """Delete a response. Return False if there is none."""
         with self._transaction():
             return self._drop("id = ?", response_id) > 0
 
     def history(self, response_id: str) -> list[Item]:
-        """Input and output of a response and of all that it follows, oldest first. Raises
-        `NotFound`, and `InvalidRequest` where it is too much.
+        """Return input and output of a response and all previous ones, oldest first.
+
+        Raise `NotFound`, or `InvalidRequest` if the conversation is too long.
         """
         turns: list[Stored] = []
         following: str | None = response_id
@@ -183,8 +186,9 @@ class ResponseStore:
         ]
 
     def items(self, ids: Iterable[str]) -> dict[str, Item]:
-        """Items of stored responses by their ids, as far as they are there. Raises
-        `InvalidRequest` where it is too much.
+        """Return items of stored responses by their ids. Missing items are left out.
+
+        Raise `InvalidRequest` if the responses are too long.
         """
         keys = {match[1] for item_id in ids if (match := ITEM_ID.fullmatch(item_id))}
         found: dict[str, Item] = {}
@@ -204,7 +208,7 @@ class ResponseStore:
             self._opened = None
 
     def _row(self, response_id: str) -> tuple[int, bytes, bytes] | None:
-        """Size, response and input."""
+        """Return size, response and input of a row."""
         row: tuple[int, bytes, bytes] | None = self._connection.execute(
             "SELECT size, response, input FROM responses WHERE id = ? AND used >= ?",
             (response_id, self._clock() - self._max_age),
@@ -212,7 +216,7 @@ class ResponseStore:
         return row
 
     def _drop(self, where: str, *values: Any) -> int:
-        """How many rows went."""
+        """Delete rows and return their number."""
         rows = self._connection.execute(
             f"DELETE FROM responses WHERE {where} RETURNING size", values
         ).fetchall()
@@ -249,7 +253,7 @@ class ResponseStore:
         return self._opened
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        """What a former server was making when it ended has failed."""
+        """Mark the responses that an earlier server left unfinished as failed."""
         rows = connection.execute(
             f"SELECT id, response FROM responses WHERE status IN {LIVE}"
         ).fetchall()

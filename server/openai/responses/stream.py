@@ -17,13 +17,12 @@ from ...serving.sse import encode_json
 from .answer import Answer
 from .job import Job
 
-_PART = 2**16
-"""Bytes of events that are sent at once, and the rest of the last one."""
+_PART = 2**16  # Bytes of events that are sent at once. The last event may exceed them.
 _LAST = {"completed": "completed", "failed": "failed"}
 
 
 class ResponseEvents:
-    """The events of one response, encoded, each at the place that its sequence number says."""
+    """Encodes the events of one response. An event's place is its sequence number."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -31,11 +30,11 @@ class ResponseEvents:
         self._has_begun = False
 
     def opening(self, *kinds: str) -> list[bytes]:
-        """What comes before any token."""
+        """Return the events that come before any token."""
         return self._written(self._of_response(kind) for kind in kinds)
 
     def told(self, updates: list[Update]) -> list[bytes]:
-        """What is new."""
+        """Return the events of new output."""
         before = []
         if not self._has_begun:
             self._has_begun, self._answer.status = True, "in_progress"
@@ -83,7 +82,7 @@ class ResponseWriter:
 
 
 class JobStream(Response):
-    """The events of a job from number `begin` on, as they come; the job does not mind who reads."""
+    """Sends the events of a job from number `begin` on as they arrive. The job does not wait."""
 
     media_type = "text/event-stream"
 
@@ -118,7 +117,7 @@ class JobStream(Response):
                 await self._wait(news, send)
 
     async def _wait(self, news: asyncio.Event, send: Send) -> None:
-        """Until there is something new; a comment says meanwhile that the stream goes on."""
+        """Wait for new events. Send a comment when the stream is quiet for long."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(sse.QUIET_SECONDS):
@@ -127,7 +126,9 @@ class JobStream(Response):
             await send({"type": "http.response.body", "body": sse.COMMENT, "more_body": True})
 
     def _part(self) -> bytes:
-        """What comes next, as much as may wait for each of many slow readers."""
+        """Return the next events, at most about `_PART` bytes because many slow readers may
+        wait.
+        """
         events, size = [], 0
         while self._place < len(self._told) and size < _PART:
             events.append(self._told[self._place])

@@ -1,10 +1,11 @@
-"""Tools of the Responses API: as they come over the wire, and as the functions that a model calls.
-
-The model knows functions alone. A tool of a namespace becomes a function whose name begins with the
-namespace, a custom tool one that takes a text. Tools that OpenAI's servers run are left out.
+"""Tools of the Responses API: their wire models, and the functions that the model calls.
 
     told = told_tools(body.tools)          # a function for each tool that the model may call
-    names = told_names(told)               # the way back, for what it called
+    names = told_names(told)               # from the names of functions to the tools
+
+Models know only functions. A tool of a namespace becomes a function whose name begins with the
+namespace. A custom tool becomes a function with a text argument. Tools that OpenAI's servers run
+are left out.
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ from ...core.errors import UNION_TAG
 from ...core.schemas import WireModel, disagreement, type_of
 from ..tools import FUNCTION_NAME, MAX_TOOLS, FunctionDefinition
 
+# Types of tools that OpenAI's servers run, or that OpenAI's models have learned.
 _HOSTED = (
     r"^(web_search|file_search|code_interpreter|image_generation|computer|local_shell|shell|mcp"
     r"|tool_search|apply_patch|programmatic_tool_calling|x_search|memory)(_[a-z0-9_]+)?$"
 )
-"""Types of tools that a server of OpenAI's runs, or that its models have learned."""
 _LONGEST_NAME = 64
-CUSTOM_INPUT = "input"
-"""The argument of a custom tool's function."""
+CUSTOM_INPUT = "input"  # The argument of a custom tool's function.
 
 
 class FunctionTool(FunctionDefinition):
@@ -36,7 +36,7 @@ class FunctionTool(FunctionDefinition):
     type: Literal["function"] = "function"
 
     def shown(self) -> dict[str, Any]:
-        """The tool as a response repeats it."""
+        """Return the tool as a response repeats it."""
         return {
             "type": "function",
             "name": self.name,
@@ -46,12 +46,15 @@ class FunctionTool(FunctionDefinition):
         }
 
     def function(self) -> dict[str, Any]:
-        """The function as chats declare it."""
+        """Return the function as chats declare it."""
         return self.model_dump(exclude={"type"})
 
 
 class CustomTool(WireModel):
-    """A tool that takes a text. The text is not held to `format`, which the model is told."""
+    """A tool with a text argument.
+
+    `format` is described to the model, but not enforced.
+    """
 
     type: Literal["custom"]
     name: Annotated[str, Field(pattern=FUNCTION_NAME)]
@@ -59,11 +62,11 @@ class CustomTool(WireModel):
     format: dict[str, Any] = Field(default_factory=lambda: {"type": "text"})
 
     def shown(self) -> dict[str, Any]:
-        """The tool as a response repeats it."""
+        """Return the tool as a response repeats it."""
         return {**self.model_dump(), "description": self.description or None}
 
     def function(self) -> dict[str, Any]:
-        """The function as chats declare it."""
+        """Return the function as chats declare it."""
         about = self.description
         if isinstance(definition := self.format.get("definition"), str):
             syntax = self.format.get("syntax", "")
@@ -81,7 +84,7 @@ class CustomTool(WireModel):
 
 
 class HostedTool(WireModel):
-    """A tool that nobody runs here."""
+    """A tool that this server cannot run."""
 
     type: Annotated[str, Field(pattern=_HOSTED)]
 
@@ -99,13 +102,13 @@ def _known_type(value: Any) -> Any:
         return value
     raise PydanticCustomError(
         "unsupported_tool",
-        "this server knows no tools of this type; declare a function (type function) and run it in "
+        "this server has no tools of this type; declare a function (type function) and run it in "
         "the client",
     )
 
 
 def _client_runs(value: Any) -> Any:
-    """A tool, or the choice of one, which a model can call."""
+    """Return a tool, or the choice of a tool, that a client can run."""
     if isinstance(value, dict) and value.get("type", "function") not in ("function", "custom"):
         raise PydanticCustomError(
             "unsupported_tool",
@@ -132,7 +135,7 @@ class NamespaceTool(WireModel):
     tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
 
     def shown(self) -> dict[str, Any]:
-        """The tools as a response repeats them."""
+        """Return the tools as a response repeats them."""
         return {
             "type": "namespace",
             "name": self.name,
@@ -152,7 +155,7 @@ DeclaredTool = Annotated[
 
 
 class ToldTool(NamedTuple):
-    """A tool as the model hears of it: a function called `told`."""
+    """A tool and the name, `told`, of the function that the model calls."""
 
     told: str
     namespace: str | None
@@ -160,18 +163,20 @@ class ToldTool(NamedTuple):
     about: str = ""
 
     def function(self) -> dict[str, Any]:
-        """The function as chats declare it."""
+        """Return the function as chats declare it."""
         function = self.tool.function()
         about = "\n\n".join(text for text in (self.about, function["description"]) if text)
         return {**function, "name": self.told, "description": about}
 
     def is_named(self, name: str, namespace: str | None) -> bool:
-        """Whether a client means this tool; without a namespace it may be in any."""
+        """Return whether a client means this tool. Without a namespace, any namespace matches."""
         return self.tool.name == name and namespace in (None, self.namespace)
 
 
 def told_tools(tools: Sequence[DeclaredTool]) -> list[ToldTool]:
-    """What the model hears of. The description of a namespace stands before its first tool's."""
+    """Return the functions of the prompt. The first tool of a namespace gets its description,
+    too.
+    """
     plain = [tool for tool in tools if isinstance(tool, FunctionTool | CustomTool)]
     told = [ToldTool(tool.name, None, tool) for tool in plain]
     taken = {tool.name for tool in plain}
@@ -179,14 +184,18 @@ def told_tools(tools: Sequence[DeclaredTool]) -> list[ToldTool]:
         if not isinstance(space, NamespaceTool):
             continue
         for index, tool in enumerate(space.tools):
-            name = next(one for one in told_name(space.name, tool.name) if one not in taken)
+            name = next(
+                candidate
+                for candidate in told_name(space.name, tool.name)
+                if candidate not in taken
+            )
             taken.add(name)
             told.append(ToldTool(name, space.name, tool, "" if index else space.description))
     return told
 
 
 def told_name(namespace: str, name: str) -> Iterator[str]:
-    """Names for a function of a namespace, the best first, all of which the API takes."""
+    """Yield valid names for a function of a namespace, the best first."""
     joined = f"{namespace.rstrip('_')}__{name}"
     if re.fullmatch(FUNCTION_NAME, joined):
         yield joined
@@ -199,7 +208,7 @@ def told_name(namespace: str, name: str) -> Iterator[str]:
 
 
 def told_names(told: Sequence[ToldTool]) -> Mapping[str, ToldTool]:
-    """The tools by the names under which the model calls them."""
+    """Return the tools by the names under which the model calls them."""
     return {tool.told: tool for tool in told}
 
 
@@ -210,15 +219,15 @@ class ChosenTool(WireModel):
 
     @property
     def is_hosted(self) -> bool:
-        """Whether no client runs it."""
+        """Whether the tool is run by a server, not by a client."""
         return self.type not in ("function", "custom")
 
     def is_among(self, told: Sequence[ToldTool]) -> bool:
-        """Whether it is one of these."""
+        """Return whether `told` has the tool."""
         return any(tool.is_named(self.name or "", self.namespace) for tool in told)
 
     def shown(self) -> dict[str, Any]:
-        """The choice as a response repeats it."""
+        """Return the choice as a response repeats it."""
         return self.model_dump(exclude_none=True)
 
 
@@ -226,8 +235,10 @@ _WORDS = ("none", "auto", "required")
 
 
 class ToolChoice(WireModel):
-    """A word, which comes as the type; a tool by its `name`; or some of the tools, of which none,
-    or one by its `mode`, must be called.
+    """A choice of tools.
+
+    It is a word, which becomes `type`; a tool by its `name`; or a list of allowed tools. `mode`
+    says whether one of the allowed tools must be called.
     """
 
     type: Literal["none", "auto", "required", "function", "custom", "allowed_tools"] = "auto"
@@ -245,7 +256,7 @@ class ToolChoice(WireModel):
         return self
 
     def shown(self) -> Any:
-        """The choice as a response repeats it."""
+        """Return the choice as a response repeats it."""
         if self.type in _WORDS:
             return self.type
         if self.type == "allowed_tools":
@@ -255,7 +266,9 @@ class ToolChoice(WireModel):
 
 
 def word_as_choice(value: Any) -> Any:
-    """A word as an object of this type; raises for the choice of a tool that nobody runs."""
+    """Return a word as an object with this type. Raise for the choice of a tool that no client
+    runs.
+    """
     if isinstance(value, str):
         if value not in _WORDS:
             raise PydanticCustomError(

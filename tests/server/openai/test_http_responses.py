@@ -248,7 +248,7 @@ def test_a_client_that_leaves_ends_its_response(
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content",
-            "text alone",
+            "only text",
         ),
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
