@@ -55,11 +55,11 @@ def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
 class TokenTrail:
     """Finds the tokens of the visible text of one sequence.
 
-    Thoughts, marks, markup of calls and end tokens are not part of that text.
-
     >>> trail = TokenTrail(tokenizer, request)
     >>> trail.push(output.logprobs)
     >>> [trail.read(event) for event in reader.push(output)]
+
+    Thoughts, marks, markup of calls and end tokens are not part of that text.
     """
 
     def __init__(self, tokenizer: Tokenizer, request: RequestState) -> None:

@@ -1,1 +1,1 @@
-"""Tool calls out of a model's text, and into it."""
+"""Parses tool calls and thoughts in a model's text, and writes calls as such text."""

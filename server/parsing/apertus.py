@@ -1,4 +1,4 @@
-"""Apertus: a JSON array of objects whose one member is the tool's name, between two marks.
+"""Apertus writes a JSON array between two marks. Each object has one member, the tool's name.
 
 Format: the chat template of swiss-ai/Apertus-8B-Instruct-2509.
 """

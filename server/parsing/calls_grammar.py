@@ -1,4 +1,4 @@
-"""Grammars of texts with calls in them, whatever a call looks like."""
+"""Grammars of texts with calls, for all formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLANK = r"[ \n]{0,12}"
 
 
 def literal(text: str, special: Mapping[str, int]) -> str:
-    """A text in Lark, with what are special tokens by their ids."""
+    """Return a text in Lark. Special tokens are written by their ids."""
     marks = sorted(special, key=len, reverse=True)
     parts = re.split("(" + "|".join(map(re.escape, marks)) + ")", text) if marks else [text]
     return " ".join(
@@ -28,22 +28,22 @@ def literal(text: str, special: Mapping[str, int]) -> str:
     )
 
 
+# Words in the head of a call: the Lark of the values, and an example.
 WORDS: Mapping[str, tuple[str, str]] = {
     "NUMBER": ("/[0-9]{1,3}/", "0"),
     "ID": ("/[a-zA-Z0-9_-]{1,40}/", "call-1"),
 }
-"""What stands in a call's head for a number and an id: any in Lark, and one of them."""
 
 
 def filled(text: str, words: Mapping[str, str], special: Mapping[str, int]) -> str:
-    """A text in Lark, with the Lark of `words` instead of these words."""
+    """Return a text in Lark, with the words replaced by the Lark in `words`."""
     words = {**{word: lark for word, (lark, _) in WORDS.items()}, **words}
     parts = re.split(rf"\b({'|'.join(words)})\b", text)
     return " ".join([words.get(part) or literal(part, special) for part in parts if part])
 
 
 def written_head(before: str, name: str) -> str:
-    """What stands before the arguments of a call."""
+    """Return the text before the arguments of a call."""
     words = {**{word: text for word, (_, text) in WORDS.items()}, "NAME": name}
     return re.sub(rf"\b({'|'.join(words)})\b", lambda found: words[found[0]], before)
 
@@ -51,19 +51,23 @@ def written_head(before: str, name: str) -> str:
 def written_call(
     call: Call, before: str, arguments: Callable[[Mapping[str, Any]], str], after: str
 ) -> str:
-    """A call as a text. `arguments`: writes an object; a text that is none stays as it is."""
-    told = call.arguments if isinstance(call.arguments, str) else arguments(call.arguments)
-    return written_head(before, call.name) + told + after
+    """Return a call as a text.
+
+    `arguments` writes an object as text. Arguments that are already text stay as they are.
+    """
+    written = call.arguments if isinstance(call.arguments, str) else arguments(call.arguments)
+    return written_head(before, call.name) + written + after
 
 
 def ended_text(text: str, end: str, special: Mapping[str, int]) -> tuple[str, str] | None:
-    """A terminal of texts of the terminal `text` up to the first special token of `end`, and the
-    rest of `end` in Lark. None if no special token is in `end`.
+    """Return a terminal and the rest of `end` in Lark, or None if `end` has no special token.
+
+    The terminal matches texts of the terminal `text` up to the first special token of `end`.
     """
     places = [place for mark in special if (place := end.find(mark)) >= 0]
     if not places:
         return None
-    # A special token ends a terminal, so that what stands before the token may be part of it.
+    # A special token ends a terminal. Therefore the text before the token belongs to the terminal.
     before, rest = end[: min(places)], literal(end[min(places) :], special)
     return (f"({text}) {literal(before, {})}" if before else text), rest
 
@@ -71,15 +75,17 @@ def ended_text(text: str, end: str, special: Mapping[str, int]) -> tuple[str, st
 def bounded_text(
     rule: str, pattern: str, end: str, closing: str, special: Mapping[str, int]
 ) -> tuple[str, list[str]]:
-    """Texts of `pattern`, a terminal of Lark, without `end`, and `closing`, which begins with that:
-    how they are written in Lark, and the rules of it, whose names begin with `rule`.
+    """Return the Lark of a text followed by `closing`, and the rules that it needs.
+
+    The text follows `pattern`, a terminal of Lark, and does not contain `end`, with which `closing`
+    begins. The names of the rules begin with `rule`.
     """
     without = str(regex.escape(end)).replace("/", "\\/")
     text, terminal = rf"({pattern}) & ~/(.|\n)*{without}(.|\n)*/", rule.upper()
     if (ended := ended_text(text, closing, special)) is not None:
         text, rest = ended
         return f"{terminal} {rest}", [f"{terminal}: {text}"]
-    # Up to the first end: what stands before it is all of the text.
+    # Match lazily up to the first end, which is the end of the text.
     return f"{rule}_text", [
         f"{rule}_text[lazy]: {terminal}",
         f"{terminal}: ({text}) {literal(closing, special)}",
@@ -87,10 +93,15 @@ def bounded_text(
 
 
 class Section(NamedTuple):
-    """Where calls stand: `mark` begins them, after which the model no longer has a choice; then
-    `opening`, calls with `between` each two, `closing`. Without a mark they are the whole answer,
-    perhaps behind the special token `lead`; `free`, a terminal of Lark, says which other texts
-    there are.
+    """The section of a text that holds the calls.
+
+    Attributes:
+        mark: Begins the section. After the mark the model must write calls. If it is empty, the
+            section is the whole answer.
+        opening, between, closing: Texts before the first call, between calls and after the last
+            call.
+        lead: A special token that may precede a section without a mark.
+        free: A terminal of Lark for answers without calls, if the section has no mark.
     """
 
     mark: str
@@ -107,13 +118,17 @@ class Section(NamedTuple):
         rules: CallRules,
         firsts: Sequence[str] = (),
     ) -> str:
-        """Lark. `calls`: one of each tool; `lines`: more rules, which those use; `firsts`: the same
-        where they are the first one, with `opening`.
+        """Return the grammar in Lark.
+
+        Args:
+            calls: The Lark of a call, for each tool.
+            lines: Rules that the calls use.
+            firsts: Like `calls`, for the first call with its `opening`, if that differs.
         """
         named = {f"call_{index}": call for index, call in enumerate(calls)}
         begins = {f"first_{index}": call for index, call in enumerate(firsts)}
         is_free = not rules.required and rules.content is None
-        # Calls that have a mark each may have free text between them.
+        # If each call has its own mark, free text may stand between calls.
         repeats = rules.parallel and not (is_free and self.mark and self.mark in self.between)
         more = f"({_joined(_spaced(self.between, rules.special), 'one')})*" if repeats else ""
         opening, closing = (_spaced(each, rules.special) for each in (self.opening, self.closing))
@@ -132,7 +147,7 @@ class Section(NamedTuple):
         )
 
     def written(self, calls: Sequence[str]) -> str:
-        """A text of these calls."""
+        """Return a text of these calls."""
         return f"{self.mark}{self.opening}{self.between.join(calls)}{self.closing}"
 
     def _start(self, rules: CallRules) -> list[str]:
@@ -148,10 +163,10 @@ class Section(NamedTuple):
             is_token = self.lead in rules.special
             lead = f"({literal(self.lead, rules.special)})? " if is_token else ""
             return [f"start: {lead}section | text", *text]
-        # Behind a call that must be the only one no text may begin another.
+        # After a call that must be the only call, no other call may begin.
         start = "(entered section)* text" if rules.parallel else "entered section | text"
         lines = [f"spelled[lazy]: TEXT {json.dumps(self.mark, ensure_ascii=False)}", *text]
-        # A special token may be spelled, too.
+        # A special token may also be written as text.
         ended = ended_text(self.free, self.mark, rules.special)
         if ended is None:
             return [f"start: {start}", "entered: spelled", *lines]
@@ -167,11 +182,12 @@ _SIGN = re.compile(r"\s*[\[\],]\s*")
 
 
 def _spaced(text: str, special: Mapping[str, int]) -> str:
-    """A text in Lark. White space may differ around a bracket or comma that begins the text:
-    templates of one format differ there.
+    """Return a text in Lark. White space around a leading bracket or comma may vary.
+
+    Templates of the same format differ there.
     """
     found = _SIGN.match(text)
-    # Marks may begin with a bracket, too: those of Mistral and of MiniMax M3.
+    # Marks of Mistral and MiniMax M3 begin with a bracket, too.
     if found is None or regex.match(r"\w|<\]", text[found.end() :]):
         return literal(text, special)
     sign = re.escape(found[0].strip())
@@ -183,5 +199,5 @@ def _joined(*parts: str) -> str:
 
 
 def json_of(tool: Tool) -> str:
-    """A tool's arguments as JSON, in Lark."""
+    """Return a tool's arguments as JSON, in Lark."""
     return f"%json {json.dumps(tool.held())}"

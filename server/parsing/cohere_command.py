@@ -1,5 +1,5 @@
-"""Command R7B and Command A have a JSON array between two marks, Command R and R+ one in a block of
-Markdown.
+"""Command R7B and Command A write a JSON array between two marks. Command R and R+ write the array
+in a Markdown block.
 
 Format: the chat templates of CohereLabs' c4ai-command-r7b-12-2024, c4ai-command-a-03-2025 and
 c4ai-command-r-plus (`tool_use`).

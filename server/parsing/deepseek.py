@@ -1,4 +1,4 @@
-"""DeepSeek: V3 and R1 have arguments in a block of Markdown, V3.1 behind the name.
+"""DeepSeek V3 and R1 write arguments in a Markdown block, V3.1 writes them after the name.
 
 Format: the chat templates of DeepSeek-V3-0324, DeepSeek-R1-0528 and DeepSeek-V3.1.
 """

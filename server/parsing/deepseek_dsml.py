@@ -1,4 +1,4 @@
-"""DeepSeek V3.2 and V4: invocations with named parameters, which say whether they are strings.
+"""DeepSeek V3.2 and V4 write invocations with named parameters and say which are strings.
 
 Format: the chat templates of DeepSeek-V3.2 and DeepSeek-V4.
 """

@@ -1,8 +1,8 @@
-"""Finds the formats in which a chat template writes tool calls and thoughts.
+"""Detects the formats in which a chat template writes tool calls and thoughts.
 
-A probe conversation is rendered. The format whose parser reads exactly the probe's call back from
-the assistant's turn is the format of the model; so is the format whose marks stand around the
-probe's thought.
+The template renders a probe conversation. If a format's parser reads exactly the probe's call from
+the assistant's turn, it is the format of calls. If a format's marks stand around the probe's
+thought, it is the format of thoughts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ARGUMENTS = {"city": "Bad Aachen", "days": 7, "parts": ["sun", "moon"]}
 
 
 class Detected(NamedTuple):
-    """The format of a chat template. `reason`: why this is the generic format, or empty."""
+    """The format of a chat template. `reason` says why it is the generic format, or is empty."""
 
     form: ToolCallFormat
     reason: str
@@ -47,8 +47,10 @@ class Detected(NamedTuple):
 
 @lru_cache(maxsize=64)
 def detect(templates: ChatTemplates, named: tuple[str, ...] | None = None) -> Detected:
-    """The format in which the chat template writes calls, among the formats `named`. The generic
-    format if the template refuses tools or calls, or writes calls as no format does.
+    """Return the format in which the chat template writes calls, among the formats `named`.
+
+    Return the generic format if the template refuses tools or calls, or if no format reads its
+    calls.
     """
     known = formats()
     candidates = [known[name] for name in (named or known) if known[name].in_template]
@@ -71,8 +73,9 @@ def detect(templates: ChatTemplates, named: tuple[str, ...] | None = None) -> De
 
 
 def _answers(templates: ChatTemplates) -> list[str]:
-    """The assistant's turn with the probe's call, as the model would write it, and with all that
-    the template puts around it. Raises `ChatTemplateError` if the template refuses all calls.
+    """Return the assistant's turn with the probe's call: as the model writes it, and as rendered.
+
+    Raise `ChatTemplateError` if the template refuses all calls.
     """
     refusal = None
     answers: list[str] = []
@@ -94,18 +97,19 @@ def _answers(templates: ChatTemplates) -> list[str]:
 
 
 def _conversations() -> Iterator[list[dict[str, Any]]]:
-    """The probe as different templates take it: arguments as an object or a text, with and without
-    content beside the call.
+    """Yield the probe in the forms that different templates accept.
+
+    Arguments are an object or text. Content beside the call is a text, missing or a list.
     """
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         for content in ("", None, [{"type": "text", "text": ""}]):
-            asked = (
+            question = (
                 [{"type": "text", "text": _QUESTION}] if isinstance(content, list) else _QUESTION
             )
             function = {"name": _TOOL.name, "arguments": arguments}
             call = {"id": _CALL_ID, "type": "function", "function": function}
             yield [
-                {"role": "user", "content": asked},
+                {"role": "user", "content": question},
                 {"role": "assistant", "content": content, "tool_calls": [call]},
                 {
                     "role": "tool",
@@ -133,13 +137,14 @@ def _tells_tools(templates: ChatTemplates) -> bool:
 
 
 def _reads(form: ToolCallFormat, answers: Sequence[str]) -> bool:
-    """Whether the format's parser reads the probe's call back from one of the texts."""
+    """Return whether the format's parser reads the probe's call from one of the texts."""
     return any(_calls(form, answer) == [(_TOOL.name, _ARGUMENTS)] for answer in answers)
 
 
 def _first(forms: Sequence[ToolCallFormat], answer: str) -> ToolCallFormat:
-    """The format that sees the call first in the answer: others read it in a form that is not
-    theirs, once it is whole.
+    """Return the format that detects the call first in the answer.
+
+    Other formats may read the call only when it is complete, because it is not in their own form.
     """
     if len(forms) == 1:
         return forms[0]
@@ -147,7 +152,7 @@ def _first(forms: Sequence[ToolCallFormat], answer: str) -> ToolCallFormat:
 
 
 def _place(form: ToolCallFormat, answer: str) -> int:
-    """Characters of the answer until its call has begun."""
+    """Return the number of characters of the answer before its call begins."""
     parser = form.parser([_TOOL])
     for place, char in enumerate(answer):
         if any(isinstance(event, CallBegins) for event in parser.push(char)):
@@ -172,7 +177,7 @@ def _calls(form: ToolCallFormat, text: str) -> list[tuple[str, Any]]:
 
 @lru_cache(maxsize=64)
 def detect_reasoning(templates: ChatTemplates) -> ReasoningFormat | None:
-    """The format in which the chat template writes thoughts, None if it writes none."""
+    """Return the format in which the chat template writes thoughts, or None."""
     sources = [templates.source(tools=tools) or "" for tools in (False, True)]
     forms = list(reasoning_formats().values())
     hinted = [form for form in forms if any(form.matches(source) for source in sources)]
@@ -184,8 +189,9 @@ def detect_reasoning(templates: ChatTemplates) -> ReasoningFormat | None:
 
 
 def _thoughts(templates: ChatTemplates) -> Iterator[str]:
-    """A conversation with a thought, and a prompt behind which the model may think: both as far as
-    the thought's text.
+    """Yield a conversation with a thought, and a prompt after which the model may think.
+
+    Both are cut after the question.
     """
     question = {"role": "user", "content": _QUESTION}
     thought = dict.fromkeys(_THOUGHT_MEMBERS, _THOUGHT)

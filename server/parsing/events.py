@@ -1,4 +1,4 @@
-"""What a model's text consists of, and how it is read while it comes."""
+"""The events of a model's text, and the parsers that produce them from a stream."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Text(NamedTuple):
-    """What the model says."""
+    """Text of the answer."""
 
     text: str
 
 
 class Thought(NamedTuple):
-    """What it thinks before it says something."""
+    """Text of a thought."""
 
     text: str
 
 
 class CallBegins(NamedTuple):
-    """A call, whose arguments follow."""
+    """The beginning of a call. Its arguments follow."""
 
     name: str
 
 
 class Arguments(NamedTuple):
-    """The next piece of the last call's arguments: together they are JSON, unless the text ends
-    within.
+    """The next part of the last call's arguments.
+
+    All parts together are JSON, unless the text ends too early.
     """
 
     text: str
@@ -36,21 +37,24 @@ Event = Text | Thought | CallBegins | Arguments
 
 
 class Parser(Protocol):
-    """Reads one text. What looks like something else and is not is text."""
+    """Parses one text. Marks and calls that turn out to be invalid are text."""
 
     def push(self, text: str) -> list[Event]:
-        """What is certain with this piece, however the text is cut into pieces."""
+        """Add a piece of text and return the events that are certain. Pieces may be cut
+        anywhere.
+        """
         ...
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """What the end of the text makes certain. `is_cut`: the text ends because its length was
-        used up, so that half a mark at its end is no text.
+        """End the text and return the remaining events.
+
+        If `is_cut`, the text ends at its maximum length. Then half a mark at its end is dropped.
         """
         ...
 
 
 class PlainText:
-    """A `Parser` of texts that are nothing else."""
+    """A `Parser` of texts without thoughts or calls."""
 
     def push(self, text: str) -> list[Event]:
         return [Text(text)] if text else []
@@ -60,8 +64,9 @@ class PlainText:
 
 
 def as_json(value: Any) -> str:
-    """JSON that any client reads, and any connection takes. Raises `ValueError` for numbers that
-    JSON does not have.
+    """Return JSON that every client reads and that UTF-8 can encode.
+
+    Raise `ValueError` for numbers that JSON does not have.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     is_unicode = not any("\ud800" <= char <= "\udfff" for char in text)
@@ -69,13 +74,14 @@ def as_json(value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A string as it is, and JSON of any other value."""
+    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else as_json(value)
 
 
 def read_json(text: str) -> Any:
-    """What JSON says. Raises `ValueError` for what is none, also for NaN and infinities, which
-    Python takes.
+    """Return the value of JSON text.
+
+    Raise `ValueError` for invalid JSON, and for NaN and infinities, which Python accepts.
     """
     try:
         return json.loads(text, parse_constant=_no_number)
@@ -88,7 +94,9 @@ def _no_number(text: str) -> float:
 
 
 def held_back(text: str, mark: str) -> int:
-    """How much of the end of a text may be white space before a mark, or the mark's beginning."""
+    """Return the length of the end of `text` that may belong to a mark: its beginning, and white
+    space before it.
+    """
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if mark.startswith(text[-size:]):
             before = text[: len(text) - size]

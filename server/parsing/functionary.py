@@ -1,4 +1,4 @@
-"""Functionary 3.1: JSON in tags that have the function's name.
+"""Functionary 3.1 writes JSON in tags with the function's name.
 
 Format: the chat template of meetkai/functionary-medium-v3.1.
 """

@@ -1,5 +1,5 @@
-"""FunctionGemma and Gemma 4: `call:NAME{key:value}` between two marks, strings between marks of
-their own.
+"""FunctionGemma and Gemma 4 write `call:NAME{key:value}` between two marks. Strings have marks,
+too.
 
 Format: https://ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices and the chat
 template of google/gemma-4-31B-it.

@@ -1,5 +1,6 @@
-"""For models whose chat templates know no tools: they are told of them in text (`in_text.py`), and
-what they answer is held to Hermes' format by the grammar.
+"""The format for models whose chat templates do not describe tools.
+
+The tools are described in text (`in_text.py`), and the grammar enforces Hermes' format.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from .json_calls import JsonFormat
 
 
 class Generic(JsonFormat):
-    """A `ToolCallFormat`."""
+    """Hermes' format for templates without tools."""
 
     in_template = False
 

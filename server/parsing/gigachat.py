@@ -1,4 +1,4 @@
-"""GigaChat 3: one JSON object, in a turn of its own or behind `<|function_call|>`.
+"""GigaChat 3 writes one JSON object, in its own turn or after `<|function_call|>`.
 
 Format: the chat templates of ai-sage/GigaChat3-10B-A1.8B and GigaChat3.1-10B-A1.8B.
 """

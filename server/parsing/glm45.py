@@ -1,4 +1,4 @@
-"""GLM 4.5 to 4.7: the name, then keys and values in tags. 4.7 has no line ends between them.
+"""GLM 4.5 to 4.7 write the name, then keys and values in tags. 4.7 has no line ends between them.
 
 Format: the chat templates of zai-org/GLM-4.5, GLM-4.6 and GLM-4.7.
 """

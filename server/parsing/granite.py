@@ -1,4 +1,4 @@
-"""Granite 3: `<|tool_call|>` and a JSON array. (Granite 4 writes as Hermes does.)
+"""Granite 3 writes `<|tool_call|>` and a JSON array. Granite 4 uses Hermes' format.
 
 Format: the chat template of ibm-granite/granite-3.3-8b-instruct.
 """

@@ -1,5 +1,7 @@
-"""gpt-oss: messages in channels. `analysis` is a thought, `commentary` to a function a call, all
-else is said.
+"""gpt-oss writes messages in channels.
+
+The channel `analysis` is a thought, `commentary` addressed to a function is a call, and other
+messages are text.
 
 Format: https://github.com/openai/harmony (docs/format.md) and the chat template of
 openai/gpt-oss-20b.
@@ -38,7 +40,13 @@ _HEAD = regex.compile(
 
 
 class HarmonyParser(ScanParser):
-    """`rest`: reads what is said, where that is no plain text. `is_apart`: thoughts are no text."""
+    """Parses messages in channels.
+
+    Args:
+        rest: Parses the text of the answer, if it is not plain.
+        is_apart: Whether thoughts are separate from the text.
+        is_open: Whether the text begins within a thought.
+    """
 
     def __init__(
         self,
@@ -67,7 +75,7 @@ class HarmonyParser(ScanParser):
         while True:
             found = yield from self.match(_HEAD)
             if found is None:
-                # What has no head goes on with the message before.
+                # Text without a head continues the previous message.
                 yield from self._say(Text)
             elif (found["to"] or "").removeprefix("functions.") in self.tools:
                 self.tell(CallBegins(found["to"].removeprefix("functions.")))
@@ -80,7 +88,7 @@ class HarmonyParser(ScanParser):
                 return
 
     def _say(self, kind: type[Text] | type[Thought]) -> Steps[None]:
-        """Tell a message up to its end."""
+        """Emit a message up to its end."""
         while True:
             places = [place for mark in _ENDS if (place := self.text.find(mark)) >= 0]
             if self.is_cut and not places:
@@ -95,7 +103,7 @@ class HarmonyParser(ScanParser):
                         self.break_off()
                         return
                     if head is None:
-                        # A mark that begins no message.
+                        # The mark does not begin a message.
                         self.tell(kind(self.take(1)))
                         continue
                     if head.partial:
@@ -108,13 +116,13 @@ class HarmonyParser(ScanParser):
 
 
 def _begun(text: str, mark: str) -> int:
-    """How much of the end of a text may be the mark's beginning."""
+    """Return the length of the end of a text that may be the beginning of the mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if mark.startswith(text[-size:])), 0)
 
 
 def _up_to_end(name: str, special: Mapping[str, int]) -> list[str]:
-    """Rules of a text with its `<|end|>`."""
+    """Return the rules of a text with its `<|end|>`."""
     token = f" | TEXT? {literal(END, special)}" * (END in special)
     return [
         f"{name}: {name}_spelled{token}",
@@ -124,7 +132,7 @@ def _up_to_end(name: str, special: Mapping[str, int]) -> list[str]:
 
 
 class HarmonyFormat(InTemplate):
-    """A `ToolCallFormat`. A message has one call, and ends with it."""
+    """gpt-oss's `ToolCallFormat`. A message has one call, which ends the message."""
 
     name = "openai"
     aliases = ("gpt_oss", "gpt-oss", "harmony")
@@ -166,7 +174,9 @@ class HarmonyFormat(InTemplate):
         )
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
-        """The template calls thoughts otherwise, and takes none beside a text and calls."""
+        """Rename thoughts for the template, and drop them beside a text with calls, which it
+        refuses.
+        """
         return [
             {**message, "thinking": message["reasoning_content"]}
             if "reasoning_content" in message
@@ -177,7 +187,7 @@ class HarmonyFormat(InTemplate):
 
 
 class HarmonyReasoning(ReasoningFormat):
-    """A `ReasoningFormat` whose answers, too, have a channel."""
+    """gpt-oss's `ReasoningFormat`, in which answers have a channel, too."""
 
     __slots__ = ()
 

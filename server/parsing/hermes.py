@@ -1,4 +1,4 @@
-"""Hermes, Qwen2.5 and Qwen3: JSON in `<tool_call>` tags.
+"""Hermes, Qwen2.5 and Qwen3 write JSON in `<tool_call>` tags.
 
 Format: the chat templates of NousResearch's Hermes 2 Pro and of Qwen2.5-Instruct.
 """
@@ -13,11 +13,11 @@ from .json_calls import OBJECT_END, OBJECT_HEAD, JsonFormat
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
-_TOLD = regex.compile(OPENING + r"""(?:\\n|\s)*\{\\?["'](?:name|arguments)\\?["']""")
+_CALL = regex.compile(OPENING + r"""(?:\\n|\s)*\{\\?["'](?:name|arguments)\\?["']""")
 
 
-def _is_told(template: str) -> bool:
-    return _TOLD.search(template) is not None
+def _shows_call(template: str) -> bool:
+    return _CALL.search(template) is not None
 
 
 HERMES = JsonFormat(
@@ -29,7 +29,7 @@ HERMES = JsonFormat(
     head=OBJECT_HEAD,
     follows=rf"{OBJECT_END}\s{{0,20}}{CLOSING}\s{{0,20}}{OPENING}",
     end=rf"{OBJECT_END}\s{{0,20}}{CLOSING}",
-    found_by=_is_told,
+    found_by=_shows_call,
     marks=(OPENING, CLOSING),
 )
 FORMATS = (HERMES,)

@@ -1,4 +1,4 @@
-"""Hunyuan 3: the name, then keys and values in tags, all of which end in `:opensource`.
+"""Hunyuan 3 writes the name, then keys and values in tags. All tags end with `:opensource`.
 
 Format: the chat template of tencent/Hy3.
 """

@@ -16,7 +16,9 @@ _EXAMPLE = Call("NAME", {"KEY": "VALUE"})
 def tools_in_text(
     form: ToolCallFormat, messages: Sequence[Message], tools: Sequence[Tool]
 ) -> list[Message]:
-    """The messages with a system message that tells the tools, and how the model calls them."""
+    """Return the messages with a system message that describes the tools and the format of
+    calls.
+    """
     listed = [json.dumps(tool.described()["function"], ensure_ascii=False) for tool in tools]
     introduction = (
         "You may call functions. To call one, write\n\n"
@@ -32,9 +34,9 @@ def tools_in_text(
 
 
 def turns_in_text(form: ToolCallFormat, messages: Sequence[Message]) -> list[Message]:
-    """The messages with calls in the content, as the model writes calls, and with results as
-    messages of the user. Raises `ValueError` and `RecursionError` for arguments that JSON cannot
-    write.
+    """Return the messages with calls as content and results as messages of the user.
+
+    Raise `ValueError` or `RecursionError` for arguments that JSON cannot write.
     """
     return [_in_text(form, message) for message in messages]
 

@@ -1,4 +1,4 @@
-"""InternLM 2.5: one JSON object between `<|action_start|><|plugin|>` and `<|action_end|>`.
+"""InternLM 2.5 writes one JSON object between `<|action_start|><|plugin|>` and `<|action_end|>`.
 
 Format: the chat guide of internlm/internlm2_5-7b-chat.
 """

@@ -1,5 +1,5 @@
-"""Jamba, Apriel and Hunyuan A13B have a JSON array in `<tool_calls>` tags, MiniMax M1 an object a
-line.
+"""Jamba, Apriel and Hunyuan A13B write a JSON array in `<tool_calls>` tags, MiniMax M1 one object
+per line.
 
 Format: the chat templates of ai21labs/AI21-Jamba-1.5-Mini, ServiceNow-AI/Apriel-1.5-15b-Thinker,
 tencent/Hunyuan-A13B-Instruct and MiniMaxAI/MiniMax-M1-80k.

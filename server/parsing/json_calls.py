@@ -1,4 +1,4 @@
-"""Formats whose calls are a name and a JSON object, whatever stands around them."""
+"""Formats whose calls are a name and a JSON object between marks."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from .events import Parser, as_json, as_text, read_json
 from .scan import JsonValue, ScanParser, Steps
 from .tool_calls import Call, CallRules, InTemplate, Tool
 
+# A call as a JSON object, up to its arguments.
 OBJECT_HEAD = (
     r'\s{0,20}\{\s{0,20}(?:"type"\s{0,5}:\s{0,5}"function"\s{0,5},\s{0,20})?'
     r'"name"\s{0,5}:\s{0,5}"NAME"\s{0,5},\s{0,20}"(?:arguments|parameters)"\s{0,5}:\s{0,20}(?=\{)'
 )
-"""A call as a JSON object, up to its arguments."""
 _MORE_MEMBERS = r'(?:\s{0,20},\s{0,20}"\w{1,20}"\s{0,5}:\s{0,5}"[^"\\]{0,64}")?'
+# The rest of the object after the arguments. Models sometimes write too many braces.
 OBJECT_END = _MORE_MEMBERS + r"\s{0,20}\}{1,3}"
-"""And behind them. Models count braces wrongly now and then."""
-_LONGEST = 4096
-"""Characters of a call whose arguments stand before its name."""
+_LONGEST = 4096  # Maximum length of a call whose arguments stand before its name.
 
 
 @dataclass(frozen=True)
 class JsonFormat(InTemplate):
     """A `ToolCallFormat`.
 
-    What is written: `section`, and in it calls of `before`, JSON, `after`, where NAME is the
-    tool's. What is read: after `section.mark`, or at the beginning of the text, `head`,
-    JSON, and `follows` before the next head, or `end`: regular expressions, bounded.
-    `in_objects`: calls are JSON objects, whose members may stand in another order.
+    Calls are written as `before`, JSON and `after` within `section`. NAME is the tool's name. The
+    patterns for reading are bounded regular expressions.
+
+    Attributes:
+        head: Matches before a call's JSON: after `section.mark`, or at the beginning of the text.
+        follows: Matches between a call's JSON and the next head.
+        end: Matches after the last call's JSON.
+        in_objects: Whether calls are JSON objects, whose members may have another order.
     """
 
     name: str
@@ -59,7 +62,8 @@ class JsonFormat(InTemplate):
         calls = [f"{self.head_of(tool.name, rules)} {json_of(tool)} {after}" for tool in tools]
         firsts: list[str] = []
         if not self.section.mark and self.section.opening:
-            # In one: else the opening alone would be the beginning of free text.
+            # One terminal holds opening and head. Otherwise the opening alone could begin free
+            # text.
             opening = self.section.opening + self.before
             for tool in tools:
                 head = filled(opening, {"NAME": literal(tool.name, {})}, rules.special)
@@ -67,7 +71,7 @@ class JsonFormat(InTemplate):
         return self.section.grammar(calls, [], rules, firsts)
 
     def head_of(self, name: str, rules: CallRules) -> str:
-        """What stands before a call's arguments, in Lark."""
+        """Return the Lark of the text before a call's arguments."""
         return filled(self.before, {"NAME": literal(name, {})}, rules.special)
 
     def written(self, calls: Sequence[Call]) -> str:
@@ -98,7 +102,7 @@ class _JsonParser(ScanParser):
         return True
 
     def _reordered(self) -> Steps[bool]:
-        """Whole calls whose members stand in another order, or whose arguments are a text."""
+        """Read complete calls whose members have another order, or whose arguments are a text."""
         while not self.text.lstrip() and not self.is_whole:
             yield
         if not self.text.lstrip().startswith(("{", "[")):
@@ -116,11 +120,11 @@ class _JsonParser(ScanParser):
                 yield
                 continue
             calls = [self._read(each) for each in (value if isinstance(value, list) else [value])]
-            told = [call for call in calls if call is not None]
-            if not told or len(told) < len(calls):
+            valid = [call for call in calls if call is not None]
+            if not valid or len(valid) < len(calls):
                 return False
             self.take(end)
-            for name, arguments in told:
+            for name, arguments in valid:
                 self.call(name, arguments)
             closing = regex.escape(self._form.section.closing.strip().removeprefix("]"))
             if closing:
@@ -146,5 +150,5 @@ class _JsonParser(ScanParser):
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a JSON object or list that begins a text also ends in it."""
+    """Return whether a text begins with a complete JSON object or list."""
     return JsonValue().end(text) is not None

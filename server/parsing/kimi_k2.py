@@ -1,4 +1,4 @@
-"""Kimi K2: a section of calls, each named by a function and its number in the conversation.
+"""Kimi K2 writes a section of calls. A call has its function's name and its number in the chat.
 
 Format: the chat template and the tool-call guide of moonshotai/Kimi-K2-Instruct.
 """
@@ -21,12 +21,12 @@ CALL, ARGUMENTS, CALL_END = (
 
 
 class KimiK2(JsonFormat):
-    """A `ToolCallFormat`."""
+    """A `JsonFormat` with numbered calls."""
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
-        """Calls with the ids that the model learned."""
+        """Give calls the ids that the model learned."""
         ids: dict[str, str] = {}
-        told = []
+        numbered = []
         for message in messages:
             calls = []
             for call in message.get("tool_calls", ()):
@@ -36,8 +36,8 @@ class KimiK2(JsonFormat):
             message = {**message, "tool_calls": calls} if calls else dict(message)
             if "tool_call_id" in message:
                 message["tool_call_id"] = ids.get(message["tool_call_id"], message["tool_call_id"])
-            told.append(message)
-        return told
+            numbered.append(message)
+        return numbered
 
 
 FORMATS = (

@@ -1,4 +1,4 @@
-"""Kimi K3: a section of numbered calls, whose arguments say their types.
+"""Kimi K3 writes a section of numbered calls. Arguments have their types.
 
 Format: the chat template of moonshotai/Kimi-K3.
 """

@@ -1,4 +1,4 @@
-"""LFM2 and LFM2.5, and OLMo 3: calls in Python between two marks.
+"""LFM2, LFM2.5 and OLMo 3 write calls in Python between two marks.
 
 Format: the chat templates and model cards of LiquidAI/LFM2-1.2B, LiquidAI/LFM2.5-1.2B-Instruct and
 allenai/Olmo-3-7B-Instruct.

@@ -1,4 +1,4 @@
-"""Formats whose arguments are a name and a literal each, in a language that is not JSON."""
+"""Formats whose arguments are names and literals of a language that is not JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .scan import ScanParser, Steps
 from .tool_calls import Call, CallRules, InTemplate, Tool
 from .typed_values import Parameters, kinds_of, resolved, written_value
 
+# Names of arguments that can be written.
 _NAME = regex.compile(r"(?![\s,)\]}])[^\"'\\\x00-\x1f\x7f]{1,256}(?<!\s)")
-"""Names of arguments that can be written."""
 _ANY_KEY = r"/[a-zA-Z_][a-zA-Z0-9_]{0,31}/"
 
 
@@ -25,13 +25,21 @@ _ANY_KEY = r"/[a-zA-Z_][a-zA-Z0-9_]{0,31}/"
 class LiteralFormat(InTemplate):
     """A `ToolCallFormat`.
 
-    What is written: `section`, and in it calls of `before`, arguments as KEY, `equals` and a value,
-    with `comma` between them, `after`. A value is JSON, which the languages read too; a string
-    stands between two `delimiter`s where there is one; `words` are Lark of a type's values where
-    the language has its own. What is read: after `section.mark`, or at the beginning of the text,
-    `head` and `call`, and `follows` before the next `call`, or `end`, and `tail` behind it: regular
-    expressions, bounded. `quotes`: what strings stand between; `read`: what a literal means, raises
-    `ValueError`.
+    Calls are written as `before`, arguments and `after` within `section`. The patterns for reading
+    are bounded regular expressions.
+
+    Attributes:
+        equals: Text between an argument's name and its value, which is JSON.
+        comma: Text between arguments.
+        delimiter: Text around strings, or "" if strings are JSON.
+        words: By type of JSON: Lark of its values, if the language writes them differently.
+        head: Matches before the first `call`: after `section.mark`, or at the beginning of the
+            text.
+        call: Matches a call up to its arguments.
+        follows: Matches between a call's arguments and the next `call`.
+        end, tail: Match after the last call's arguments.
+        quotes: Characters around strings.
+        read: Returns the value of a literal. Raises `ValueError`.
     """
 
     name: str
@@ -79,7 +87,7 @@ class LiteralFormat(InTemplate):
             if required:
                 body += "".join(f" ({comma} {rule})?" for rule in optional)
             elif optional:
-                # Which of them is the first is open.
+                # Any of the optional arguments may be the first.
                 ways = [
                     " ".join([rule, *(f"({comma} {other})?" for other in optional[place + 1 :])])
                     for place, rule in enumerate(optional)
@@ -89,7 +97,8 @@ class LiteralFormat(InTemplate):
             call = f"{body} {literal(self.after, rules.special)}"
             calls.append(f"{literal(before, rules.special)} {call}")
             if not self.section.mark:
-                # In one: else the opening alone would be the beginning of free text.
+                # One terminal holds opening and head. Otherwise the opening alone could begin free
+                # text.
                 firsts.append(f"{literal(self.section.opening + before, rules.special)} {call}")
         return self.section_of(tools).grammar(calls, lines, rules, firsts)
 
@@ -99,32 +108,32 @@ class LiteralFormat(InTemplate):
         )
 
     def _arguments(self, arguments: Mapping[str, Any]) -> str:
-        told = [f"{key}{self.equals}{self._told(value)}" for key, value in arguments.items()]
-        return self.comma.join(told)
+        members = [f"{key}{self.equals}{self._literal(value)}" for key, value in arguments.items()]
+        return self.comma.join(members)
 
-    def _told(self, value: Any) -> str:
-        """A value as a literal."""
+    def _literal(self, value: Any) -> str:
+        """Return a value as a literal."""
         match value:
             case str():
                 return f"{self.delimiter}{value}{self.delimiter}" if self.delimiter else repr(value)
             case list():
-                return f"[{self.comma.join(map(self._told, value))}]"
+                return f"[{self.comma.join(map(self._literal, value))}]"
             case dict():
                 members = [
-                    f"{key if self.delimiter else repr(key)}: {self._told(member)}"
+                    f"{key if self.delimiter else repr(key)}: {self._literal(member)}"
                     for key, member in value.items()
                 ]
                 return f"{{{self.comma.join(members)}}}"
         return as_json(value) if self.delimiter else repr(value)
 
     def section_of(self, tools: Sequence[Tool]) -> Section:
-        """Where calls of these tools stand."""
+        """Return the section for calls of these tools."""
         return self.section
 
     def _argument(
         self, rule: str, key: str, schema: Any, parameters: Parameters, rules: CallRules
     ) -> list[str]:
-        """Rules of one argument. `key`: its name in Lark."""
+        """Return the rules of one argument. `key` is its name in Lark."""
         opening = f"{key} {literal(self.equals, rules.special)}"
         found = resolved(schema, parameters.root)
         kinds = kinds_of(schema, parameters.root)
@@ -171,7 +180,7 @@ class _LiteralParser(ScanParser):
         return True
 
     def _key_of(self, tool: Tool) -> regex.Pattern[str]:
-        """What stands before a value: a name that the tool has, or one that looks like a name."""
+        """Return a pattern of the text before a value: a name of the tool, or any identifier."""
         known = sorted(Parameters(tool).properties, key=len, reverse=True)
         names = "|".join([*map(str, map(regex.escape, known)), r"[\w.$\[\]-]{1,128}"])
         equals = regex.escape(self._form.equals.strip())
@@ -187,14 +196,14 @@ class _LiteralParser(ScanParser):
             before = ", "
             if not (yield from self._value()):
                 return
-        # Of a call that breaks off nobody knows whether that was all.
+        # If the call is cut off, more arguments may have followed. Then the object stays open.
         while not (rest := self.text.lstrip(" \r\n,")) and not self.is_whole:
             yield
         if rest.startswith(self._closing):
             self.tell(Arguments("{}" if before == "{" else "}"))
 
     def _value(self) -> Steps[bool]:
-        """Tell a value as JSON, once it is there; False where the text ends before."""
+        """Emit a value as JSON when it is complete. Return False if the text ends earlier."""
         end = _LiteralEnd(self._form.quotes, self._form.delimiter)
         while (size := end.find(self.text)) is None:
             if self.is_whole:
@@ -215,7 +224,7 @@ class _LiteralParser(ScanParser):
 
 
 class _LiteralEnd:
-    """Finds the end of a literal that grows: a comma or a closing bracket that is not its own."""
+    """Finds the end of a growing literal: a comma or closing bracket outside of it."""
 
     def __init__(self, quotes: str, delimiter: str) -> None:
         self._quotes, self._delimiter = quotes, delimiter
@@ -223,7 +232,7 @@ class _LiteralEnd:
         self._quote = ""
 
     def find(self, text: str) -> int | None:
-        """Its size; None where more must come."""
+        """Return the size of the literal, or None if more text is needed."""
         while self._place < len(text):
             rest = text[self._place : self._place + max(1, len(self._delimiter))]
             is_in_other = self._quote not in ("", self._delimiter)

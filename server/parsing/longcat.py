@@ -1,4 +1,4 @@
-"""LongCat: Hermes' JSON in tags of its own.
+"""LongCat writes Hermes' JSON in other tags.
 
 Format: the chat template of meituan-longcat/LongCat-Flash-Chat.
 """

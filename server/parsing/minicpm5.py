@@ -1,4 +1,4 @@
-"""MiniCPM 5: a function and its parameters in XML.
+"""MiniCPM 5 writes a function and its parameters in XML.
 
 Format: the chat template of openbmb/MiniCPM5-1B.
 """

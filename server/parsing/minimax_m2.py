@@ -1,4 +1,4 @@
-"""MiniMax M2: invocations with named parameters, several between two marks.
+"""MiniMax M2 writes invocations with named parameters between two marks.
 
 Format: the chat template and tool-calling guide of MiniMaxAI/MiniMax-M2.
 """

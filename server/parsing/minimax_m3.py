@@ -1,4 +1,4 @@
-"""MiniMax M3: invocations whose arguments have tags of their names. Each tag begins with a mark.
+"""MiniMax M3 writes invocations. Each argument has a tag with its name, and each tag a mark.
 
 Format: the chat template of MiniMaxAI/MiniMax-M3.
 """

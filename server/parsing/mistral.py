@@ -1,4 +1,5 @@
-"""Mistral: `[TOOL_CALLS]` and a JSON array, or since tokenizer version 11 a name and `[ARGS]`.
+"""Mistral writes `[TOOL_CALLS]` and a JSON array, or from tokenizer version 11 on a name and
+`[ARGS]`.
 
 Format: the chat templates of Mistral-7B-Instruct-v0.3, Mistral-Small-3.1 and 3.2, Devstral and
 Magistral; mistral-common.
@@ -15,7 +16,7 @@ _ARGS_HEAD = r"NAME(?:\[CALL_ID\]\w{1,64})?\s{0,4}(?:\[ARGS\])?\s{0,8}(?=\{)"
 
 
 class MistralArgs(JsonFormat):
-    """A `ToolCallFormat`."""
+    """A `JsonFormat` whose calls may have an id."""
 
     def head_of(self, name: str, rules: CallRules) -> str:
         call_id, args = literal(CALL_ID, rules.special), literal(ARGS, rules.special)

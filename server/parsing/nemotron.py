@@ -1,4 +1,4 @@
-"""Nemotron Nano v2: a JSON array between `<TOOLCALL>` and `</TOOLCALL>`.
+"""Nemotron Nano v2 writes a JSON array between `<TOOLCALL>` and `</TOOLCALL>`.
 
 Format: the chat template of nvidia/NVIDIA-Nemotron-Nano-9B-v2.
 """

@@ -1,4 +1,4 @@
-"""Phi-4-mini: a JSON array, or one object, between `<|tool_call|>` and `<|/tool_call|>`.
+"""Phi-4-mini writes a JSON array or object between `<|tool_call|>` and `<|/tool_call|>`.
 
 Format: the chat template and model card of microsoft/Phi-4-mini-instruct.
 """

@@ -1,4 +1,4 @@
-"""Llama 3.2 and 4, and others: an answer that is a list of calls in Python.
+"""Llama 3.2, 4 and other models answer with a list of calls in Python.
 
 Format: the prompt format of Llama 3.2 and 4 (https://www.llama.com/docs), in which
 `<|python_start|>` and `<|python_end|>` may stand around the list.
@@ -20,7 +20,7 @@ START, END = "<|python_start|>", "<|python_end|>"
 
 
 class Pythonic(LiteralFormat):
-    """A `ToolCallFormat`."""
+    """A `LiteralFormat` without a mark. Free text must not begin with a call of a tool."""
 
     def section_of(self, tools: Sequence[Tool]) -> Section:
         names = "|".join(str(regex.escape(tool.name)) for tool in tools).replace("/", "\\/")
@@ -28,7 +28,7 @@ class Pythonic(LiteralFormat):
         return self.section._replace(free=rf"/(.|\n)*/ & ~/{call}(.|\n)*/")
 
 
-def _is_told(template: str) -> bool:
+def _shows_call(template: str) -> bool:
     return regex.search(r"\[\w{1,40}\(\w{1,40}=", template) is not None
 
 
@@ -48,7 +48,7 @@ PYTHONIC = Pythonic(
     quotes="\"'",
     words={"boolean": '("True" | "False")', "null": '"None"'},
     read=read_python,
-    found_by=lambda template: _is_told(template) and START not in template,
+    found_by=lambda template: _shows_call(template) and START not in template,
     marks=(START, END),
 )
 FORMATS = (

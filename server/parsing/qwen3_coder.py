@@ -1,4 +1,4 @@
-"""Qwen3-Coder and Qwen3.5, and Seed-OSS: a function and its parameters in tags.
+"""Qwen3-Coder, Qwen3.5 and Seed-OSS write a function and its parameters in tags.
 
 Format: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct and
 ByteDance-Seed/Seed-OSS-36B-Instruct.

@@ -1,9 +1,9 @@
-"""Reasoning as models write it: a thought between two marks before the answer.
+"""Formats of thoughts, which stand between two marks before the answer.
 
 form = choose_reasoning("auto", tokenizer.templates)
-is_open = form.is_open(prompt)             # templates may begin the thought themselves
+is_open = form.is_open(prompt)       # Templates may begin the thought themselves.
 parser = form.parser(PlainText(), is_open=is_open)
-grammar = form.grammar(grammar, is_open=is_open)     # which the answer follows, not the thought
+grammar = form.grammar(grammar, is_open=is_open)     # For the answer, not the thought.
 """
 
 from __future__ import annotations
@@ -36,34 +36,35 @@ class ReasoningFormat(_Marks):
 
     Attributes:
         opening, closing: The marks around a thought.
-        tokens: What may be special tokens in all marks, if the marks are not such as a whole.
-        around: Pairs of marks between which the answer stands; they are no part of it. One of a
-            pair may be empty.
-        told_by: Texts one of which is in a chat template of this format; by default `closing`.
+        tokens: Special tokens in the marks, if the marks as a whole are not special tokens.
+        around: Pairs of marks around the answer, which are not part of it. One mark of a pair may
+            be empty.
+        told_by: Texts of which chat templates of this format contain one. Empty means `closing`.
     """
 
     __slots__ = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What must be seen in a text though it may be special tokens."""
+        """Texts that the parser must see even if they are special tokens."""
         answer = [mark for pair in self.around for mark in pair if mark]
         return self.tokens or (self.opening, self.closing, *answer)
 
     def matches(self, template: str) -> bool:
-        """Whether a chat template knows such thoughts."""
+        """Return whether a chat template has thoughts of this format."""
         return any(text in template for text in self.told_by or (self.closing,))
 
     def is_open(self, prompt: str, begun: str = "") -> bool:
-        """Whether the answer to a prompt begins within a thought. `begun`: the message at the end
-        of the prompt that the answer goes on with.
+        """Return whether the answer to a prompt begins within a thought.
+
+        `begun` is the message at the end of the prompt that the answer continues.
         """
         _, opening, thought = begun.rpartition(self.opening)
         is_begun = bool(opening) and self.closing not in thought
         return is_begun or prompt.rstrip().endswith(self.opening)
 
     def parser(self, rest: Parser, *, is_open: bool) -> Parser:
-        """For one text. `rest`: reads what follows the thought."""
+        """Return a parser of one text. `rest` parses the text after the thought."""
         if self.around:
             rest = AnswerParser(rest, [mark for pair in self.around for mark in pair if mark])
         return _ThoughtParser(self, rest, is_open)
@@ -76,9 +77,10 @@ class ReasoningFormat(_Marks):
         special: Mapping[str, int] | None = None,
         has_calls: bool = False,
     ) -> str:
-        """The grammar of texts that follow `body` behind a thought, or without one. `special`:
-        marks that are special tokens, with their ids. `has_calls`: `body` is of a format of tool
-        calls.
+        """Return the grammar of texts with a thought, or without one, before `body`.
+
+        `special` are the marks that are special tokens, with their ids. If `has_calls`, `body`
+        belongs to a format of tool calls.
         """
         special = special or {}
         thought = "thought" if is_open else f"(BLANK {literal(self.opening, special)} thought)?"
@@ -95,12 +97,12 @@ class ReasoningFormat(_Marks):
         return after("\n".join(lark), body)
 
     def _around(self, place: int, special: Mapping[str, int]) -> str:
-        """The marks before (0) or behind (1) an answer, in Lark."""
+        """Return the marks before (0) or after (1) an answer, in Lark."""
         marks = [literal(pair[place], special) for pair in self.around if pair[place]]
         return f"(({' | '.join(marks)}) BLANK)?" if marks else ""
 
     def budget(self, tokenizer: Tokenizer, tokens: int, *, is_open: bool) -> dict[str, Any]:
-        """What `SamplingParams` needs to close a thought after so many tokens."""
+        """Return the members of `SamplingParams` that close a thought after `tokens` tokens."""
         begin = [] if is_open else tokenizer.encode(self.opening, add_special_tokens=False)
         return {
             "thinking_budget": tokens,
@@ -109,7 +111,7 @@ class ReasoningFormat(_Marks):
         }
 
     def count_tokens(self, tokenizer: Tokenizer, ids: Sequence[int], *, is_open: bool) -> int:
-        """How many tokens of an answer are its thought, its closing mark included."""
+        """Return the number of an answer's tokens that belong to its thought and closing mark."""
         if not is_open:
             head = tokenizer.decode(ids[:16], skip_special_tokens=False)
             if not head.lstrip().startswith(self.opening):
@@ -127,6 +129,9 @@ class ReasoningFormat(_Marks):
 
 
 _KIMI = ("<|open|>", "<|close|>", "<|sep|>")
+# If several formats match a template, the first is used. Sources: the chat templates of
+# DeepSeek-R1, Qwen3, GLM-4.5 and others; Hunyuan-A13B, Granite 3.3, Magistral, Kimi-VL, Kimi-K3,
+# Seed-OSS, MiniMax-M3, Hy3, EXAONE-Deep, Apertus, Apriel 1.5, Command R7B, Granite 3.2 and Gemma 4.
 THOUGHT_FORMATS = (
     ReasoningFormat(
         "think_answer",
@@ -182,14 +187,10 @@ THOUGHT_FORMATS = (
         "gemma4", "<|channel>thought", "<channel|>", tokens=("<|channel>", "<channel|>")
     ),
 )
-"""Sources: the chat templates of DeepSeek-R1, Qwen3, GLM-4.5 and others; of Hunyuan-A13B, Granite
-3.3, Magistral, Kimi-VL, Kimi-K3, Seed-OSS, MiniMax-M3, Hy3, EXAONE-Deep, Apertus, Apriel 1.5,
-Command R7B, Granite 3.2 and Gemma 4. If several fit a template, the first is taken.
-"""
 
 
 class _ThoughtParser:
-    """White space at both ends of a thought, and before what follows it, belongs to neither."""
+    """Parses a thought. Drops white space at both ends of the thought and after it."""
 
     def __init__(self, form: ReasoningFormat, rest: Parser, is_open: bool) -> None:
         self._form, self._rest, self._is_open = form, rest, is_open
@@ -227,7 +228,7 @@ class _ThoughtParser:
     def _begin(self) -> None:
         opening, head = self._form.opening, self._text.lstrip()
         if head.startswith(opening):
-            # Models that find the thought opened may open it again.
+            # If the prompt opens the thought, models may open it again.
             self._text, self._part = head.removeprefix(opening), _Part.THOUGHT
         elif not opening.startswith(head):
             self._part = _Part.THOUGHT if self._is_open else _Part.REST
@@ -235,23 +236,24 @@ class _ThoughtParser:
     def _think(self) -> list[Event]:
         place = self._text.find(self._form.closing)
         if place >= 0:
-            said, self._text = self._text[:place], self._text[place + len(self._form.closing) :]
+            text, self._text = self._text[:place], self._text[place + len(self._form.closing) :]
             self._part = _Part.BLANK
         else:
             certain = len(self._text) - held_back(self._text, self._form.closing)
-            said, self._text = self._text[:certain], self._text[certain:]
-        return self._thought(said)
+            text, self._text = self._text[:certain], self._text[certain:]
+        return self._thought(text)
 
-    def _thought(self, said: str) -> list[Event]:
-        said = said if self._has_thought else said.lstrip()
-        said = said if self._part is _Part.THOUGHT else said.rstrip()
-        self._has_thought |= bool(said)
-        return [Thought(said)] if said else []
+    def _thought(self, text: str) -> list[Event]:
+        text = text if self._has_thought else text.lstrip()
+        text = text if self._part is _Part.THOUGHT else text.rstrip()
+        self._has_thought |= bool(text)
+        return [Thought(text)] if text else []
 
 
 class AnswerParser:
-    """A `Parser` that leaves out the marks around an answer, with the white space inside them.
-    `rest`: reads the answer.
+    """A `Parser` that removes the marks around an answer and the white space inside them.
+
+    `rest` parses the answer.
     """
 
     def __init__(self, rest: Parser, marks: Sequence[str]) -> None:
@@ -269,8 +271,8 @@ class AnswerParser:
             events += self._say(self._text[:place].rstrip())
             self._text, self._is_behind_mark = self._text[place + len(mark) :], True
         certain = len(self._text) - max(held_back(self._text, mark) for mark in self._marks)
-        said, self._text = self._text[:certain], self._text[certain:]
-        return events + self._say(said)
+        text, self._text = self._text[:certain], self._text[certain:]
+        return events + self._say(text)
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         held = max(held_back(self._text, mark) for mark in self._marks)
@@ -285,6 +287,6 @@ class AnswerParser:
 
 
 class _Part(Enum):
-    """Of a text, where a parser stands."""
+    """The part of a text that a parser is in."""
 
     BEGINNING, THOUGHT, BLANK, REST = range(4)

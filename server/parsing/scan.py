@@ -1,10 +1,11 @@
-"""Reading a text that comes in pieces: a parser is a generator, told in the order of the text, that
-waits wherever more must come.
+"""Base of parsers that read a text in pieces.
 
-class Shouts(ScanParser):
-    def read(self) -> Steps[None]:
-        while (found := (yield from self.say_until("<shout>"))) is not None:
-            ...
+A parser is a generator. It reads the text in order and yields when it needs more text.
+
+    class Shouts(ScanParser):
+        def read(self) -> Steps[None]:
+            while (found := (yield from self.say_until("<shout>"))) is not None:
+                ...
 """
 
 from __future__ import annotations
@@ -19,19 +20,18 @@ from .events import Arguments, CallBegins, Event, Text, held_back
 from .tool_calls import Tool
 
 T = TypeVar("T")
+# Maximum size of a piece in characters. Taking characters from a text copies the rest.
 _PIECE = 4096
-"""Characters that are read at a time: what is taken from a text copies the rest of it."""
-Steps = Generator[None, None, T]
-"""Yields where more text must come, or its end."""
+Steps = Generator[None, None, T]  # Yields when more text, or the end of the text, is needed.
 
 
 class ScanParser(ABC):
     """A `Parser`.
 
     Attributes:
-        text: What is not read yet.
-        is_whole: Nothing follows the text.
-        is_cut: The text ends where its length was used up, perhaps within a mark.
+        text: The text that was not read yet.
+        is_whole: Whether the text is complete.
+        is_cut: Whether the text ends at its maximum length, perhaps within a mark.
     """
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
@@ -68,7 +68,7 @@ class ScanParser(ABC):
         events, self._events = self._events, []
         return events
 
-    # What is told
+    # Output.
 
     def tell(self, event: Event) -> None:
         if isinstance(event, CallBegins):
@@ -78,20 +78,22 @@ class ScanParser(ABC):
         self._events.append(event)
 
     def call(self, name: str, arguments: str) -> None:
-        """A whole call."""
+        """Emit a complete call."""
         self.tell(CallBegins(name))
         self.tell(Arguments(arguments))
 
-    # What is read
+    # Input.
 
     def take(self, size: int) -> str:
-        """The next characters, which are there."""
+        """Remove and return the next characters, which must exist."""
         taken, self.text = self.text[:size], self.text[size:]
         return taken
 
     def match(self, pattern: regex.Pattern[str]) -> Steps[regex.Match[str] | None]:
-        """Take what matches at the beginning; None, and nothing taken, where nothing does. A
-        pattern is bounded, for it is tried again with each piece.
+        """Take a match at the beginning of the text. Return None if there is none, and take
+        nothing.
+
+        The pattern must be bounded, because it is tried again with each piece.
         """
         while True:
             found = pattern.match(self.text, partial=not self.is_whole)
@@ -103,11 +105,11 @@ class ScanParser(ABC):
             yield
 
     def break_off(self) -> None:
-        """Leave the rest out: the text was cut where more of a call would have come."""
+        """Drop the rest, because the text was cut within a call."""
         self.text, self._has_broken_off = "", True
 
     def close(self, pattern: regex.Pattern[str]) -> Steps[None]:
-        """Take what ends a call; at the end of the text as much of it as is there."""
+        """Take the end of a call, or at the end of the text its beginning."""
         while True:
             found = pattern.match(self.text, partial=True)
             if found is None or not found.partial or self.is_whole:
@@ -116,8 +118,10 @@ class ScanParser(ABC):
             yield
 
     def say_until(self, *marks: str) -> Steps[tuple[str, str] | None]:
-        """Tell text up to the first of some marks. Return the white space before the mark, which is
-        taken, and the mark, which is not. None: the text has ended.
+        """Emit text up to the first of some marks.
+
+        Return the white space before the mark, which is taken, and the mark, which is not. Return
+        None if the text has ended.
         """
         while True:
             found = [(place, mark) for mark in marks if (place := self.text.find(mark)) >= 0]
@@ -139,9 +143,10 @@ class ScanParser(ABC):
     def read_calls(
         self, mark: str, calls: Callable[[], Steps[bool]], bare: str = ""
     ) -> Steps[None]:
-        """Read the whole text: `calls` stand behind each mark, or, where that is empty, at the
-        beginning, and say whether they are any; a mark without them is text. Calls may also begin
-        with `bare`, which they read themselves.
+        """Read the whole text, with calls after each `mark`, or at its beginning if `mark` is "".
+
+        `calls` reads calls and returns whether there are any. A mark without calls is text. Calls
+        may also begin with `bare`, which `calls` reads itself.
         """
         if not mark:
             yield from calls()
@@ -157,8 +162,10 @@ class ScanParser(ABC):
                 self.take(0 if begins == mark else len(begins))
 
     def wait_for(self, mark: str, most: int) -> Steps[str | None]:
-        """Take a text and the mark behind it, which is left out; at the end of the text what there
-        is. None, and nothing taken, where no mark comes within `most` characters.
+        """Take a text and the mark after it, and return the text. The end of the text counts as a
+        mark.
+
+        Return None, and take nothing, if no mark follows within `most` characters.
         """
         while (place := self.text.find(mark)) < 0 and not self.is_whole:
             if len(self.text) > most:
@@ -169,7 +176,7 @@ class ScanParser(ABC):
         return taken
 
     def say_rest(self) -> Steps[None]:
-        """Tell all that comes as text."""
+        """Emit all remaining text."""
         while not self.is_whole:
             said = self.text.rstrip() if self.has_called else self.text
             self.tell(Text(self.take(len(said))))
@@ -177,17 +184,17 @@ class ScanParser(ABC):
         self._say_end()
 
     def _say_end(self) -> None:
-        """White space at the end of a text with calls belongs to nothing."""
+        """Emit the rest. White space at the end of a text with calls is dropped."""
         self.tell(Text(self.text.rstrip() if self.has_called else self.text))
         self.text = ""
 
     def arguments_of(self, name: str) -> Steps[None]:
-        """Tell a call whose arguments come now, as a JSON object."""
+        """Emit a call whose arguments follow as a JSON object."""
         self.tell(CallBegins(name))
         yield from self.json_object()
 
     def json_object(self) -> Steps[None]:
-        """Tell a JSON object as arguments, while it comes."""
+        """Emit a JSON object as arguments while it arrives."""
         value = JsonValue()
         while True:
             end = value.end(self.text)
@@ -198,14 +205,14 @@ class ScanParser(ABC):
 
 
 class JsonValue:
-    """Finds the end of a JSON object that comes in pieces."""
+    """Finds the end of a JSON object that arrives in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Where the object ends in this piece, if it does."""
+        """Return the end of the object in this piece, or None."""
         for place, char in enumerate(text):
             if self._in_string:
                 if self._escaped:

@@ -1,4 +1,4 @@
-"""Solar Open: each call has an id, a name and JSON behind marks.
+"""Solar Open writes calls with an id, a name and JSON after marks.
 
 Format: the chat template of upstage/Solar-Open-100B.
 """

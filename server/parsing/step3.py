@@ -1,4 +1,4 @@
-"""Step 3: invocations with named parameters, in a section of marks.
+"""Step 3 writes invocations with named parameters in a section of marks.
 
 Format: the chat template of stepfun-ai/step3.
 """

@@ -1,4 +1,4 @@
-"""Formats whose calls have each argument in tags of its own, as bare text."""
+"""Formats in which each argument of a call is bare text in its own tag."""
 
 from __future__ import annotations
 
@@ -18,24 +18,32 @@ from .typed_values import Parameters, kind_of, kinds_of, read_value, written_val
 
 _ANY_KEY = r"/[a-zA-Z_][a-zA-Z0-9_]{0,31}/"
 _KEY = r"[^<>\"\x00-\x1f\x7f]{1,256}?"
+# Names of arguments that the grammar writes and the parser reads.
 _NAME = regex.compile(rf"(?!\s){_KEY}(?<!\s)")
-"""Names of arguments, as the grammar writes them and the parser reads them."""
 
 
 @dataclass(frozen=True)
 class TaggedFormat(InTemplate):
     """A `ToolCallFormat`.
 
-    What is written: `section`, and in it calls of `before`, arguments of `opening`, the value and
-    `closing`, `after`, where NAME is the tool's, KEY the argument's, NUMBER that of a call, and
-    TYPE the word that `types` has for a type of JSON. What is read: after `section.mark`, `head`;
-    `key` and a value up to `value_end`, of which a line end at each end is no part where
-    `in_lines`; and `follows` before the next head, or `end`: regular expressions, bounded. A string
-    may stand between the two texts of `quotes`. Some models leave the section's mark out: `bare` is
-    how such calls begin, which `head` begins with, too. With `types`, `key` has a group `type`: a
-    value of the type "string" is a string whatever the schema allows. KEY may stand in `closing`
-    and `value_end` too. With `tags`, which all tags begin with, an object or a list may have a tag
-    for each member or `item`.
+    Calls are written as `before`, arguments and `after` within `section`. An argument is `opening`,
+    the value and `closing`. NAME is the tool's name, KEY the argument's name, NUMBER the number of
+    the call, TYPE the word in `types` for the value's type. The patterns for reading are bounded
+    regular expressions.
+
+    Attributes:
+        head: Matches before the arguments of a call, after `section.mark`.
+        key: Matches before a value.
+        value_end: The text that ends a value. It may contain KEY, like `closing`.
+        follows: Matches between a call and the next head.
+        end: Matches after the last call.
+        in_lines: Whether a line end at each end of a value is not part of it.
+        types: Words for types of JSON. If given, `key` has a group `type`, and a value with the
+            word of "string" is a string, whatever the schema says.
+        quotes: Two texts that may stand around a string.
+        bare: The beginning of `head`, for models that leave out the section's mark.
+        tags: The beginning of all tags, if the members of objects and the items of lists may have
+            tags.
     """
 
     name: str
@@ -74,7 +82,7 @@ class TaggedFormat(InTemplate):
                 parts.append(rule if is_required else f"{rule}?")
                 named = self._for_key(key)
                 lines += named._argument(rule, literal(key, {}), schema, parameters, rules)
-            # A grammar cannot say the same name twice, unless it knows the name.
+            # The rule would allow the same name twice, unless the grammar knows the name.
             if parameters.is_open and not parts and "KEY" not in self.closing:
                 rule = f"argument_{number}"
                 parts.append(f"({rule})*")
@@ -84,14 +92,14 @@ class TaggedFormat(InTemplate):
         return self.section.grammar(calls, lines, rules)
 
     def _for_key(self, key: str) -> TaggedFormat:
-        """The format of one argument, with its name in the closing tag."""
+        """Return the format of one argument, with its name in the closing tag."""
         closing, end = (text.replace("KEY", key) for text in (self.closing, self.value_end))
         return replace(self, closing=closing, value_end=end)
 
     def _argument(
         self, rule: str, key: str, schema: object, parameters: Parameters, rules: CallRules
     ) -> list[str]:
-        """Rules of one argument, its closing tag included. `key`: its name in Lark."""
+        """Return the rules of one argument and its closing tag. `key` is its name in Lark."""
         value = written_value(schema, parameters)
         lines: list[str] = []
         ways = []
@@ -107,7 +115,7 @@ class TaggedFormat(InTemplate):
         return [f"{rule}: {' | '.join(ways)}", *lines]
 
     def _opened(self, key: str, kinds: Iterable[str], rules: CallRules) -> str:
-        """What stands before a value of one of these types, in Lark."""
+        """Return the text before a value of one of these types, in Lark."""
         types = sorted({literal(self.types[kind], {}) for kind in kinds if kind in self.types})
         words = {"KEY": key, "TYPE": f"({' | '.join(types)})"}
         return filled(self.opening, words, rules.special)
@@ -118,9 +126,9 @@ class TaggedFormat(InTemplate):
         )
 
     def _arguments(self, arguments: Mapping[str, Any]) -> str:
-        return "".join([self._told(key, value) for key, value in arguments.items()])
+        return "".join([self._tagged(key, value) for key, value in arguments.items()])
 
-    def _told(self, key: str, value: Any) -> str:
+    def _tagged(self, key: str, value: Any) -> str:
         kind = self.types.get(kind_of(value), "")
         opening = self.opening.replace("KEY", key).replace("TYPE", kind)
         return opening + as_text(value) + self.closing.replace("KEY", key)
@@ -164,7 +172,7 @@ class _TaggedParser(ScanParser):
             value = self._string(end) if streams else self._value(end, kinds, key, parameters)
             if not (yield from value):
                 return
-        # Of a call that breaks off nobody knows whether that was all.
+        # If the call is cut off, more arguments may have followed. Then the object stays open.
         while not self.text.strip() and not self.is_whole:
             yield
         if self.text.strip():
@@ -173,7 +181,7 @@ class _TaggedParser(ScanParser):
     def _value(
         self, closing: str, kinds: frozenset[str], key: str, parameters: Parameters
     ) -> Steps[bool]:
-        """Tell a value as JSON, once it is there; False where the text ends before."""
+        """Emit a value as JSON when it is complete. Return False if the text ends earlier."""
         quotes = self._form.quotes
         value, tags = _ValueEnd(closing), self._form.tags
         nested = TagsEnd(f"{tags}<{key}>", closing)
@@ -203,7 +211,7 @@ class _TaggedParser(ScanParser):
         return True
 
     def _string(self, end: str) -> Steps[bool]:
-        """Tell a string while it comes."""
+        """Emit a string while it arrives. Return False if the text ends earlier."""
         in_lines = self._form.in_lines
         while in_lines and not self.text and not self.is_whole:
             yield
@@ -212,23 +220,23 @@ class _TaggedParser(ScanParser):
         self.tell(Arguments('"'))
         while (place := self.text.find(end)) < 0:
             if self.is_whole:
-                self._tell_string(self.take(len(self.text)))
+                self._emit_string(self.take(len(self.text)))
                 return False
-            self._tell_string(self.take(len(self.text) - _kept(self.text, end, in_lines)))
+            self._emit_string(self.take(len(self.text) - _kept(self.text, end, in_lines)))
             yield
         text = self.take(place)
         self.take(len(end))
-        self._tell_string(text.removesuffix("\n") if in_lines else text)
+        self._emit_string(text.removesuffix("\n") if in_lines else text)
         self.tell(Arguments('"'))
         return True
 
-    def _tell_string(self, text: str) -> None:
+    def _emit_string(self, text: str) -> None:
         self.tell(Arguments(as_json(text)[1:-1]))
 
 
 class _ValueEnd:
-    """Finds the end of a value in a text that grows. The closing tag may stand in a string of
-    JSON, where it closes nothing.
+    """Finds the end of a value in a growing text. Ignores the closing tag within a string of
+    JSON.
     """
 
     def __init__(self, closing: str) -> None:
@@ -238,7 +246,7 @@ class _ValueEnd:
         self._size: int | None = None
 
     def find(self, text: str, is_whole: bool) -> int | None:
-        """The size of the value. None if more must come."""
+        """Return the size of the value, or None if more text is needed."""
         first = text.find(self._closing)
         begins = text.lstrip()[:1]
         if self._size is None and begins and begins in '[{"':
@@ -259,7 +267,9 @@ class _ValueEnd:
 
 
 def _kept(text: str, end: str, in_lines: bool) -> int:
-    """How much of the end of a text may be the closing tag, or the line end before it."""
+    """Return the length of the end of a text that may belong to the closing tag or the line end
+    before it.
+    """
     most = min(len(end) - 1, len(text))
     kept = next((size for size in range(most, 0, -1) if end.startswith(text[-size:])), 0)
     return kept + (in_lines and text[: len(text) - kept].endswith("\n"))

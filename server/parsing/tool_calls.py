@@ -1,8 +1,8 @@
-"""Tool calls as a model writes them: a format a file of this package, with its `FORMATS`.
+"""Tool calls as models write them. Each format is a file of this package with `FORMATS`.
 
 form = choose_format("auto", tokenizer.templates)     # `choice`
 rules = CallRules(required=False, parallel=True, special=tokenizer.special_ids(form.marks))
-grammar = form.grammar(tools, rules)     # what the text must follow
+grammar = form.grammar(tools, rules)     # of the answer
 parser = form.parser(tools)
 for text in pieces:
     events += parser.push(text)
@@ -19,8 +19,9 @@ from .events import Parser
 
 
 class Tool(NamedTuple):
-    """A function that the model may call. `parameters`: the JSON schema of its arguments; if it is
-    `strict`, a keyword that calls cannot be held to is an error.
+    """A function that the model may call. `parameters` is the JSON schema of its arguments.
+
+    If `strict`, a keyword that grammars cannot follow is an error.
     """
 
     name: str
@@ -30,33 +31,38 @@ class Tool(NamedTuple):
 
     @property
     def whose(self) -> str:
-        """The function in errors."""
+        """The function's name for error messages."""
         return f"function {self.name!r}"
 
     def held(self) -> dict[str, Any]:
-        """The schema that calls are held to. Raises `ValueError`."""
+        """Return the schema that the grammar follows. Raise `ValueError`."""
         return held_schema(
             dict(self.parameters), whose=self.whose, strict=self.strict, closed=True, root=True
         )
 
     def described(self) -> dict[str, Any]:
-        """As chat templates know it."""
+        """Return the tool as chat templates read it."""
         function = {"name": self.name, "description": self.description}
         return {"type": "function", "function": {**function, "parameters": dict(self.parameters)}}
 
 
 class Call(NamedTuple):
-    """A call of a tool. `arguments`: an object, or a text that is none."""
+    """A call of a tool. `arguments` is an object, or text that is not an object."""
 
     name: str
     arguments: Mapping[str, Any] | str
 
 
 class CallRules(NamedTuple):
-    """What a text with calls must be: calls alone where they are `required`, JSON of the schema
-    `content` instead of them where there is one, else free text in which calls may begin; several
-    calls where they may be `parallel`. `special`: marks of the format that are special tokens of
-    the served tokenizer, with their ids; the others are text.
+    """What the grammar of a text with calls allows.
+
+    Attributes:
+        required: Whether the text must be calls.
+        parallel: Whether several calls are allowed.
+        content: The schema of JSON that may replace calls. None allows free text, in which calls
+            may begin.
+        special: The format's marks that are special tokens of the tokenizer, with their ids. Other
+            marks are text.
     """
 
     required: bool = False
@@ -70,51 +76,53 @@ class ToolCallFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """As `--tool-call-parser` takes it."""
+        """The value for `--tool-call-parser`."""
         ...
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Names that vLLM and SGLang have for it."""
+        """Names of the format in vLLM and SGLang."""
         ...
 
     @property
     def in_template(self) -> bool:
-        """Whether the models' own chat templates tell of tools, calls and their results; else they
-        are told as text (`in_text.py`).
+        """Whether the chat template describes tools, calls and results. If not, `in_text.py`
+        does.
         """
         ...
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What the parser must see though it may be special tokens."""
+        """Texts that the parser must see even if they are special tokens."""
         ...
 
     def matches(self, template: str) -> bool:
-        """Whether a chat template asks for this format."""
+        """Return whether a chat template uses this format."""
         ...
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
-        """For one text. A call of anything else than these tools is text."""
+        """Return a parser of one text. Calls of other tools are text."""
         ...
 
     def grammar(self, tools: Sequence[Tool], rules: CallRules) -> str:
-        """Lark for llguidance, of texts whose calls have arguments of their tools' schemas, as
-        `parser` reads them. Raises `ValueError` for a schema that the format cannot be held to.
+        """Return a Lark grammar for llguidance, of texts that `parser` reads.
+
+        Arguments follow their tools' schemas. Raise `ValueError` for a schema that the format
+        cannot follow.
         """
         ...
 
     def written(self, calls: Sequence[Call]) -> str:
-        """A text of these calls, as the model writes them."""
+        """Return a text of these calls as the model writes them."""
         ...
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
-        """The messages with what the chat templates of this format alone need."""
+        """Return the messages, changed for chat templates of this format."""
         ...
 
 
 class InTemplate:
-    """What most formats have in common: the chat template knows them."""
+    """Base of formats that the chat template describes."""
 
     aliases: tuple[str, ...] = ()
     in_template = True

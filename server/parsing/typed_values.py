@@ -1,7 +1,8 @@
-"""Values of arguments that a format writes as bare text: what a text means is said by the schema.
+"""Arguments that a format writes as bare text. The schema says what the text means.
 
-A string is itself; what a schema allows besides strings is JSON. Where it allows both, a text that
-is JSON of an allowed kind is that, and any other one is a string.
+If the schema allows only strings, the text is the string. If it allows no strings, the text is
+JSON. If it allows both, text that is JSON of an allowed type is that value, and other text is a
+string.
 """
 
 from __future__ import annotations
@@ -20,19 +21,18 @@ if TYPE_CHECKING:
     from .tool_calls import Tool
 
 _OBJECT_MEMBERS = ("type", "properties", "required", "additionalProperties", "$defs", OPTIONS)
-_MOST_WAYS = 64
-"""Alternatives of one argument that are told apart."""
-_DEEPEST = 64
-"""Brackets within one another, in a literal of Python."""
+_MOST_WAYS = 64  # Maximum number of alternatives of one argument.
+_DEEPEST = 64  # Maximum depth of brackets in a Python literal.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
+# The beginning of texts that may be values other than strings.
 _JSON_LIKE = r"\s*([-0-9\[{\"]|true|false|null|True|False|None)"
-"""How texts begin that may be anything else than a string."""
 _DATE = r"[12][0-9]{3}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30))"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?"
 _WORD = "[0-9a-fA-F]{1,4}"
 _IN_URI = r"([a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})"
+# Patterns for `json_schema.FORMATS`. A pattern may match only a part of the format's values.
 _PATTERNS: Mapping[str, str] = {
     "date": _DATE,
     "time": _TIME,
@@ -47,11 +47,10 @@ _PATTERNS: Mapping[str, str] = {
     "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]{{0,15}}:(//)?{_IN_URI}({_IN_URI}|/)*"
     rf"(\?({_IN_URI}|[/?])*)?(#({_IN_URI}|[/?])*)?",
 }
-"""Of `json_schema.FORMATS`. A subset of what a format allows is enough."""
 
 
 class Parameters:
-    """The arguments of one tool, as calls are held to them."""
+    """The arguments of one tool, by the schema that the grammar follows."""
 
     def __init__(self, tool: Tool) -> None:
         self.root = tool.held()
@@ -61,15 +60,16 @@ class Parameters:
         self.properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
 
     def schema_of(self, key: str) -> Any:
-        """The schema of one argument; empty if the argument may be anything."""
+        """Return the schema of one argument. It is empty if any value is allowed."""
         if key in self.properties:
             return self.properties[key]
         others = self.object.get("additionalProperties", True)
         return others if isinstance(others, dict) else {}
 
     def told(self) -> Iterator[tuple[str, Any, bool]]:
-        """Name, schema and whether it must be there, of each argument. Raises `ValueError` if the
-        schema is strict and says more of the arguments together.
+        """Yield (name, schema, whether it is required) of each argument.
+
+        Raise `ValueError` if the function is strict and the schema has more keywords.
         """
         for keyword in sorted(set(self.object) - set(_OBJECT_MEMBERS)):
             self.refuse(keyword, "beside the properties of a function")
@@ -87,25 +87,25 @@ class Parameters:
         return not self.properties and self.object.get("additionalProperties", True) is not False
 
     def refuse(self, keyword: str, reason: str) -> None:
-        """Raise `ValueError` if the function is strict; otherwise log that a keyword is ignored."""
-        told = (
-            f"the calls of this model cannot be held to the keyword {json.dumps(keyword)} {reason}"
+        """Raise `ValueError` if the function is strict. Otherwise log that a keyword is ignored."""
+        message = (
+            f"calls in this model's format cannot follow the keyword {json.dumps(keyword)} {reason}"
         )
         if self._tool.strict:
-            raise ValueError(f"{self._tool.whose}: {told}")
-        ignore(self._tool.whose, f"{keyword} in bare text", told)
+            raise ValueError(f"{self._tool.whose}: {message}")
+        ignore(self._tool.whose, f"{keyword} in bare text", message)
 
     def check_name(self, key: str, pattern: regex.Pattern[str], marks: Iterable[str]) -> None:
-        """Raise `ValueError` for an argument whose name the format cannot write."""
+        """Raise `ValueError` for an argument with a name that the format cannot write."""
         if pattern.fullmatch(key) is None or any(mark in key for mark in marks):
             raise ValueError(
-                f"{self._tool.whose}: the calls of this model cannot write the parameter name "
+                f"{self._tool.whose}: calls in this model's format cannot have the parameter "
                 f"{key!r:.80}; rename the parameter"
             )
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """What a schema refers to, if it is in `root`."""
+    """Return the schema that a reference points to, if it is in `root`."""
     for _ in range(32):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#"):
@@ -117,8 +117,9 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 def kinds_of(
     schema: Any, root: Mapping[str, Any], seen: dict[int, frozenset[str]] | None = None
 ) -> frozenset[str]:
-    """The types of JSON that a schema allows, as far as it says. `seen`: what is known of others;
-    each is looked at once, also where they refer to one another.
+    """Return the types of JSON that a schema allows.
+
+    `seen` holds the types of schemas that were already visited, because schemas may be recursive.
     """
     schema, seen = resolved(schema, root), {} if seen is None else seen
     if id(schema) in seen:
@@ -159,12 +160,12 @@ def _kinds_of_value(value: Any) -> frozenset[str]:
 
 
 def kind_of(value: Any) -> str:
-    """The type of JSON of a value."""
+    """Return the JSON type of a value."""
     return min(_kinds_of_value(value))
 
 
 def read_value(text: str, kinds: frozenset[str]) -> str:
-    """JSON of the value that a text stands for."""
+    """Return the JSON of the value that a text represents."""
     if kinds == {"string"}:
         return as_json(text)
     bare = text.strip()
@@ -177,8 +178,9 @@ def read_value(text: str, kinds: frozenset[str]) -> str:
 
 
 def _python_value(text: str) -> str:
-    """JSON of a Python literal: some chat templates write lists and objects as Python does. The
-    text itself, as a string, if it is no literal either.
+    """Return the JSON of a Python literal, or of the text as a string if it is not a literal.
+
+    Some chat templates write lists and objects in Python.
     """
     try:
         return as_json(read_python(text.strip()))
@@ -187,7 +189,7 @@ def _python_value(text: str) -> str:
 
 
 def read_python(source: str) -> Any:
-    """The value of a Python literal. Raises `ValueError` and `TypeError`."""
+    """Return the value of a Python literal. Raise `ValueError` or `TypeError`."""
     depth = most = 0
     for char in source:
         depth += (char in "([{") - (char in ")]}")
@@ -197,12 +199,14 @@ def read_python(source: str) -> Any:
     try:
         return ast.literal_eval(source)
     except (SyntaxError, MemoryError) as error:
-        raise ValueError("it is no literal") from error
+        raise ValueError("it is not a literal") from error
 
 
 class Value(NamedTuple):
-    """How a value is written: `text`, a terminal of Lark of a string's, and `json`, a schema of the
-    others; each may be None.
+    """How a value is written.
+
+    `text` is a terminal of Lark for strings, `json` is a schema of the other values. Either may be
+    None.
     """
 
     text: str | None
@@ -210,8 +214,9 @@ class Value(NamedTuple):
 
 
 def written_value(schema: Any, parameters: Parameters) -> Value:
-    """How values of a schema are written. Raises `ValueError` if the function is strict and bare
-    text cannot be held to the schema.
+    """Return how values of a schema are written.
+
+    Raise `ValueError` if the function is strict and bare text cannot follow the schema.
     """
     root = parameters.root
     kinds = kinds_of(schema, root)
@@ -219,8 +224,8 @@ def written_value(schema: Any, parameters: Parameters) -> Value:
         return Value(None, with_definitions(schema, root))
     try:
         ways = [_simple(way, root) for way in _ways(schema, root)]
-    except _Unheld as unheld:
-        parameters.refuse(*unheld.args)
+    except _Unsupported as unsupported:
+        parameters.refuse(*unsupported.args)
         others = sorted(kinds - {"string"})
         json_schema = with_definitions({"type": others}, root) if others else None
         return Value(_no_json(_ANY_TEXT) if others else _ANY_TEXT, json_schema)
@@ -233,19 +238,19 @@ def written_value(schema: Any, parameters: Parameters) -> Value:
     return Value(_no_json(text) if texts else None, with_definitions(together, root))
 
 
-class _Unheld(Exception):
-    """A keyword of a string that bare text cannot be held to, and where it stands."""
+class _Unsupported(Exception):
+    """A keyword of a string that bare text cannot follow, and its place."""
 
 
 def _ways(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The alternatives of a schema, none of which has alternatives or parts."""
+    """Return the alternatives of a schema as schemas without alternatives or references."""
     pending: list[tuple[Any, dict[str, Any], int]] = [(schema, {}, 0)]
     ways: list[dict[str, Any]] = []
     while pending:
         each, beside, depth = pending.pop()
         found = resolved(each, root)
         if depth > 16 or len(ways) + len(pending) > _MOST_WAYS:
-            raise _Unheld("anyOf", "with so many alternatives")
+            raise _Unsupported("anyOf", "with so many alternatives")
         if isinstance(each, dict) and "$ref" in each:
             beside = _both(beside, {key: each[key] for key in each if key != "$ref"})
         own = {key: found[key] for key in found if key not in ("anyOf", "oneOf", "allOf", "$ref")}
@@ -253,11 +258,11 @@ def _ways(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
         for part in found.get("allOf", ()):
             part = resolved(part, root)
             if {"anyOf", "oneOf", "allOf", "$ref"}.intersection(part):
-                raise _Unheld("allOf", "with alternatives within it")
+                raise _Unsupported("allOf", "with alternatives within it")
             own = _both(own, part)
         alternatives = [found[key] for key in ("anyOf", "oneOf") if key in found]
         if len(alternatives) > 1:
-            raise _Unheld("oneOf", "beside anyOf")
+            raise _Unsupported("oneOf", "beside anyOf")
         if alternatives:
             pending += [(way, own, depth + 1) for way in reversed(alternatives[0])]
         else:
@@ -266,10 +271,10 @@ def _ways(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """A schema of values that two simple schemas allow."""
+    """Return a schema of the values that two simple schemas allow."""
     for key in set(one) & set(other) - {"type", "$defs", OPTIONS}:
         if one[key] != other[key]:
-            raise _Unheld(key, "that is given twice with allOf or anyOf")
+            raise _Unsupported(key, "that is given twice with allOf or anyOf")
     both = {**one, **other}
     if "type" in one and "type" in other:
         kinds = kinds_of({"type": one["type"]}, {}) & kinds_of({"type": other["type"]}, {})
@@ -297,7 +302,7 @@ _ANY_TEXT = r"(/(.|\n)*/)"
 
 
 def string_terminal(schema: Mapping[str, Any]) -> str:
-    """A terminal of Lark of the strings of a simple schema."""
+    """Return a terminal of Lark for the strings of a simple schema."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
         texts = [value for value in values if isinstance(value, str)]
@@ -317,10 +322,12 @@ def _regex(pattern: str) -> str:
 
 
 def _searched(pattern: str) -> str:
-    """Of a JSON schema's pattern, which is searched for, one that matches whole texts."""
+    """Return a pattern that matches whole texts, for a JSON schema's pattern, which is searched."""
     if "|" in pattern and _alternates(pattern):
         if pattern.startswith("^") or pattern.endswith("$"):
-            raise _Unheld("pattern", f"with the value {pattern!r:.60}: put its ways in a group")
+            raise _Unsupported(
+                "pattern", f"with the value {pattern!r:.60}: put its alternatives in a group"
+            )
         pattern = f"({pattern})"
     is_escaped = (len(pattern) - len(pattern.removesuffix("$").rstrip("\\"))) % 2 == 0
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not is_escaped
@@ -329,7 +336,7 @@ def _searched(pattern: str) -> str:
 
 
 def _alternates(pattern: str) -> bool:
-    """Whether a regular expression has alternatives outside of all groups."""
+    """Return whether a regular expression has alternatives outside of groups."""
     depth = place = 0
     while place < len(pattern):
         match pattern[place]:

@@ -1,4 +1,4 @@
-"""xLAM: an answer that is a JSON array of calls.
+"""xLAM answers with a JSON array of calls.
 
 Format: the chat template of Salesforce/Llama-xLAM-2-8b-fc-r.
 """
