@@ -1,4 +1,4 @@
-"""What Anthropic's endpoints answer, for `/openapi.json`."""
+"""Models of the answers of Anthropic's endpoints, for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MessagesError(Answer):
 
 
 class MessagesErrorAnswer(Answer):
-    """Anthropic's shape of an error."""
+    """An error in Anthropic's format."""
 
     type: Literal["error"]
     error: MessagesError
@@ -50,7 +50,7 @@ class DirectCaller(Answer):
 
 
 class ToolUseContent(Answer):
-    """`caller`: the model itself calls."""
+    """`caller` is always the model itself."""
 
     type: Literal["tool_use"]
     id: str
@@ -72,7 +72,9 @@ class CacheCreation(Answer):
 
 
 class MessageUsage(Answer):
-    """`input_tokens`: those that were not found in the cache. `output_tokens_details`: of models
+    """Token counts.
+
+    `input_tokens` excludes tokens found in the cache. `output_tokens_details` is set for models
     that think.
     """
 
@@ -176,7 +178,7 @@ StreamEvent = (
 
 
 class MessagesModel(Answer):
-    """`max_input_tokens`, `max_tokens`: of language models."""
+    """`max_input_tokens` and `max_tokens` are set for language models."""
 
     type: Literal["model"]
     id: str

@@ -1,4 +1,4 @@
-"""What a model says, thinks and calls, as content blocks: whole, or as the events of a stream."""
+"""Turns thoughts, texts and calls into content blocks: complete blocks, or events of a stream."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import pydantic_core
 
 from ..parsing.events import Arguments, CallBegins, Event, Text, Thought
 
+# Anthropic's clients send a thought back with its signature. This server ignores signatures.
 SIGNATURE = "unsigned"
-"""Anthropic's clients send a thought back with the signature that it came with; here nothing is
-made of it.
-"""
 
 
 def _call(name: str) -> dict[str, Any]:
@@ -23,7 +21,7 @@ def _call(name: str) -> dict[str, Any]:
 
 
 def content_of(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The content blocks of a whole answer."""
+    """Return the content blocks of a complete answer."""
     blocks: list[dict[str, Any]] = []
     texts: list[list[str]] = []
     for event in events:
@@ -49,7 +47,7 @@ def content_of(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Of a call, which may be cut off: as far as it has come."""
+    """Return the arguments of a call. If the call is cut off, return the arguments up to there."""
     try:
         found = pydantic_core.from_json(text, allow_partial=True)
     except ValueError:
@@ -58,7 +56,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 class ContentStream:
-    """The events of a stream that tell of content blocks, one after another."""
+    """The events of a stream for content blocks, one block after another."""
 
     def __init__(self) -> None:
         self._index = -1
@@ -80,7 +78,7 @@ class ContentStream:
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
 
     def close(self) -> Iterator[dict[str, Any]]:
-        """The end of the open block, if there is one."""
+        """Yield the end of the open block, if there is one."""
         if self._open == "thinking":
             yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
         if self._open is not None:

@@ -39,14 +39,14 @@ _ERRORS = (*BODY_ERRORS, OVERLOADED)
 async def create_message(
     body: MessagesRequest, request: JsonRequest, serving: ServingDep
 ) -> Response:
-    """Answer a conversation, as Anthropic's API does."""
+    """Answer a conversation in Anthropic's format."""
     message_id = f"msg_{uuid.uuid4().hex}"
     if body.left_out:
         logger.info(
             "%s: tools and blocks of a server are left out: %s", PATH, ", ".join(body.left_out)
         )
     chat = chat_request(body)
-    body.messages.clear()  # the chat has a copy
+    body.messages.clear()  # The chat has a copy.
     conversation = await begin(serving, chat, message_id, size=request.size)
     answer = _Answer(serving, conversation, message_id, body.max_tokens)
     if body.stream:
@@ -65,7 +65,7 @@ async def create_message(
 async def count_tokens(
     body: CountTokensRequest, request: JsonRequest, serving: ServingDep
 ) -> Response:
-    """How many tokens a conversation has as a prompt."""
+    """Count the tokens of a conversation's prompt."""
     serving.check_model(body.model)
     prompt = await chat_prompt(
         serving, chat_options(body), size=request.size, add_special_tokens=False, counting=True
@@ -74,13 +74,13 @@ async def count_tokens(
 
 
 class _Answer:
-    """What is told of one message around its content."""
+    """The parts of one message besides its content."""
 
     def __init__(
         self, serving: Serving, conversation: Conversation, message_id: str, max_tokens: int
     ) -> None:
-        """Where `max_tokens` does not fit behind the prompt, what is left of the context is the
-        limit, as with Anthropic's newer models.
+        """If `max_tokens` exceeds the rest of the context, the rest is the limit, as in Anthropic's
+        newer models.
         """
         (self._request,) = conversation.requests
         (self.reader,) = conversation.readers
@@ -97,7 +97,7 @@ class _Answer:
         }
 
     def usage(self, output: RequestOutput) -> dict[str, Any]:
-        """So far; what was found in the cache is no part of `input_tokens`."""
+        """Return the usage up to now. `input_tokens` excludes tokens found in the cache."""
         return {
             "input_tokens": output.prompt_tokens - output.cached_tokens,
             "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
@@ -111,7 +111,7 @@ class _Answer:
         }
 
     def end(self, output: RequestOutput) -> dict[str, Any]:
-        """Why the answer ends with this output, and `usage`."""
+        """Return the reason for the end of the answer, and `usage`."""
         usage = self.usage(output)
         if self._conversation.thinking is not None:
             thinking = self._conversation.reasoning_tokens(self._tokenizer)
@@ -125,7 +125,7 @@ class _Answer:
         elif output.finish_reason is FinishReason.LENGTH:
             reason = self._limit
         elif output.finish_reason is FinishReason.ABORT:
-            # The client may send the answer back to have it continued.
+            # The client may send the answer back to continue it.
             reason = "pause_turn"
         else:
             reason = "tool_use" if self.reader.has_called else "end_turn"
@@ -134,7 +134,7 @@ class _Answer:
 
 
 class _MessageEvents:
-    """The events of a streamed message: its start, its content, why it ended."""
+    """The events of a streamed message: its start, its content and its end."""
 
     def __init__(self, answer: _Answer, request_id: str) -> None:
         self._answer = answer

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def model_info(card: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that OpenAI's clients know by this card."""
+    """Return a model in Anthropic's format. `card` is its entry in OpenAI's format."""
     return {
         "type": "model",
         "id": card["id"],
@@ -22,7 +22,7 @@ def model_info(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_list(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All models, in one page."""
+    """Return all models in one page."""
     data = [model_info(card) for card in cards]
     return {
         "data": data,

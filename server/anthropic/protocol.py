@@ -1,4 +1,4 @@
-"""The requests of Anthropic's Messages API as they come over the wire.
+"""Models of the requests of Anthropic's Messages API.
 
 Names and meanings are those of https://docs.anthropic.com/en/api/messages.
 """
@@ -23,17 +23,17 @@ _BY_ROLE = {
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
 _MEDIA = ("image", "document", "search_result")
+# Types of tools that Anthropic's servers run, or that Anthropic's models have learned.
 _SERVER_TOOL = (
     r"^(web_search|web_fetch|code_execution|bash|text_editor|computer|memory|advisor|mcp_toolset"
     r"|tool_search_tool_(regex|bm25))(_\d{8})?$"
 )
-"""Types of tools that Anthropic's servers run, or that its models have learned."""
+# Types of blocks that Anthropic's servers make.
 _SERVER_BLOCK = r"^((server|mcp)_tool_use|[a-z_]+_tool_result|container_upload|compaction)$"
-"""Types of blocks that Anthropic's servers make."""
 
 
 def parse_blocks(value: Any) -> Any:
-    """Content blocks; a string is a block of text."""
+    """Return content blocks. A string becomes one block of text."""
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
@@ -51,9 +51,7 @@ def parse_blocks(value: Any) -> Any:
 
 
 def parse_result_blocks(value: Any) -> Any:
-    """Content blocks of a tool's result. What is no text becomes a note that the model cannot see
-    it, so that an agent's conversation goes on.
-    """
+    """Return the content blocks of a tool's result. Blocks without text are replaced by a note."""
     return parse_blocks([_seen(block) for block in value] if isinstance(value, list) else value)
 
 
@@ -62,7 +60,7 @@ def _seen(block: Any) -> Any:
     if kind == "tool_reference":
         return {"type": "text", "text": str(block.get("tool_name"))}
     if kind in _MEDIA:
-        return {"type": "text", "text": f"({kind}: this model reads text alone)"}
+        return {"type": "text", "text": f"({kind}: this model reads only text)"}
     return block
 
 
@@ -112,7 +110,7 @@ class ToolResultBlock(WireModel):
 
 
 class ServerBlock(WireModel):
-    """What a server of Anthropic's has made, and the model is not told of."""
+    """A block from Anthropic's servers, which the prompt leaves out."""
 
     type: Annotated[str, Field(pattern=_SERVER_BLOCK)]
 
@@ -165,7 +163,7 @@ class MessagesTool(WireModel):
 
 
 class ServerTool(WireModel):
-    """A tool of Anthropic's, which the model is not told of."""
+    """A tool of Anthropic's servers, which the prompt leaves out."""
 
     type: Annotated[str, Field(pattern=_SERVER_TOOL)]
 
@@ -196,7 +194,7 @@ class MessagesToolChoice(WireModel):
 
 
 class Thinking(WireModel):
-    """`adaptive`: the model thinks as long as it likes."""
+    """With `adaptive` the length of the thought is not limited."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[Integer, Field(ge=1, lt=2**31)] | None = None
@@ -208,7 +206,7 @@ class OutputFormat(WireModel):
 
 
 class OutputConfig(WireModel):
-    """`effort` is told to the chat template."""
+    """`effort` is passed to the chat template."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -232,24 +230,24 @@ class CountTokensRequest(WireModel):
 
     @property
     def told(self) -> list[MessagesTool]:
-        """The tools that the model hears of."""
+        """The tools that the prompt describes to the model."""
         return [tool for tool in self.tools if isinstance(tool, MessagesTool)]
 
     @property
     def left_out(self) -> list[str]:
-        """Types of the tools and blocks that the model does not hear of."""
+        """Types of the tools and blocks that the prompt leaves out."""
         tools = {tool.type for tool in self.tools if isinstance(tool, ServerTool)}
         blocks = (block for message in self.messages for block in message.content)
         return sorted(tools | {block.type for block in blocks if isinstance(block, ServerBlock)})
 
     @property
     def thinks(self) -> bool:
-        """Whether the model is asked to."""
+        """Whether the request enables thinking."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
 
 class MessagesRequest(CountTokensRequest):
-    """Body of `POST /v1/messages`. `output_format` is an older place of `output_config.format`."""
+    """Body of `POST /v1/messages`. `output_format` is an older name of `output_config.format`."""
 
     max_tokens: Annotated[Integer, Field(ge=1, lt=2**31)]
     stream: bool = False

@@ -1,4 +1,4 @@
-"""A request of Anthropic's becomes one of chat completions."""
+"""Translates Anthropic's requests into chat completions."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .protocol import (
 
 Options = TypeVar("Options", bound=ChatOptions)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# Anthropic's names for members of chat completions.
 _NAMES = {
     "function.parameters": "input_schema",
     "function.": "",
     "stop:": "stop_sequences:",
     "tool_choice.function": "tool_choice",
 }
-"""Of chat completions' members, what Anthropic calls them."""
 
 
 def chat_options(body: CountTokensRequest) -> ChatOptions:
-    """How its messages become a prompt. Raises `InvalidRequest`."""
+    """Return the parameters of the prompt. Raise `InvalidRequest`."""
     return _validated(ChatOptions, _options(body))
 
 
 def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
-    """Raises `InvalidRequest`."""
+    """Return the chat of a request. Raise `InvalidRequest`."""
     form = body.output_config.format or body.output_format
     members: dict[str, Any] = {
         **_options(body),
@@ -61,11 +61,11 @@ def _options(body: CountTokensRequest) -> dict[str, Any]:
     final = messages[-1]
     if "tool_calls" in final:
         raise InvalidRequest(
-            "messages: the last one calls tools; send a message with their tool_result blocks.",
+            "messages: the last message calls tools; send their tool_result blocks, too.",
             param="messages",
             code="invalid_value",
         )
-    # What the last message says is the beginning of the answer.
+    # The text of the last message is the beginning of the answer.
     begun = final["role"] == "assistant"
     template: dict[str, Any] = {"enable_thinking": body.thinks, "thinking": body.thinks}
     if (effort := body.output_config.effort) is not None:
@@ -98,8 +98,9 @@ def _options(body: CountTokensRequest) -> dict[str, Any]:
 
 
 def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
-    """Results of tools become messages of their own; turns of one role in a row become one, as
-    chat templates want it.
+    """Return the messages of the chat.
+
+    Results of tools become messages. Consecutive turns of one role become one message.
     """
     turns = [_Turn("system", texts=[block.text for block in body.system])] if body.system else []
     called: dict[str, str] = {}
@@ -133,7 +134,7 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Turn:
-    """What becomes one message of a chat. `about`: members that only results of tools have."""
+    """A future message of a chat. `about` are members of tool results."""
 
     role: str
     texts: list[str] = field(default_factory=list)
@@ -142,7 +143,7 @@ class _Turn:
     about: dict[str, Any] = field(default_factory=dict)
 
     def add(self, more: _Turn) -> None:
-        # Two messages are two lines, whatever the chat template puts between parts of one.
+        # Separate two messages by a line end, however the chat template joins parts of a message.
         self.texts[-1:] = ["\n".join([*self.texts[-1:], *more.texts[:1]])]
         self.texts += more.texts[1:]
         self.thoughts += more.thoughts
@@ -160,7 +161,7 @@ class _Turn:
 
 def _result(block: ToolResultBlock, name: str) -> _Turn:
     text = text_of(block.content)
-    # Chat templates know of no errors.
+    # Chat templates have no member for errors.
     told = f"Error: {text}" if block.is_error else text
     return _Turn("tool", [told], about={"tool_call_id": block.tool_use_id, "name": name})
 

@@ -1,1 +1,1 @@
-"""SGLang's native endpoints and the operational ones."""
+"""SGLang's native endpoints and its endpoints for operators."""

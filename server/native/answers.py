@@ -1,4 +1,4 @@
-"""What SGLang's native endpoints answer, for `/openapi.json`."""
+"""Models of the answers of SGLang's native endpoints, for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pydantic import ConfigDict, Field
 
 from ..core.answers import Answer
 
-Triple = tuple[float | None, int, str | None]
-"""Log-probability, token id, text or null."""
+Triple = tuple[float | None, int, str | None]  # Log-probability, token id, text or null.
 
 
 class StoppedBy(Answer):
@@ -28,7 +27,7 @@ class Aborted(Answer):
 
 
 class MetaInfo(Answer):
-    """The latency is told at the end, log-probabilities where they are asked for."""
+    """The latency is set at the end. Log-probabilities are set if the request asks for them."""
 
     id: str
     finish_reason: StoppedBy | ReachedLength | Aborted | None
@@ -49,7 +48,7 @@ class Generated(Answer):
 
 
 class GeneratedSoFar(Generated):
-    """`index`: of the sequence, where there are several."""
+    """`index` is the number of the sequence, if there are several."""
 
     index: int = 0
 
@@ -65,7 +64,7 @@ class ModelInfo(Answer):
 
 
 class ServerInfo(Answer):
-    """Every setting, besides these."""
+    """Every setting, and these members."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,4 +1,4 @@
-"""SGLang's endpoints that tell of the server and control it."""
+"""SGLang's endpoints for information about the server and for its control."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ body_router = APIRouter(route_class=JsonRoute)
 @router.get("/model_info", responses=answers(ModelInfo, errors=(503,)))
 @router.get("/get_model_info", responses=answers(ModelInfo, errors=(503,)))
 async def model_info(serving: ServingDep) -> Response:
-    """Which model this server has."""
+    """Describe the served model."""
     config = serving.config.engine
     return json_response(
         {
@@ -41,7 +41,7 @@ async def model_info(serving: ServingDep) -> Response:
 @router.get("/server_info", responses=answers(ServerInfo, errors=(503,)))
 @router.get("/get_server_info", responses=answers(ServerInfo, errors=(503,)))
 async def server_info(serving: ServingDep) -> Response:
-    """Settings, what the engine made of them, and its figures of this moment."""
+    """The settings, the values that the engine chose, and the current metrics."""
     settings: dict[str, Any] = {**asdict(serving.config), **asdict(serving.config.engine)}
     for name in ("engine", "api_key", "api_keys", "replica", "replicas"):
         del settings[name]
@@ -77,8 +77,9 @@ async def flush_cache(serving: ServingDep) -> Response:
 
 @body_router.post("/abort_request", responses=answers(AbortCount, errors=(400, 413, 415)))
 async def abort_request(body: AbortBody, serving: ServingDep) -> Response:
-    """End one request, with all of its parts, or every request; what they have is delivered with
-    the finish reason `abort`.
+    """Abort one request with all of its sequences, or all requests.
+
+    Their output up to now is returned with the finish reason `abort`.
     """
     return json_response(
         {"aborted": await serving.engine.abort(None if body.abort_all else body.rid)}

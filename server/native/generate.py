@@ -43,7 +43,7 @@ async def generate(body: GenerateBody, serving: ServingDep) -> Response:
     single = len(requests) == 1 and not body.batch
     if body.stream:
         events = _AnswerEvents(answers, single=single)
-        # Each piece has all that came before.
+        # Each piece contains all previous pieces.
         collector = Collector(serving, requests, keeps_all=True)
         return EventStream(collector, events, serving.metrics)
     outputs = await generate_all(serving, requests)
@@ -52,8 +52,9 @@ async def generate(body: GenerateBody, serving: ServingDep) -> Response:
 
 
 async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
-    """The sequences, prompt by prompt. Raises `InvalidRequest`, and `NotFound` for a key that may
-    not use the model.
+    """Return the sequences, prompt by prompt.
+
+    Raise `InvalidRequest`, or `NotFound` for a key that may not use the model.
     """
     serving.check_model(DEFAULT_MODEL)
     prompt = "text" if body.input_ids is None else "input_ids"
@@ -94,8 +95,9 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
 
 
 def _logprobs(body: GenerateBody, index: int, prompt_tokens: int) -> dict[str, Any]:
-    """Log-probabilities of the output, and of the prompt from `logprob_start_len` on unless that is
-    -1 or behind its end.
+    """Return the parameters of log-probabilities.
+
+    The prompt's log-probabilities start at `logprob_start_len`, unless that is -1 or after its end.
     """
     if not _nth(body.return_logprob, index):
         return {}
@@ -106,7 +108,7 @@ def _logprobs(body: GenerateBody, index: int, prompt_tokens: int) -> dict[str, A
 
 
 def _nth(values: list[T], index: int) -> T:
-    """What applies to prompt `index`, of values that are one for all or one for each."""
+    """Return the value for prompt `index`. A single value is for all prompts."""
     return values[0] if len(values) == 1 else values[index]
 
 
@@ -121,7 +123,7 @@ def _rid(body: GenerateBody, index: int) -> str:
 
 
 class _Answer:
-    """One sequence's answer, cumulative as in SGLang: each piece holds all that has come."""
+    """The answer of one sequence. As in SGLang, each piece contains all previous output."""
 
     def __init__(self, tokenizer: Tokenizer, request: RequestState, *, with_text: bool) -> None:
         self._tokenizer = tokenizer
@@ -135,7 +137,7 @@ class _Answer:
         self._output_top: list[Any] = []
 
     def add(self, output: RequestOutput) -> dict[str, Any]:
-        """The answer, with what is new."""
+        """Add output and return the answer up to now."""
         self._text += output.text
         self._output_ids += output.token_ids
         self._add_logprobs(output)
@@ -177,7 +179,7 @@ class _Answer:
         )
 
     def _triple(self, token_id: int, logprob: float | None) -> list[Any]:
-        """SGLang's [log-probability, token id, text or null]."""
+        """Return SGLang's [log-probability, token id, text or null]."""
         text = token_text(self._tokenizer, token_id) if self._with_text else None
         return [None if logprob is None else finite(logprob), token_id, text]
 
@@ -195,7 +197,7 @@ def _finish_reason(output: RequestOutput) -> dict[str, Any] | None:
 
 
 class _AnswerEvents:
-    """Events with an answer each; those of several sequences carry their index."""
+    """Events with one answer each. If there are several sequences, answers have their index."""
 
     def __init__(self, answers: Sequence[_Answer], *, single: bool) -> None:
         self._answers = answers

@@ -1,4 +1,4 @@
-"""How much each engine has to do, as SGLang tells it to routers, which send work to the idlest."""
+"""The load of each engine, in SGLang's format, for routers that choose the least loaded server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter()
 
 @router.get("/v1/loads", responses=answers(Loads, errors=(503,)))
 async def loads(serving: ServingDep) -> Response:
-    """Requests and tokens of each replica, and of all."""
+    """Requests and tokens of each replica and of all replicas."""
     each = _loads(serving)
     running = sum(load["num_running_reqs"] for load in each)
     waiting = sum(load["num_waiting_reqs"] for load in each)
@@ -40,7 +40,7 @@ async def loads(serving: ServingDep) -> Response:
 
 @router.get("/get_load", responses=answers(list[Load], errors=(503,)))
 async def get_load(serving: ServingDep) -> Response:
-    """The same as SGLang's older versions have it."""
+    """The loads in the format of older versions of SGLang."""
     return json_response(
         [
             {
@@ -55,7 +55,9 @@ async def get_load(serving: ServingDep) -> Response:
 
 
 def _loads(serving: Serving) -> list[dict[str, Any]]:
-    """Raises `EngineUnavailable` before the engine has been ready for the first time."""
+    """Return the load of each replica. Raise `EngineUnavailable` until the engine was ready
+    once.
+    """
     most = serving.info.max_running_requests
     engines = serving.engine.replicas or [serving.engine]
     return [

@@ -1,4 +1,4 @@
-"""SGLang's endpoints that profile the engine, below the folder of `--profile-dir` alone."""
+"""SGLang's endpoints that profile the engine. Traces are written below `--profile-dir`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from ..serving.state import Serving, ServingDep, json_response
 
 body_router = APIRouter(route_class=OptionalJsonRoute)
 router = APIRouter()
-_MOST_BYTES = 4 * 2**30
-"""Of all traces below the folder."""
+_MOST_BYTES = 4 * 2**30  # Maximum size of all traces below the folder.
 
 
 class ProfileBody(WireModel):
-    """Body of `POST /start_profile`, which may be left out."""
+    """Body of `POST /start_profile`, which is optional."""
 
     output_dir: str = Field("", max_length=200)
     num_steps: Annotated[int, Field(ge=1, le=MOST_PROFILED_STEPS)] | None = None
@@ -39,7 +38,7 @@ class ProfileBody(WireModel):
 
 
 class ProfileTold(Answer):
-    """`paths`: where the traces of each engine are, once they are written."""
+    """`paths` are the traces of the engines, which exist once they are written."""
 
     success: bool
     message: str
@@ -48,7 +47,7 @@ class ProfileTold(Answer):
 
 @body_router.post("/start_profile", responses=answers(ProfileTold, errors=(400, 413, 415, 503)))
 async def start_profile(body: ProfileBody, serving: ServingDep) -> Response:
-    """Profile the engine's next steps, `num_steps` of them or until `/stop_profile`."""
+    """Profile the next `num_steps` steps of the engine, or all steps until `/stop_profile`."""
     folder = await asyncio.to_thread(_folder, serving, body.output_dir)
     told = await serving.engine.profile(
         StartProfile(
@@ -64,19 +63,19 @@ async def start_profile(body: ProfileBody, serving: ServingDep) -> Response:
 
 @router.post("/stop_profile", responses=answers(ProfileTold, errors=(400, 503)))
 async def stop_profile(serving: ServingDep) -> Response:
-    """End the profile; its trace is written in the background."""
+    """End the profile. Its trace is written in the background."""
     _profile_dir(serving)
     return _answer(await serving.engine.profile(StopProfile()), "The trace is being written.")
 
 
 def _answer(told: list[ProfileAnswer], message: str) -> Response:
-    """Of several engines some may have ended theirs, or had nothing to compute."""
+    """Return an answer. Some engines may have ended their profile already, or had no step."""
     failed = [one.error for one in told if one.error is not None]
     paths = [one.path for one in told if one.error is None]
     if not paths:
         raise InvalidRequest(f"{failed[0]}.", code="profile_state")
     if failed:
-        message = f"{message} Not of every engine: {failed[0]}."
+        message = f"{message} At least one engine failed: {failed[0]}."
     return json_response({"success": True, "message": message, "paths": paths})
 
 
@@ -90,8 +89,8 @@ def _profile_dir(serving: Serving) -> str:
 
 
 def _folder(serving: Serving, output_dir: str) -> str:
-    """The folder that a client asks for. Raises `InvalidRequest` for one that is not below ours,
-    and where ours is full.
+    """Return the folder of a request. Raise `InvalidRequest` if it is not below ours or ours is
+    full.
     """
     root = _profile_dir(serving)
     try:
@@ -118,6 +117,6 @@ def _folder(serving: Serving, output_dir: str) -> str:
 def _sizes(root: str) -> Iterator[int]:
     for folder, _, names in os.walk(root):
         for name in names:
-            # An engine gives a trace another name when it is whole.
+            # The engine renames a trace when it is complete.
             with contextlib.suppress(FileNotFoundError):
                 yield os.lstat(os.path.join(folder, name)).st_size

@@ -1,4 +1,4 @@
-"""The requests of SGLang's native endpoints as they come over the wire.
+"""Models of the requests of SGLang's native endpoints.
 
 Names and meanings are those of https://docs.sglang.io/basic_usage/native_api.html and its sampling
 parameters.
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class NativeSampling(SamplingFields, StructuredFields):
-    """`sampling_params`. `max_new_tokens` null: as many as the context has room for."""
+    """`sampling_params`. If `max_new_tokens` is null, the rest of the context is the limit."""
 
     keeps_null: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
     others: ClassVar[Others] = GENERATION
@@ -61,7 +61,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 class _OneOrEach:
-    """In the schema: an entry of the list may stand for all of it."""
+    """Declares in the schema that one value may replace the list."""
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -70,10 +70,10 @@ class _OneOrEach:
         return {"anyOf": [each["items"], each]}
 
 
+# One value for all prompts, or a list with one value per prompt.
 PerPrompt = Annotated[
     list[T], FailFast(), Field(max_length=MAX_SEQUENCES), BeforeValidator(_as_list), _OneOrEach()
 ]
-"""One value for all prompts, or a list with one for each."""
 
 
 def _parse_rid(value: Any) -> str | list[str]:
@@ -89,7 +89,7 @@ Rid = Annotated[str | list[str], PlainValidator(_parse_rid), WithJsonSchema({"ty
 
 
 class GenerateBody(WireModel):
-    """Body of `POST /generate`: `text` or `input_ids`, one prompt or a list of them."""
+    """Body of `POST /generate`: `text` or `input_ids`, one prompt or a list of prompts."""
 
     text: Texts | None = None
     input_ids: IdLists | None = None
@@ -152,7 +152,7 @@ class GenerateBody(WireModel):
 
 
 class AbortBody(WireModel):
-    """Body of `POST /abort_request`: one request by its `rid`, or all."""
+    """Body of `POST /abort_request`: the `rid` of one request, or all requests."""
 
     rid: str = ""
     abort_all: bool = False
