@@ -20,7 +20,7 @@ _MOST_IN_GROUP = 100
 
 
 class Albert(Bert):
-    """A group of layers is computed several times before the next group."""
+    """Each group of layers is computed several times before the next group."""
 
     base: ClassVar = "albert."
     unused: ClassVar = ("predictions.", "sop_classifier.", *Bert.unused)

@@ -9,4 +9,4 @@ MODEL_TYPE = "camembert"
 
 
 class Camembert(Roberta):
-    """The checkpoints call it roberta too."""
+    """Checkpoints name their tensors "roberta" too."""

@@ -144,8 +144,8 @@ class CausalLM(nn.Module):
         self.config: Any = config
         self.model = self.make_decoder()
         attention: list[Any] = self._keepers("kv_layout")
+        # The decoder layers that `kv_layouts` describes, in order.
         self.kv_layers: list[int] = [module.layer for module in attention]
-        """Those of the decoder that `kv_layouts` speaks of."""
         self.kv_scales = [(1.0, 1.0)] * len(attention)
         for keepers in (attention, self._keepers("state_layout")):
             for number, module in enumerate(keepers):

@@ -29,7 +29,7 @@ VISION_LEFT_OUT = {"vision": "left out: this server takes the model's text, not 
 
 
 def renamed(tensors: Iterable[StoredTensor], names: Mapping[str, str]) -> list[StoredTensor]:
-    """Yield the tensors with names replaced by the first regular expression that matches.
+    """Return the tensors with names replaced by the first regular expression that matches.
 
     A tensor whose name becomes empty is left out.
     """

@@ -28,10 +28,11 @@ _KINDS = ("c2p", "p2c")
 
 
 class DebertaLayer(BertLayer):
-    """BERT's layer with a bias of its scores: each query times the key of a distance (c2p), and
-    each key times the query of a distance (p2c).
+    """BERT's layer with a bias of its scores.
 
-    `set_table` makes keys and queries of distances, by the projections of tokens or by others.
+    The bias is the product of each query with the key of a distance (c2p), plus the product of each
+    key with the query of a distance (p2c). `set_table` computes the keys and queries of distances,
+    by the projections of tokens or by separate ones.
     """
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
@@ -49,7 +50,7 @@ class DebertaLayer(BertLayer):
                     inner["self"][name] = Linear(size, size, bias=True)
 
     def set_table(self, table: torch.Tensor) -> None:
-        """table [2 S, hidden]: what the distances are."""
+        """Set the table [2 S, hidden] of the embeddings of distances."""
         inner: Any = self.attention
         parts = inner["self"]
         if self.is_shared:
@@ -63,7 +64,7 @@ class DebertaLayer(BertLayer):
             self.queries = queries.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0).contiguous()
 
     def bias(self, q: torch.Tensor, k: torch.Tensor, begin: int) -> torch.Tensor:
-        """As `kernels.attention.Bias`."""
+        """See `kernels.attention.Bias`."""
         behind = -distances(k.shape[2], k.device)
         if self.buckets > 0:
             behind = log_buckets(behind, self.buckets, self.farthest)
@@ -81,8 +82,10 @@ class DebertaLayer(BertLayer):
 
 
 def log_buckets(places: torch.Tensor, buckets: int, farthest: int) -> torch.Tensor:
-    """Distances up to half of the buckets as they are; further ones grow with their logarithm, up
-    to `buckets` for `farthest`.
+    """Return the buckets of distances.
+
+    Distances up to half of `buckets` have a bucket each. Larger ones share buckets by their
+    logarithm, up to `buckets` for `farthest`.
     """
     half = buckets // 2
     far = places.abs().clamp(min=half)
@@ -92,7 +95,7 @@ def log_buckets(places: torch.Tensor, buckets: int, farthest: int) -> torch.Tens
 
 
 class DebertaV2(Bert):
-    """The table of distances is one for all layers."""
+    """All layers share one table of distances."""
 
     base: ClassVar = "deberta."
     unused: ClassVar = (

@@ -52,7 +52,7 @@ _METHODS = ("greedy", "group_limited_greedy")  # Supported ways to choose expert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(ModelConfig):
-    """What models with latent attention say of it and of their experts."""
+    """The members of config.json for latent attention and experts."""
 
     attention_bias: bool = False
     kv_lora_rank: int = 512
@@ -94,7 +94,7 @@ class DeepseekV2Config(LatentConfig):
 
 
 class DeepseekV2ForCausalLM(CausalLM):
-    """Layers that predict more than the next token, behind the last one, are left out."""
+    """Layers after the last one, which predict further tokens, are left out."""
 
     config_class: ClassVar[type[ModelConfig]] = DeepseekV2Config
     attention_class: ClassVar[type[LatentAttention]] = LatentAttention
@@ -192,7 +192,7 @@ class DeepseekV2ForCausalLM(CausalLM):
         )
 
     def routing(self) -> Routing:
-        """How experts are chosen: groups of them are as good as their best one."""
+        """How experts are chosen. A group is rated by its best expert."""
         config = self.config
         has_groups = config.topk_method == "group_limited_greedy"
         return Routing(
@@ -240,7 +240,7 @@ def _joined(tensors: Sequence[StoredTensor]) -> Iterator[StoredTensor]:
 
 
 def _of_heads(name: str, parts: Sequence[StoredTensor]) -> StoredTensor:
-    """`parts`: keys and values by turns."""
+    """Return the weight of all heads. `parts` alternate between keys and values."""
     shapes = [part.shape for part in parts]
     if len(parts) % 2 or any(len(shape) != 2 for shape in shapes):
         raise parts[0].fault("has no keys and values of each head beside it")

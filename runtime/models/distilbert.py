@@ -16,7 +16,7 @@ MODEL_TYPE = "distilbert"
 
 
 class DistilBert(Bert):
-    """The checkpoint has names of its own for BERT's layers."""
+    """Checkpoints have names of their own for the layers of BERT."""
 
     base: ClassVar = "distilbert."
     unused: ClassVar = ("vocab_", *Bert.unused)

@@ -19,7 +19,7 @@ MODEL_TYPE = "electra"
 
 
 class Electra(Bert):
-    """The classifier's modules are RoBERTa's."""
+    """The classifier is that of RoBERTa."""
 
     base: ClassVar = "electra."
     unused: ClassVar = ("discriminator_predictions.", "generator_", *Bert.unused)

@@ -22,7 +22,7 @@ GGUF_ARCHITECTURE = "exaone4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exaone4Config(ModelConfig):
-    """`sliding_window`: None where all layers see everything and know positions."""
+    """If `sliding_window` is None, all layers have full attention with positions."""
 
     sliding_window: int | None = 4096
 

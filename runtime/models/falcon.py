@@ -43,12 +43,12 @@ class FalconConfig(ModelConfig):
 
     @property
     def has_two_norms(self) -> bool:
-        """Whether attention and feed-forward beside one another have a norm each."""
+        """Whether parallel attention and feed-forward have a norm each."""
         return self.new_decoder_architecture and self.num_ln_in_parallel_attn in (None, 2)
 
 
 class TwoNormLayer(ParallelLayer):
-    """Attention and feed-forward beside one another, on a norm each (Falcon 40B)."""
+    """Attention and feed-forward in parallel, each with its own norm (Falcon 40B)."""
 
     def __init__(
         self, norm: nn.Module, mlp_norm: nn.Module, attention: nn.Module, mlp: nn.Module
@@ -59,14 +59,14 @@ class TwoNormLayer(ParallelLayer):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `DecoderLayer`."""
+        """See `DecoderLayer.forward`."""
         total = x if residual is None else x + residual
         attended = self.self_attn(self.input_layernorm(total), rotations)
         return attended + self.mlp(self.mlp_layernorm(total)), total
 
 
 class FalconForCausalLM(CausalLM):
-    """No GGUF file holds one with ALiBi."""
+    """No GGUF file holds a model with ALiBi."""
 
     config_class: ClassVar[type[ModelConfig]] = FalconConfig
     config_defaults: ClassVar = {
@@ -113,7 +113,7 @@ class FalconForCausalLM(CausalLM):
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        """The norm of attention comes second in such files, where there are two."""
+        """If there are two norms, the norm of attention comes second in GGUF files."""
         if config.has_two_norms:
             norms = {
                 r"\.input_layernorm\.": ".mlp_layernorm.",
@@ -142,7 +142,7 @@ class FalconForCausalLM(CausalLM):
         return attention(rotary=None, slopes=self._slope) if self.config.alibi else attention()
 
     def _slope(self, head: int) -> float:
-        """Scores and what lowers them are scaled together."""
+        """Return the ALiBi slope of a head. It is scaled like the scores."""
         scale: float = self.config.head_dim**-0.5
         return scale * alibi_slope(head, self.config.num_heads)
 

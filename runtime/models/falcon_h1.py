@@ -30,8 +30,10 @@ GGUF_ARCHITECTURE = "falcon-h1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalconH1Config(Mamba2Config):
-    """`mlp_multipliers`: of the gate, and of the result. `ssm_multipliers`: of what Mamba 2's input
-    is projected to: gate, x, b, c and dt.
+    """The members of config.json.
+
+    `mlp_multipliers` are those of the gate and of the result. `ssm_multipliers` are those of the
+    projections of Mamba 2: gate, x, b, c and dt.
     """
 
     mamba_d_ssm: int | None = 1024
@@ -52,7 +54,7 @@ class FalconH1Config(Mamba2Config):
 
 
 class FalconMixer(Mamba2Mixer):
-    """Of `config`, a `FalconH1Config`."""
+    """Mamba 2 with multipliers. `config` is a `FalconH1Config`."""
 
     def __init__(self, config: Any, layer: int) -> None:
         sizes = config.mamba
@@ -82,7 +84,7 @@ class FalconMixer(Mamba2Mixer):
 
 
 class FalconAttention(SelfAttention):
-    """Whose keys are multiplied, which is the same as their scores."""
+    """Attention with multiplied keys, which equals multiplied scores."""
 
     def __init__(self, config: Any, layer: int) -> None:
         super().__init__(
@@ -108,7 +110,7 @@ class FalconMLP(GatedMLP):
 
 
 class FalconLayer(nn.Module):
-    """Of `config`, a `FalconH1Config`."""
+    """Attention and Mamba 2 in parallel. `config` is a `FalconH1Config`."""
 
     def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
@@ -154,7 +156,7 @@ class FalconH1ForCausalLM(CausalLM):
 
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
-        """Its weights are multiplied already."""
+        """Return no multipliers, because GGUF files hold multiplied weights."""
         return {
             "mamba_rms_norm": "blk.0.ssm_norm.weight" in tensors,
             "mamba_norm_before_gate": False,
@@ -206,7 +208,7 @@ class FalconH1ForCausalLM(CausalLM):
 
 
 def _factors(config: Any, name: str, count: int) -> list[float]:
-    """The multipliers of a member, all 1 where it is left out. Raises `ValueError`."""
+    """Return the multipliers of a member, all 1 if it is missing. Raises `ValueError`."""
     found = getattr(config, name)
     found = [1.0] * count if found is None else found
     if len(found) != count or not all(map(is_number, found)):

@@ -35,18 +35,15 @@ logger = logging.getLogger(__name__)
 
 _NOTES = "piecework_notes"
 _NAME = "_piecework_name"
-_LAYER = "_piecework_layer"
-"""Attributes of the modules that attend."""
+_LAYER = "_piecework_layer"  # Attribute of the modules that attend.
 
 
 class _AttendsOtherwise(ValueError):
-    """A layer does not attend to all that is before a token."""
+    """A layer does not attend to all tokens before a token."""
 
 
 class AttentionCall(NamedTuple):
-    """How a layer calls attention: `module` is its name in the model, `sinks` that of a parameter,
-    the rest is of `KVLayout`.
-    """
+    """How a layer, named `module`, calls attention. `sinks` is the name of a parameter."""
 
     module: str
     num_heads: int
@@ -61,8 +58,10 @@ class AttentionCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackConfig(ModelConfig):
-    """`folder`: whose config.json transformers reads. `calls`: `AttentionCall` by layer.
-    `written_by`: the class and the version of the code, which graphs of it depend on.
+    """The config of a model that transformers computes.
+
+    `folder` has the config.json. `calls` are the `AttentionCall`s by layer. `written_by` is the
+    class and the version of the code, on which graphs depend.
     """
 
     folder: str
@@ -72,8 +71,10 @@ class FallbackConfig(ModelConfig):
 
 
 def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> FallbackConfig:
-    """What transformers makes of a folder, with numbers that mean nothing to its code left at what
-    any model may have. Raises `ValueError` with the reason where it cannot be served.
+    """Return the configuration by transformers of a folder.
+
+    Members that its code does not use have values that any model may have. Raises `ValueError` with
+    the reason if the model cannot be served.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -126,15 +127,13 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
 
 
 def _intermediate_size(config: Any) -> int:
-    """The largest one, where layers differ; nothing but an estimate of memory depends on it."""
+    """Return the largest size if layers differ. Only an estimate of memory depends on it."""
     size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return int(max(size) if isinstance(size, list | tuple) else size)
 
 
 def _check_windows(config: Any, calls: Sequence[AttentionCall], longest: int) -> None:
-    """Raises `ValueError` where a layer sees less than its call says: by a mask alone, which
-    transformers does not make for us.
-    """
+    """Raise `ValueError` if a layer needs a mask to see less than its call states."""
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
     # A class without the member has no use for what a config.json says of it.
     window = (
@@ -150,7 +149,7 @@ def _check_windows(config: Any, calls: Sequence[AttentionCall], longest: int) ->
 
 
 def _note_calls(model: Any) -> list[AttentionCall]:
-    """How each layer calls attention, in order. Raises `ValueError`."""
+    """Return how each layer calls attention, in order. Raises `ValueError`."""
     base = model.base_model
     if "position_ids" not in inspect.signature(base.forward).parameters:
         raise ValueError(
@@ -181,7 +180,7 @@ def _note_calls(model: Any) -> list[AttentionCall]:
 
 @contextmanager
 def _noting(noted: list[tuple[AttentionCall, int]], model: Any) -> Iterator[None]:
-    """Attention is noted, with the identity of its sinks, and not computed."""
+    """Record calls of attention, with the identity of their sinks, instead of computing them."""
 
     def note(
         module: nn.Module,
@@ -228,8 +227,8 @@ def _attend(
     attention_mask: Any,
     **how: Any,
 ) -> tuple[torch.Tensor, None]:
-    """q [1, H, T, D], k [1, K, T, D], v [1, K, T, E] to [1, T, H, E], as transformers' attention
-    functions.
+    """Return [1, T, H, E] of q [1, H, T, D], k [1, K, T, D], v [1, K, T, E]. An attention function
+    of transformers.
     """
     layer: int = getattr(module, _LAYER)
     result = attention(q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1), layer)
@@ -247,28 +246,26 @@ class _RowsLinear(Linear):
 
 
 class _Given(nn.Module):
-    """Stands for the decoder where the head alone is to be computed, of hidden states that are
-    there: what a model does to its logits is in its own forward.
-    """
+    """Replaces the decoder if only the head is computed, on given hidden states."""
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Hidden:
         return _Hidden([inputs_embeds])
 
     @property
     def decoder(self) -> _Given:
-        """OPT calls what lies within."""
+        """The name that OPT uses for the inner decoder."""
         return self
 
 
 class _Hidden(tuple[torch.Tensor]):
-    """What decoders give, which have more attributes than these: each head reads others."""
+    """The result of a decoder. Heads read different attributes of it."""
 
     def __getattr__(self, name: str) -> torch.Tensor | None:
         return self[0] if name == "last_hidden_state" else None
 
 
 class TransformersForCausalLM(CausalLM):
-    """Modules are transformers', named as they are there, but for linear ones."""
+    """The modules are those of transformers under their names. Linear layers are replaced."""
 
     config_class: ClassVar[type[ModelConfig]] = FallbackConfig
     read_config = staticmethod(transformers_config)
@@ -336,9 +333,9 @@ class TransformersForCausalLM(CausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        """As they are, where the files' names and shapes are those of the modules: each is read
-        once it is loaded. Else as transformers reads them, who knows what checkpoints of its models
-        call their tensors and brings them into other shapes; then all of them lie in memory.
+        """Return the tensors as they are if names and shapes fit, to be read one by one.
+
+        Otherwise transformers reads and converts them, and all of them are in memory at once.
         """
         if (found := _read_by_name(config, tensors)) is not None:
             return found
@@ -368,7 +365,7 @@ class TransformersForCausalLM(CausalLM):
 
 
 def _read_by_name(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor] | None:
-    """None: they are not what the model calls its tensors."""
+    """Return the tensors, or None if their names are not those of the model."""
     with torch.device("meta"):
         model = build(Path(config.folder), trusted=config.trusted)
     state = model.state_dict().items()
@@ -390,7 +387,7 @@ def _copy(held: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _tied(model: Any) -> dict[str, str]:
-    """The head's weight by the name of the embedding's, where they are one."""
+    """Return the name of the head's weight and that of the embedding, if they are tied."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or head.weight is not embedding.weight:
         return {}

@@ -28,12 +28,12 @@ class GemmaConfig(ModelConfig):
 
 
 def add_one_to_norms(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-    """As GGUF files have them already."""
+    """Add 1 to the weights of norms, as GGUF files already store them."""
     return plus_one(tensors, lambda name: name.endswith("norm.weight"))
 
 
 class GemmaForCausalLM(CausalLM):
-    """Whatever its config.json says of the activation, it is the tanh form of GELU."""
+    """The activation is the tanh form of GELU, independent of config.json."""
 
     config_class: ClassVar[type[ModelConfig]] = GemmaConfig
     config_defaults: ClassVar = {

@@ -23,17 +23,16 @@ from .gemma import GemmaForCausalLM
 ARCHITECTURE = "Gemma2ForCausalLM"
 MODEL_TYPE = "gemma2"
 GGUF_ARCHITECTURE = "gemma2"
-_OF_27B = 46
-"""Layers of the one model whose queries are scaled by another number than the head size."""
+_OF_27B = 46  # Layers of the model of 27B, whose queries are not scaled by the head size.
 
 
+# Names of the modules of `Gemma2Layer` in GGUF files.
 GGUF_SANDWICH = {
     **GGUF_BLOCK,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""What `Gemma2Layer`'s modules are called in GGUF files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,9 @@ class Gemma2Config(ModelConfig):
 
 
 class Gemma2Layer(nn.Module):
-    """Like Llama's, with what attention and feed-forward give normalised before it is added."""
+    """A layer that also normalises the results of attention and feed-forward before they
+    are added.
+    """
 
     def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
 
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
-        """Files do not say what queries are scaled by: as llama.cpp has it."""
+        """Return the scale of queries, which files do not hold, as llama.cpp chooses it."""
         return {"query_pre_attn_scalar": query_scalar(get, _OF_27B)}
 
     def make_layer(self, layer: int) -> nn.Module:
@@ -129,8 +130,8 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
 
 
 def query_scalar(get: Callable[..., Any], layers_of_27b: int) -> float:
-    """`query_pre_attn_scalar` of a GGUF file: the head size, but in the model of 27B the hidden
-    size a head.
+    """Return `query_pre_attn_scalar` for a GGUF file: the head size, or hidden size / heads in the
+    model of 27B.
     """
     each = get("embedding_length") // max(get("attention.head_count"), 1)
     is_27b = get("block_count") == layers_of_27b

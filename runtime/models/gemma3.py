@@ -27,8 +27,10 @@ _OF_27B = 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Config(Gemma2Config):
-    """`rope_local_base_freq`: theta of layers with a window. `attn_logit_softcapping` means
-    nothing, as in transformers' code.
+    """The members of config.json.
+
+    `rope_local_base_freq` is theta of layers with a window. `attn_logit_softcapping` has no effect,
+    as in the code of transformers.
     """
 
     attn_logit_softcapping: float | None = None
@@ -89,8 +91,9 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
 
 
 def rope_of_kind(content: dict[str, Any], kind: str) -> Any:
-    """Of a config.json whose `rope_parameters` are one for each kind of layer; older ones have
-    `rope_scaling`, of the layers that see all.
+    """Return the rope parameters for a kind of layer.
+
+    Older config.json files have `rope_scaling`, for layers with full attention.
     """
     rope = content.get("rope_parameters") or {}
     if isinstance(rope, dict) and any(isinstance(value, dict) for value in rope.values()):
@@ -103,9 +106,7 @@ def rope_of_kind(content: dict[str, Any], kind: str) -> Any:
 
 
 def local_theta(config: Any, default: float | None) -> float | None:
-    """Of layers with a window, in such a config.json. Raises `ValueError` where their frequencies
-    are scaled.
-    """
+    """Return theta of layers with a window. Raises `ValueError` if their frequencies are scaled."""
     rope = rope_of_kind(vars(config), "sliding_attention")
     kind = rope.get("rope_type", "default") if isinstance(rope, dict) else rope
     if kind != "default":

@@ -15,7 +15,7 @@ MODEL_TYPE = "gemma3"
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
-    """Its vision tower is not loaded."""
+    """Serves the text model. The vision tower is not loaded."""
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:

@@ -28,12 +28,12 @@ class Glm4Config(ModelConfig):
     attention_bias: bool = True
 
 
+# Names in checkpoints of the norms of `Gemma2Layer`.
 _NORMS = {
     r"\.post_self_attn_layernorm\.": ".post_attention_layernorm.",
     r"\.post_attention_layernorm\.": ".pre_feedforward_layernorm.",
     r"\.post_mlp_layernorm\.": ".post_feedforward_layernorm.",
 }
-"""What checkpoints call the norms of Gemma 2's layer."""
 
 
 class Glm4ForCausalLM(CausalLM):

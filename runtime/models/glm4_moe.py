@@ -43,7 +43,7 @@ class Glm4MoeConfig(ModelConfig):
 
 
 class Glm4MoeForCausalLM(CausalLM):
-    """Layers that predict more than the next token, behind the last one, are left out."""
+    """Layers after the last one, which predict further tokens, are left out."""
 
     config_class: ClassVar[type[ModelConfig]] = Glm4MoeConfig
     config_defaults: ClassVar = {

@@ -98,8 +98,9 @@ class GPTNeoForCausalLM(CausalLM):
 
 
 def _are_local(config: Any) -> list[bool]:
-    """Return of each layer whether it has a window. `attention_types` lists patterns and how often
-    each is repeated. Raises `ValueError`.
+    """Return for each layer whether it has a window.
+
+    `attention_types` lists patterns and how often each is repeated. Raises `ValueError`.
     """
     layers, kinds = config.num_hidden_layers, []
     for part in config.attention_types if isinstance(config.attention_types, list) else []:

@@ -35,7 +35,7 @@ class GraniteConfig(LlamaConfig):
 
 
 class GraniteLayer(DecoderLayer):
-    """Of `config`, a `GraniteConfig`."""
+    """A layer whose results are multiplied. `config` is a `GraniteConfig`."""
 
     def __init__(
         self, config: Any, attention: nn.Module, mlp: nn.Module, name: str = "self_attn"

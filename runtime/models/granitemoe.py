@@ -29,7 +29,7 @@ class GraniteMoeConfig(GraniteConfig):
 
 
 class GraniteMoeForCausalLM(GraniteForCausalLM):
-    """Its checkpoints hold the experts of a layer as input_linear and output_linear."""
+    """Checkpoints hold the experts of a layer as input_linear and output_linear."""
 
     config_class: ClassVar[type[ModelConfig]] = GraniteMoeConfig
     gguf_names: ClassVar[dict[str, str]] = gguf_names({**GGUF_BLOCK, **GGUF_EXPERTS})

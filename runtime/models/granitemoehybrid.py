@@ -125,7 +125,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
         return take_apart(parts, MERGED)
 
     def make_rotaries(self) -> Sequence[nn.Module]:
-        """Without positions no tables of them, which in long contexts are large."""
+        """Return no tables for a model without positions, because long tables are large."""
         has_positions = self.config.position_embedding_type == "rope"
         return super().make_rotaries() if has_positions else []
 

@@ -9,4 +9,4 @@ MODEL_TYPE = "new"
 
 
 class New(Gte):
-    """The layers and names of tensors are the same."""
+    """Layers and names of tensors are those of GTE."""

@@ -19,6 +19,7 @@ from ..layers.mamba2 import Mamba2Mixer, Mamba2Sizes
 from ..layers.norm import GatedRMSNorm
 from .checkpoint import changed, renamed
 
+# Names of the modules of Mamba 2 in GGUF files.
 GGUF_MAMBA = {
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",
@@ -26,7 +27,7 @@ GGUF_MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
-"""What modules of Mamba 2 are called in GGUF files."""
+# Names of the modules of Mamba in GGUF files.
 GGUF_FIRST_MAMBA = {
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",
@@ -37,7 +38,6 @@ GGUF_FIRST_MAMBA = {
     "ssm_b_norm": "mamba.b_layernorm",
     "ssm_c_norm": "mamba.c_layernorm",
 }
-"""What modules of the first Mamba are called in GGUF files."""
 GGUF_FIRST_MAMBA_KEYS = {
     "ssm.conv_kernel": "mamba_d_conv",
     "ssm.state_size": "mamba_d_state",
@@ -49,15 +49,14 @@ GGUF_MAMBA_KEYS = {
     "ssm.group_count": "mamba_n_groups",
     "ssm.time_step_rank": "mamba_n_heads",
 }
-_MOST_COLUMNS = 256
-"""Tokens that a convolution sees, at most."""
+_MOST_COLUMNS = 256  # Most tokens that a convolution reads.
 
 
 def kinds_of_layers(
     config: Any, kinds: Sequence[str], default: Sequence[str]
 ) -> dict[str, list[str]]:
-    """The `layer_types` of a config.json, one of `kinds` a layer, or `default` where it has none.
-    Raises `ValueError`.
+    """Return `layer_types` of a config.json, or `default` if it is missing. Raises `ValueError` for
+    others than `kinds`.
     """
     found = getattr(config, "layer_types", None)
     found = list(default) if found is None else found
@@ -72,7 +71,7 @@ def kinds_of_layers(
 
 
 def every_nth(config: Any, interval: Any, others: str) -> list[str]:
-    """Where `layer_types` are left out: attention in the last of each `interval` layers. Raises
+    """Return `layer_types` with attention in the last of each `interval` layers. Raises
     `ValueError`.
     """
     if type(interval) is not int or interval < 1:
@@ -87,7 +86,9 @@ def every_nth(config: Any, interval: Any, others: str) -> list[str]:
 
 
 def kinds_in_gguf(get: Callable[..., Any], others: str) -> dict[str, Any]:
-    """`layer_types` of a GGUF file, in which layers without attention have no key/value heads."""
+    """Return `layer_types` of a GGUF file. Layers without attention have no key/value heads
+    there.
+    """
     heads = get("attention.head_count_kv", 1, list)
     if not isinstance(heads, list):
         heads = [heads] * get("block_count")
@@ -95,13 +96,13 @@ def kinds_in_gguf(get: Callable[..., Any], others: str) -> dict[str, Any]:
 
 
 def check_columns(name: str, width: int) -> None:
-    """Of a convolution. Raises `ValueError` for a number that no model has."""
+    """Raise `ValueError` for a number of convolution columns that no model has."""
     if not 2 <= width <= _MOST_COLUMNS:
         raise ValueError(f"{name} must be 2 to {_MOST_COLUMNS}, got {width}; fetch the model again")
 
 
 def check_delta(config: Any) -> None:
-    """Raises `ValueError` where what `config` says of its Gated DeltaNets is of no model."""
+    """Raise `ValueError` if the sizes of a Gated DeltaNet in `config` are invalid."""
     check_columns("linear_conv_kernel_dim", config.linear_conv_kernel_dim)
     config.check_positive(
         *("linear_key_head_dim", "linear_value_head_dim"),
@@ -115,7 +116,7 @@ def check_delta(config: Any) -> None:
 
 
 def delta_sizes(config: Any) -> DeltaSizes:
-    """The sizes of its Gated DeltaNets."""
+    """Return the sizes of the Gated DeltaNet layers of `config`."""
     return DeltaSizes(
         key_heads=config.linear_num_key_heads,
         value_heads=config.linear_num_value_heads,
@@ -127,8 +128,9 @@ def delta_sizes(config: Any) -> DeltaSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Config(ModelConfig):
-    """What models say of their layers of Mamba 2. `mamba_d_head` and `time_step_limit` are numbers
-    once the inner size is known (`mamba_fields`).
+    """The members of config.json for Mamba 2.
+
+    `mamba_fields` replaces `mamba_d_head` and `time_step_limit` by numbers.
     """
 
     mamba_n_heads: int = 128
@@ -153,7 +155,7 @@ class Mamba2Config(ModelConfig):
 
     @property
     def mamba(self) -> Mamba2Sizes:
-        """Of a mixer."""
+        """The sizes of a mixer."""
         assert self.time_step_limit is not None
         least, most = self.time_step_limit
         return Mamba2Sizes(
@@ -167,9 +169,7 @@ class Mamba2Config(ModelConfig):
 
 
 def mamba_fields(config: Any, inner: int) -> dict[str, Any]:
-    """The fields of `Mamba2Config` that follow from the size of its layers within. Raises
-    `ValueError`.
-    """
+    """Return the fields of `Mamba2Config` that follow from the inner size. Raises `ValueError`."""
     heads, size = config.mamba_n_heads, config.mamba_d_head
     if heads < 1 or inner % heads or size not in ("auto", inner // heads):
         raise ValueError(
@@ -186,7 +186,9 @@ def mamba_fields(config: Any, inner: int) -> dict[str, Any]:
 
 
 def mamba2_mixer(config: Any, layer: int) -> Mamba2Mixer:
-    """Of `config`, a `Mamba2Config`, as most models have it: all heads behind one norm."""
+    """Return a mixer whose heads share one norm, as in most models. `config` is a
+    `Mamba2Config`.
+    """
     sizes: Mamba2Sizes = config.mamba
     return Mamba2Mixer(
         layer,
@@ -201,8 +203,8 @@ def mamba2_mixer(config: Any, layer: int) -> Mamba2Mixer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaConfig(ModelConfig):
-    """What models say of their layers of the first Mamba. `mamba_dt_rank` is a number once
-    `first_mamba_fields` has been called.
+    """The members of config.json for Mamba. `first_mamba_fields` replaces `mamba_dt_rank` by a
+    number.
     """
 
     mamba_d_state: int = 16
@@ -219,7 +221,7 @@ class MambaConfig(ModelConfig):
 
 
 def first_mamba_fields(config: Any) -> dict[str, Any]:
-    """The fields of `MambaConfig` that follow from others. Raises `ValueError`."""
+    """Return the fields of `MambaConfig` that follow from others. Raises `ValueError`."""
     rank = config.mamba_dt_rank
     if rank == "auto":
         rank = -(-config.hidden_size // 16)
@@ -232,7 +234,7 @@ def first_mamba_fields(config: Any) -> dict[str, Any]:
 
 
 def first_mamba_in_gguf(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
-    """The fields of `MambaConfig` that no key of a GGUF file holds."""
+    """Return the fields of `MambaConfig` that no key of a GGUF file holds."""
     return {
         "mamba_expand": get("ssm.inner_size") // max(get("embedding_length"), 1),
         "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
@@ -241,7 +243,7 @@ def first_mamba_in_gguf(get: Callable[..., Any], tensors: Collection[str]) -> di
 
 
 def mamba_sizes(config: Any, inner: int) -> MambaSizes:
-    """Of `config`, a `MambaConfig`; `inner`: its channels."""
+    """Return the sizes of a mixer with `inner` channels. `config` is a `MambaConfig`."""
     return MambaSizes(
         inner=inner,
         state=config.mamba_d_state,
@@ -253,7 +255,9 @@ def mamba_sizes(config: Any, inner: int) -> MambaSizes:
 def mamba_mixer(
     config: Any, layer: int, inner: int, norm: Callable[[int], nn.Module] | None = None
 ) -> MambaMixer:
-    """Of `config`, a `MambaConfig`; `inner`: its channels; `norm`: as of `MambaMixer`."""
+    """Return a mixer with `inner` channels. `config` is a `MambaConfig`. `norm`: see
+    `MambaMixer`.
+    """
     return MambaMixer(
         layer,
         config.hidden_size,
@@ -265,7 +269,7 @@ def mamba_mixer(
 
 
 def first_mamba_tensors(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-    """Tensors of a checkpoint as a `MambaMixer` has them."""
+    """Convert tensors of a checkpoint to those of a `MambaMixer`."""
     names = {r"\.dt_proj\.bias$": ".dt_bias", r"\.A_log$": ".A"}
     return [
         changed(tensor, tensor.shape, lambda wide: -wide.exp())
@@ -276,7 +280,7 @@ def first_mamba_tensors(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
 
 
 def _as_float(value: Any) -> float:
-    """A number of a config.json, in which transformers may write infinity as an object."""
+    """Return a number of a config.json. Transformers may write infinity as an object."""
     if isinstance(value, dict):
         value = {"Infinity": float("inf")}.get(str(value.get("__float__")))
     return value if value == float("inf") else number("time_step_limit", value)

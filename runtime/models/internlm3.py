@@ -25,7 +25,7 @@ class InternLM3Config(ModelConfig):
 
 
 class InternLM3ForCausalLM(CausalLM):
-    """transformers has no code of it, and llama.cpp calls it a Llama."""
+    """Transformers has no code for it, and llama.cpp names it a Llama."""
 
     config_class: ClassVar[type[ModelConfig]] = InternLM3Config
     config_defaults: ClassVar = {

@@ -39,7 +39,7 @@ GGUF_ARCHITECTURE = "jamba"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JambaConfig(MambaConfig):
-    """`sparse_layers`: those whose feed-forward is a mixture of experts."""
+    """`sparse_layers` are the layers with mixtures of experts."""
 
     layer_types: list[str] | None = None
     sparse_layers: list[int] | None = None
@@ -137,8 +137,9 @@ class JambaForCausalLM(CausalLM):
 
 
 def _every(config: Any, kind: str, period: int, offset: int) -> list[int]:
-    """The layers that `{kind}_layer_period` and `{kind}_layer_offset` name; `period`, `offset`:
-    what is taken where config.json leaves them out. Raises `ValueError`.
+    """Return the layers that `{kind}_layer_period` and `{kind}_layer_offset` select.
+
+    `period` and `offset` are the defaults. Raises `ValueError`.
     """
     names = f"{kind}_layer_period", f"{kind}_layer_offset"
     found = getattr(config, names[0], period), getattr(config, names[1], offset)

@@ -32,7 +32,7 @@ def _gated(activation: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class JinaBertLayer(BertLayer):
-    """BERT's layer with gates, which stand before what they weigh."""
+    """BERT's layer with gates, which lie before the values in the tensor."""
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -43,7 +43,7 @@ class JinaBertLayer(BertLayer):
 
 
 class JinaBert(Bert):
-    """All layers share the slopes by which scores fall."""
+    """All layers share the ALiBi slopes."""
 
     config_defaults: ClassVar = {
         **Bert.config_defaults,
@@ -81,13 +81,13 @@ class JinaBert(Bert):
         return [JinaBertLayer(config, layer) for layer in range(config.num_layers)]
 
     def bias(self, q: torch.Tensor, k: torch.Tensor, begin: int) -> torch.Tensor:
-        """As `kernels.attention.Bias`."""
+        """See `kernels.attention.Bias`."""
         far = distances(k.shape[2], k.device).abs()
         values = -self.slopes.to(k.device)[:, None] * far
         return spread(values.to(q.dtype), begin, q.shape[2])
 
     def place_tensors(self, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        """Gates and values are one tensor of a checkpoint, and one or two of a GGUF file."""
+        """Gates and values are one tensor in a checkpoint, and one or two in a GGUF file."""
         placed = []
         wide = self.config.intermediate_size
         for tensor in renamed_parts(super().place_tensors(tensors), self.tensor_names):

@@ -23,7 +23,7 @@ _MOST_TASKS, _MOST_RANK = 100, 1024
 
 
 class JinaEmbeddingsV3(NomicBert):
-    """The classifier is RoBERTa's. `task` chooses what the next forward computes."""
+    """The classifier is that of RoBERTa. `task` selects the adapters of the next forward."""
 
     base: ClassVar = "roberta."
     other_base: ClassVar = "model."

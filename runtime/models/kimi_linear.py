@@ -33,14 +33,14 @@ MODEL_TYPE = "kimi_linear"
 GGUF_ARCHITECTURE = "kimi-linear"
 
 _EXPERTS = {r"\.w1\.": ".gate_proj.", r"\.w3\.": ".up_proj.", r"\.w2\.": ".down_proj."}
+# Names in transformers of the members of `linear_attn_config`.
 _LINEAR = {
     "head_dim": "linear_head_dim",
     "num_heads": "linear_num_heads",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
 }
-"""Members of `linear_attn_config`, and what transformers calls them."""
+# Members that have these values in all models of this code.
 _FIXED = {"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1}
-"""Members that have these values in all models of this code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class KimiLinearConfig(DeepseekV3Config):
 
 
 class KimiDeltaNet(GatedDeltaNet):
-    """What decays and what gates the result are products of two projections."""
+    """The decays and the gates of the result are products of two projections."""
 
     def __init__(self, layer: int, config: KimiLinearConfig) -> None:
         heads, size = config.linear_num_heads, config.linear_head_dim
@@ -95,7 +95,7 @@ class KimiDeltaNet(GatedDeltaNet):
 
 
 class UnturnedLatentAttention(LatentAttention):
-    """It knows no positions."""
+    """Latent attention without positions."""
 
     def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         return heads
@@ -204,7 +204,7 @@ class KimiLinearForCausalLM(DeepseekV3ForCausalLM):
         return _as_modules(config, DeepseekV3ForCausalLM.checkpoint_tensors(config, found))
 
     def make_rotaries(self) -> Sequence[nn.Module]:
-        """Without positions no tables of them, which in long contexts are large."""
+        """Return no tables, because the model uses no positions."""
         return []
 
     def has_experts(self, layer: int) -> bool:
@@ -219,7 +219,7 @@ class KimiLinearForCausalLM(DeepseekV3ForCausalLM):
 
 
 def _as_modules(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-    """The tensors of Kimi Delta Attention in the shapes of a `GatedDeltaNet`'s."""
+    """Convert the tensors of Kimi Delta Attention to the shapes of `GatedDeltaNet`."""
     kinds = enumerate(config.layer_types)
     layers = "|".join(str(layer) for layer, kind in kinds if kind == "linear_attention")
     found, size = [], config.linear_head_dim

@@ -23,6 +23,7 @@ ARCHITECTURE = "Lfm2ForCausalLM"
 MODEL_TYPE = "lfm2"
 GGUF_ARCHITECTURE = "lfm2"
 
+# For `renamed`.
 NAMES = {
     r"\.operator_norm\.": ".input_layernorm.",
     r"\.ffn_norm\.": ".post_attention_layernorm.",
@@ -35,7 +36,6 @@ NAMES = {
     r"\.self_attn\.out_proj\.": ".self_attn.o_proj.",
     r"^model\.embedding_norm\.": "model.norm.",
 }
-"""For `renamed`."""
 GGUF = {
     **GGUF_BLOCK,
     "shortconv.conv": "conv.conv",
@@ -130,7 +130,7 @@ class Lfm2ForCausalLM(CausalLM):
 
 
 def _between(config: Any) -> int:
-    """Columns between gate and down projection, which follow from what a config.json says."""
+    """Return the intermediate columns that follow from a config.json."""
     size = number("block_ff_dim", getattr(config, "block_ff_dim", config.intermediate_size))
     if not config.block_auto_adjust_ff_dim:
         return int(size)

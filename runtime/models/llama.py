@@ -25,7 +25,7 @@ class LlamaConfig(ModelConfig):
 
 
 class LlamaForCausalLM(CausalLM):
-    """Biases are on all linear layers of a kind or on none."""
+    """Either all linear layers of a kind have biases, or none has."""
 
     config_class: ClassVar[type[ModelConfig]] = LlamaConfig
     gguf_interleaves_heads = True

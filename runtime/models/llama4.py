@@ -39,15 +39,17 @@ _NAMES = {
     r"\.feed_forward\.shared_expert\.": ".mlp.shared_experts.",
     r"\.feed_forward\.": ".mlp.",
 }
-_MAVERICKS_EXPERTS = 128
-"""It alone has no norms of queries and keys."""
+_MAVERICKS_EXPERTS = 128  # Experts of Maverick, the only model without norms of queries and keys.
 _CHUNKED, _WHOLE = "chunked_attention", "full_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama4Config(ModelConfig):
-    """`intermediate_size` is of experts, `intermediate_size_mlp` of layers without; `moe_layers`:
-    those with some. `no_rope_layers`: one number a layer, 0 where it knows no positions.
+    """The members of config.json.
+
+    `intermediate_size` belongs to experts, `intermediate_size_mlp` to layers without experts.
+    `moe_layers` are the layers with experts. `no_rope_layers` has a number for each layer, 0 if it
+    uses no positions.
     """
 
     intermediate_size_mlp: int = 16384
@@ -70,7 +72,7 @@ class Llama4Config(ModelConfig):
 
 
 class QuerySharpening(nn.Module):
-    """positions [T] int64 to what multiplies queries, [T, 1, 1] float32 (arXiv:2501.19399)."""
+    """Maps positions [T] int64 to factors of queries [T, 1, 1] float32 (arXiv:2501.19399)."""
 
     def __init__(self, scale: float, floor: int) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class QuerySharpening(nn.Module):
 
 
 class UnturnedAttention(SelfAttention):
-    """Of a layer that knows no positions; its table is a `QuerySharpening`."""
+    """Attention without positions. Its table is a `QuerySharpening`."""
 
     def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         q, k = heads.tensor_split([self.num_heads], dim=1)
@@ -115,8 +117,10 @@ class Llama4ForCausalLM(CausalLM):
 
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
-        """Files say nothing of chunks, positions and temperature: llama.cpp has Scout's and
-        Maverick's numbers, and a window of 0 tokens for models that have none of them.
+        """Return members that files do not hold: chunks, positions and temperature.
+
+        As in llama.cpp, they are those of Scout and Maverick, and a window of 0 tokens marks models
+        that have none of them.
         """
         members: dict[str, Any] = {"use_qk_norm": get("expert_count", 0) != _MAVERICKS_EXPERTS}
         if get("attention.sliding_window", 1) == 0:

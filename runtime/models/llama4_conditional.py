@@ -14,7 +14,7 @@ MODEL_TYPE = "llama4"
 
 
 class Llama4ForConditionalGeneration(Llama4ForCausalLM):
-    """Its vision tower is not loaded."""
+    """Serves the text model. The vision tower is not loaded."""
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:

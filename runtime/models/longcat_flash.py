@@ -106,7 +106,7 @@ class LongcatFlashLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `DecoderLayer`."""
+        """See `DecoderLayer.forward`."""
         shortcut: Any = None
         norms = self.input_layernorm, self.post_attention_layernorm
         halves: Any = zip(*norms, self.self_attn, self.mlps, strict=True)

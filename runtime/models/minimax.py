@@ -27,13 +27,14 @@ from .mixtral import MixtralForCausalLM, mixtral_experts
 ARCHITECTURE = "MiniMaxForCausalLM"
 MODEL_TYPE = "minimax"
 
-_KINDS = ("linear_attention", "full_attention")
-"""By their numbers in `attn_type_list`."""
+_KINDS = ("linear_attention", "full_attention")  # By their numbers in `attn_type_list`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniMaxConfig(ModelConfig):
-    """`..._alpha_factor` multiplies the stream, `..._beta_factor` what a layer adds to it."""
+    """`..._alpha_factor` multiplies the stream, `..._beta_factor` the result that a layer adds to
+    it.
+    """
 
     layer_types: list[str] | None = None
     num_local_experts: int = 8
@@ -47,8 +48,9 @@ class MiniMaxConfig(ModelConfig):
 
 
 class MiniMaxLayer(DecoderLayer):
-    """`attention_factors`, `mlp_factors`: of the stream, and of what is added to it. The stream is
-    what a norm gives, not what it takes.
+    """A layer that adds results to the normalised stream.
+
+    `attention_factors` and `mlp_factors` are factors of the stream and of the result.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class MiniMaxLayer(DecoderLayer):
 
 
 class MiniMaxForCausalLM(CausalLM):
-    """Some files name the factors and the layers' kinds as MiniMax's own code does."""
+    """Some files use the names of MiniMax's own code for the factors and the kinds of layers."""
 
     config_class: ClassVar[type[ModelConfig]] = MiniMaxConfig
     config_defaults: ClassVar = {
@@ -132,7 +134,7 @@ class MiniMaxForCausalLM(CausalLM):
         return MiniMaxLayer(config, self.make_lightning(layer), mlp, factors)
 
     def make_lightning(self, layer: int) -> nn.Module:
-        """Heads decay at rates of their own, and the later layers more slowly."""
+        """Return a mixer. Each head has its own decay, and later layers decay more slowly."""
         config = self.config
         exponents = torch.arange(1, config.num_heads + 1, dtype=torch.float32)
         rates = 2.0 ** (-8.0 / config.num_heads * exponents)

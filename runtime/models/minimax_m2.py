@@ -32,8 +32,9 @@ class MiniMaxM2Config(ModelConfig):
 
 
 def turned_part(config: Any) -> dict[str, Any]:
-    """The `rotary_dim` of a config.json, where published files have it in the place of
-    partial_rotary_factor. Raises `ValueError`.
+    """Return `rotary_dim` of a config.json, the rotated numbers of a head, if it is given.
+
+    Published files have it in place of partial_rotary_factor. Raises `ValueError`.
     """
     if (turned := config.rotary_dim) is None:
         return {}
@@ -45,7 +46,7 @@ def turned_part(config: Any) -> dict[str, Any]:
 
 
 class MiniMaxM2ForCausalLM(CausalLM):
-    """Its checkpoints call gate, down and up projection w1, w2 and w3."""
+    """Checkpoints name the gate, down and up projections w1, w2 and w3."""
 
     config_class: ClassVar[type[ModelConfig]] = MiniMaxM2Config
     config_defaults: ClassVar = {

@@ -9,4 +9,4 @@ MODEL_TYPE = "minimax_text_01"
 
 
 class MiniMaxText01ForCausalLM(MiniMaxForCausalLM):
-    """MiniMax's class reads the members of such files already."""
+    """The base class already reads the members of these files."""

@@ -11,4 +11,4 @@ MODEL_TYPE = "ministral"
 
 
 class MinistralForCausalLM(MistralForCausalLM):
-    """Mistral's class reads `layer_types` already."""
+    """The base class already reads `layer_types`."""

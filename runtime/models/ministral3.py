@@ -24,13 +24,15 @@ GGUF_ARCHITECTURE = "mistral3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ministral3Config(ModelConfig):
-    """`llama_4_scaling_beta`: a member of its rope_parameters; None: queries do not grow."""
+    """`llama_4_scaling_beta` is a member of rope_parameters. If it is None, queries are not
+    scaled.
+    """
 
     llama_4_scaling_beta: float | None = None
 
 
 class QueryScale(nn.Module):
-    """positions [T] int64 to what queries are multiplied by, [T, 1, 1]."""
+    """Maps positions [T] int64 to factors of queries [T, 1, 1]."""
 
     def __init__(self, beta: float, original: float) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ MODEL_TYPE = "mistral"
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """Whatever its config.json says of biases, it has none."""
+    """The model has no biases, independent of config.json."""
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     config_defaults: ClassVar = {

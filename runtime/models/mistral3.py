@@ -14,7 +14,7 @@ MODEL_TYPE = "mistral3"
 
 
 class Mistral3ForConditionalGeneration(Ministral3ForCausalLM):
-    """Its vision tower is not loaded."""
+    """Serves the text model. The vision tower is not loaded."""
 
     config_defaults: ClassVar = {
         **Ministral3ForCausalLM.config_defaults,

@@ -27,7 +27,7 @@ class MixtralConfig(ModelConfig):
 
 
 class MixtralForCausalLM(MistralForCausalLM):
-    """Its checkpoints call gate, down and up projection w1, w2 and w3."""
+    """Checkpoints name the gate, down and up projections w1, w2 and w3."""
 
     config_class: ClassVar[type[ModelConfig]] = MixtralConfig
     config_defaults: ClassVar = {
@@ -68,7 +68,7 @@ class MixtralForCausalLM(MistralForCausalLM):
 
 
 def mixtral_experts(config: Any) -> SparseMoE:
-    """A layer's mixture."""
+    """Return the mixture of experts of a layer."""
     routing = Routing(config.num_local_experts, config.num_experts_per_tok)
     sizes = config.hidden_size, config.intermediate_size, config.num_local_experts
     return SparseMoE(

@@ -31,8 +31,8 @@ _THETA_NAMES = {_GLOBAL: "global_rope_theta", _LOCAL: "local_rope_theta"}
 
 
 class ModernBertLayer(nn.Module):
-    """Attention and feed-forward, each on the normalised sum of everything before; the first
-    layer's input is normalised already.
+    """Attention and feed-forward, each on the normalised stream. The first layer's input is already
+    normalised.
     """
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
@@ -70,7 +70,7 @@ def _norm(config: EncoderConfig) -> LayerNorm:
 
 
 class ModernBert(nn.Module):
-    """As `Bert`; there is one kind of text."""
+    """See `Bert`. There is one text type."""
 
     base: ClassVar = "model."
     unused: ClassVar = ("decoder.", "head.")
@@ -207,7 +207,9 @@ class ModernBert(nn.Module):
 
 
 def _theta(config: Any, kind: str) -> float:
-    """Older files have a theta of each kind, newer ones all in `rope_parameters`."""
+    """Return theta. Older files have one for each kind of layer, newer ones have them in
+    `rope_parameters`.
+    """
     rope = (config.rope_parameters or {}).get(kind) or {}
     if config.rope_scaling or rope.get("rope_type", "default") != "default":
         raise ValueError("rope scaling is not supported for ModernBERT; choose another model")

@@ -19,12 +19,12 @@ from .roberta import Roberta
 
 ENCODER = "MPNet"
 MODEL_TYPE = "mpnet"
+# Buckets of biases, for any size of the table. Distances from the second number on share a bucket.
 _BUCKETS, _FARTHEST = 32, 128
-"""Of biases, whatever the size of the table; distances from the second number on share a bucket."""
 
 
 class MPNet(Roberta):
-    """Positions and classifier are RoBERTa's. All layers share one table of biases."""
+    """Positions and classifier are those of RoBERTa. All layers share one table of biases."""
 
     base: ClassVar = "mpnet."
     config_defaults: ClassVar = {
@@ -57,7 +57,7 @@ class MPNet(Roberta):
         self.encoder["relative_attention_bias"] = table
 
     def bias(self, q: torch.Tensor, k: torch.Tensor, begin: int) -> torch.Tensor:
-        """As `kernels.attention.Bias`."""
+        """See `kernels.attention.Bias`."""
         numbers = bucket_numbers(distances(k.shape[2], k.device), _BUCKETS, _FARTHEST)
         return spread(self.encoder["relative_attention_bias"](numbers).T, begin, q.shape[2])
 

@@ -41,6 +41,7 @@ _PARTS = {
     r"\.attn\.out_proj\.": ".self_attn.o_proj.",
     r"\.ffn\.": ".mlp.",
 }
+# The only supported values of members that differ in other models.
 _ONLY: dict[str, Any] = {
     "attn_type": "multihead_attention",
     "alibi": True,
@@ -48,7 +49,6 @@ _ONLY: dict[str, Any] = {
     "prefix_lm": False,
     "logit_scale": None,
 }
-"""What this code computes alone, of members that have other values in other models."""
 _NUMBERS = ("clip_qkv", "softmax_scale", "alibi_bias_max")
 
 

@@ -39,10 +39,10 @@ MODEL_TYPE = "nemotron_h"
 GGUF_ARCHITECTURE = "nemotron_h"
 ALSO_GGUF_ARCHITECTURE = "nemotron_h_moe"
 
+# Letters in `hybrid_override_pattern`.
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-"""Of `hybrid_override_pattern`."""
+# The layout that transformers uses for experts in memory.
 _MERGED = {name: Merged((name,)) for name in ("up_proj", "down_proj")}
-"""As transformers holds experts in memory."""
 _OLD = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -76,8 +76,9 @@ class FeedForward(MLP):
 
 
 class Mixture(SparseMoE):
-    """Of `config`, a `NemotronHConfig`. The experts may work on a projection of x to fewer numbers,
-    beside which the shared one sees all of x.
+    """A mixture of experts. `config` is a `NemotronHConfig`.
+
+    The experts may read a projection of x to fewer numbers. The shared expert reads x.
     """
 
     def __init__(self, config: Any) -> None:
@@ -105,7 +106,7 @@ class Mixture(SparseMoE):
     def forward(self, x: torch.Tensor, rotations: Rotations | None = None) -> torch.Tensor:
         assert self.shared_experts is not None
         chosen: torch.Tensor = self.experts(self.fc1_latent_proj(x), *self.gate.choose(x))
-        # Of several ranks this is a summand, and so is what the shared expert gives.
+        # On several ranks this and the result of the shared expert are summands.
         result: torch.Tensor = self.fc2_latent_proj(chosen) + self.shared_experts(x)
         return result
 

@@ -30,7 +30,7 @@ _MOST_EXPERTS = 1024
 
 
 class Experts(nn.Module):
-    """A mixture of experts, all of whose weights are in two matrices [E * I, hidden]."""
+    """A mixture of experts whose weights are two matrices [E * I, hidden]."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Experts(nn.Module):
 
 
 class RotaryLayer(nn.Module):
-    """Attention and feed-forward, each followed by a norm of its sum with what came in."""
+    """Attention and feed-forward, each followed by a norm of its sum with its input."""
 
     def __init__(self, config: EncoderConfig, layer: int, mlp: nn.Module) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class RotaryLayer(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A gated feed-forward, whose `up` gives values and then gates; or one without gates."""
+    """A feed-forward with or without gates. `up` gives values, then gates."""
 
     def __init__(self, up: nn.Module, down: nn.Module, config: EncoderConfig) -> None:
         super().__init__()
@@ -99,11 +99,10 @@ class Mlp(nn.Module):
 
 
 class NomicBert(Bert):
-    """The checkpoints' config.json has GPT-2's names of sizes, or transformers' names."""
+    """config.json names sizes as GPT-2 or as transformers does."""
 
     base: ClassVar = "nomic_bert."
-    other_base: ClassVar = "bert."
-    """What old classifiers' tensors begin with."""
+    other_base: ClassVar = "bert."  # Beginning of tensor names of old classifiers.
     config_names: ClassVar = {
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",
@@ -152,6 +151,7 @@ class NomicBert(Bert):
         "blk.{}.layer_output_norm": "encoder.layers.{}.norm2",
     }
     gguf_keys: ClassVar = {**Bert.gguf_keys, "rope.freq_base": "rope_theta"}
+    # The only supported values of members of config.json.
     only: ClassVar[dict[str, Any]] = {
         "prenorm": False,
         "parallel_block": False,
@@ -161,7 +161,6 @@ class NomicBert(Bert):
         "rotary_emb_interleaved": False,
         "rotary_emb_scale_base": None,
     }
-    """Members of config.json of which one value alone is computed."""
     tensor_names: ClassVar = {
         "encoder.layers": "encoder.layer",
         "emb_ln": "embeddings.LayerNorm",
@@ -236,9 +235,7 @@ class NomicBert(Bert):
 
 
 def check_only(config: Any, values: dict[str, Any]) -> None:
-    """Raises `ValueError` where a member of config.json has another value than the only one that is
-    computed.
-    """
+    """Raise `ValueError` if a member of config.json has another value than the supported one."""
     for name, value in values.items():
         if getattr(config, name) != value:
             raise ValueError(
@@ -248,9 +245,7 @@ def check_only(config: Any, values: dict[str, Any]) -> None:
 
 
 def plain_rope(config: Any) -> tuple[float, float]:
-    """(theta, what frequencies are divided by). Raises `ValueError` for a scaling that has other
-    frequencies.
-    """
+    """Return (theta, divisor of the frequencies). Raises `ValueError` for other scalings."""
     rope = config.rope_parameters or {}
     theta = positive("rope_theta", rope.get("rope_theta", config.rope_theta))
     match rope.get("rope_type", "default"):
@@ -265,14 +260,14 @@ def plain_rope(config: Any) -> tuple[float, float]:
 
 
 def positive(name: str, value: Any) -> float:
-    """Raises `ValueError` where the member of config.json is no number above 0."""
+    """Raise `ValueError` if the member of config.json is not a number above 0."""
     if (found := number(name, value)) <= 0:
         raise ValueError(f"{name} must be more than 0, got {found}; fetch the model again")
     return found
 
 
 def rotary_fields(config: Any, theta: float, divisor: float, *, gated: bool) -> dict[str, Any]:
-    """As `Bert.config_fields`, of encoders of `RotaryLayer`s."""
+    """Return `Bert.config_fields` of encoders with `RotaryLayer`s."""
     fields = bert_fields(config)
     own = {
         "positions": 0,

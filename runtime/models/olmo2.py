@@ -25,7 +25,9 @@ GGUF_ARCHITECTURE = "olmo2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Olmo2Config(ModelConfig):
-    """`rope_local_base_freq`: theta of layers with a window; None: as of all."""
+    """`rope_local_base_freq` is theta of layers with a window. None: the same as of other
+    layers.
+    """
 
     attention_bias: bool = False
     rope_local_base_freq: float | None = None
@@ -56,7 +58,7 @@ class Olmo2Layer(nn.Module):
 
 
 class Olmo2ForCausalLM(CausalLM):
-    """GGUF files of OLMo 3 say that they are of this model, with windows."""
+    """GGUF files of OLMo 3 have the name of this model, and windows."""
 
     config_class: ClassVar[type[ModelConfig]] = Olmo2Config
     config_defaults: ClassVar = {**CausalLM.config_defaults, "rms_norm_eps": 1e-5}
@@ -82,7 +84,7 @@ class Olmo2ForCausalLM(CausalLM):
         return {"windows": patterned_windows(config, window, 4)} if window else {}
 
     def make_rotaries(self) -> Sequence[nn.Module]:
-        """Rotary frequencies are scaled in layers that see all, and in no others."""
+        """Return the tables. Frequencies are scaled only in layers with full attention."""
         config = self.config
         theta = config.rope_local_base_freq or config.rope_theta
         local = replace(config, rope_theta=theta, rope_type="default", rope_scaling={})

@@ -32,13 +32,12 @@ _NAMES = {
     r"\.linear_attn\.o_norm\.": ".linear_attn.norm.",
     r"\.linear_attn\.o_proj\.": ".linear_attn.out_proj.",
 }
-_DELTA_EPS = 1e-5
-"""Of the norm behind a Gated DeltaNet, whatever the others' is."""
+_DELTA_EPS = 1e-5  # Epsilon of the norm in a Gated DeltaNet, independent of that of other norms.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlmoHybridConfig(ModelConfig):
-    """`has_positions`: whether layers with attention turn queries and keys."""
+    """`has_positions`: whether attention rotates queries and keys."""
 
     layer_types: list[str] | None = None
     attention_bias: bool = False
@@ -56,7 +55,7 @@ class OlmoHybridConfig(ModelConfig):
 
     @property
     def delta(self) -> DeltaSizes:
-        """Of a Gated DeltaNet."""
+        """The sizes of a Gated DeltaNet."""
         return delta_sizes(self)._replace(most_written=1.0 + self.linear_allow_neg_eigval)
 
 
@@ -118,7 +117,7 @@ class OlmoHybridForCausalLM(CausalLM):
         return joined(renamed(tensors, _NAMES), "conv1d.weight", CONVOLUTIONS)
 
     def make_rotaries(self) -> Sequence[nn.Module]:
-        """Without positions no tables of them, which in long contexts are large."""
+        """Return no tables for a model without positions, because long tables are large."""
         return super().make_rotaries() if self.config.has_positions else []
 
     def make_layer(self, layer: int) -> nn.Module:
@@ -142,7 +141,7 @@ class OlmoHybridForCausalLM(CausalLM):
 
 
 def _has_positions(content: dict[str, Any]) -> bool:
-    """Whether a config.json does not say that rope_theta is null."""
+    """Whether rope_theta in config.json is not null."""
     rope = CausalLM.rope_parameters(content)
     said = content.get("rope_theta", 0)
     return (rope.get("rope_theta", said) if isinstance(rope, dict) else said) is not None

@@ -18,7 +18,7 @@ GGUF_ARCHITECTURE = "phi3"
 
 
 def unfused_layers(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-    """Tensors qkv_proj and gate_up_proj, cut into those of their parts."""
+    """Split the tensors qkv_proj and gate_up_proj into their parts."""
     key = config.num_kv_heads * config.head_dim
     heads = {"q_proj": config.num_heads * config.head_dim, "k_proj": key, "v_proj": key}
     both = dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size)
@@ -39,7 +39,7 @@ class Phi3ForCausalLM(CausalLM):
 
     @staticmethod
     def rope_parameters(content: dict[str, Any]) -> Any:
-        """What its first files call yarn is LongRoPE."""
+        """Return the parameters. The first files name LongRoPE "yarn"."""
         rope = CausalLM.rope_parameters(content)
         if isinstance(rope, dict) and "yarn" in (rope.get("type"), rope.get("rope_type")):
             rope = {**rope, "type": "longrope", "rope_type": "longrope"}

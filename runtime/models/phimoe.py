@@ -34,8 +34,11 @@ class PhimoeConfig(MixtralConfig):
 
 
 class SparseMixer(Router):
-    """The two likeliest experts. The weight of each is its share among those, the likelier ones
-    left out, whose logits are at most `reach` below its own, relative to the larger of both.
+    """Chooses the two experts with the largest logits.
+
+    The weight of an expert is its softmax among the experts whose logits lie at most `reach` below
+    its own, relative to the larger of the two magnitudes. Experts that were chosen before are left
+    out.
     """
 
     def __init__(self, hidden_size: int, routing: Routing, reach: float) -> None:

@@ -18,7 +18,7 @@ GGUF_ARCHITECTURE = "qwen2"
 
 
 class Qwen2ForCausalLM(CausalLM):
-    """Its biases are there whatever its config.json says."""
+    """The model has these biases, independent of config.json."""
 
     config_defaults: ClassVar = {
         **CausalLM.config_defaults,

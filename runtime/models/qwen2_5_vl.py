@@ -17,7 +17,7 @@ MODEL_TYPE = "qwen2_5_vl"
 
 
 class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):
-    """Its vision tower is not loaded."""
+    """Serves the text model. The vision tower is not loaded."""
 
     @staticmethod
     def rope_parameters(content: dict[str, Any]) -> Any:

@@ -38,7 +38,7 @@ class Qwen2MoeConfig(ModelConfig):
 
 
 class Qwen2MoeBlock(SparseMoE):
-    """The result of the shared expert is weighted by the sigmoid of one more product."""
+    """The sigmoid of a further projection weighs the shared expert."""
 
     def __init__(self, config: Any) -> None:
         size, shared = config.hidden_size, config.shared_expert_intermediate_size

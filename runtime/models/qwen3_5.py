@@ -43,7 +43,7 @@ class SplitDeltaNet(ApartDeltaNet):
 
 
 class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
-    """In texts its rotary positions of three kinds are one."""
+    """For text the three kinds of rotary positions are equal."""
 
     config_class: ClassVar[type[ModelConfig]] = Qwen3_5Config
     config_defaults: ClassVar = {
@@ -59,7 +59,7 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
 
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
-        """Layers that predict more than the next token are counted with the others."""
+        """Return the number of layers without those that predict further tokens."""
         members = Qwen3NextForCausalLM.gguf_members(get, tensors)
         layers = get("block_count") - get("nextn_predict_layers", 0)
         return {**members, "qkvz_apart": False, "num_hidden_layers": layers}
@@ -87,13 +87,15 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
 
 
 def _layer(name: str) -> int:
-    """Of a tensor, -1 for those of no layer."""
+    """Return the number of the layer of a tensor, or -1."""
     return int(next(filter(str.isdigit, name.split(".")), -1))
 
 
 def _in_order(sizes: DeltaSizes, tensor: StoredTensor) -> StoredTensor:
-    """llama.cpp's converter puts the first value head of each key head before all second ones
-    (`_LinearAttentionVReorderBase`); here those of one key head stand side by side.
+    """Sort value heads so that those of one key head lie side by side.
+
+    llama.cpp's converter puts the first value head of each key head before all second ones
+    (`_LinearAttentionVReorderBase`).
     """
     _, _, own = tensor.name.partition(".linear_attn.")
     each = sizes.value_heads // sizes.key_heads

@@ -10,7 +10,7 @@ MODEL_TYPE = "qwen3_5"
 
 
 class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
-    """Its vision tower is not loaded."""
+    """Serves the text model. The vision tower is not loaded."""
 
     def remarks(self) -> dict[str, str]:
         return VISION_LEFT_OUT

@@ -20,12 +20,12 @@ class Qwen3_5MoeConfig(Qwen3_5Config):
 
 
 class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
-    """All its layers have experts."""
+    """All layers have experts."""
 
     config_class: ClassVar[type[ModelConfig]] = Qwen3_5MoeConfig
     config_defaults: ClassVar = {
         **Qwen3_5ForCausalLM.config_defaults,
         "num_key_value_heads": 2,
-        # Of layers without experts, of which there are none.
+        # There are no layers without experts.
         "intermediate_size": 512,
     }

@@ -10,7 +10,7 @@ MODEL_TYPE = "qwen3_5_moe"
 
 
 class Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeForCausalLM):
-    """Its vision tower is not loaded."""
+    """Serves the text model. The vision tower is not loaded."""
 
     def remarks(self) -> dict[str, str]:
         return VISION_LEFT_OUT

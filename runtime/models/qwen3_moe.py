@@ -19,13 +19,13 @@ ARCHITECTURE = "Qwen3MoeForCausalLM"
 MODEL_TYPE = "qwen3_moe"
 GGUF_ARCHITECTURE = "qwen3moe"
 
+# Names in GGUF files of the modules of a layer with experts, for most models.
 GGUF_EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.*.gate_proj",
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
 }
-"""What most models call the modules of a layer with experts in GGUF files."""
 GGUF_EXPERT_KEYS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -97,7 +97,7 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
 
 
 def has_experts(config: Any, layer: int) -> bool:
-    """Of Qwen's models, whether a layer has some."""
+    """Whether a layer of a model of Qwen has experts."""
     return (
         layer not in (config.mlp_only_layers or ())
         and config.num_experts > 0

@@ -32,8 +32,10 @@ GGUF_ARCHITECTURE = "qwen3next"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3NextConfig(ModelConfig):
-    """`qkvz_apart`: of GGUF files, which hold queries, keys and values of all heads behind one
-    another, and their gates as a tensor of its own.
+    """The members of config.json.
+
+    `qkvz_apart`: GGUF files hold queries, keys and values of all heads one after another, and gates
+    as a separate tensor.
     """
 
     layer_types: list[str] | None = None
@@ -58,12 +60,12 @@ class Qwen3NextConfig(ModelConfig):
 
     @property
     def delta(self) -> DeltaSizes:
-        """Of a Gated DeltaNet."""
+        """The sizes of a Gated DeltaNet."""
         return delta_sizes(self)
 
 
 class ApartDeltaNet(GatedDeltaNet):
-    """As GGUF files hold its projections."""
+    """A Gated DeltaNet with the projections of GGUF files."""
 
     def __init__(self, layer: int, hidden_size: int, sizes: DeltaSizes, eps: float) -> None:
         super().__init__(layer, hidden_size, sizes, eps)
@@ -84,13 +86,13 @@ class ApartDeltaNet(GatedDeltaNet):
         return qkv, z, *self.gates(x)
 
     def gates(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """b and a of each head; those of one key head come side by side."""
+        """Return b and a of each head. Those of one key head lie side by side in the projection."""
         b, a = self.in_proj_ba(x).unflatten(-1, (self.sizes.key_heads, 2, -1)).unbind(2)
         return b.flatten(1), a.flatten(1)
 
 
 class NextDeltaNet(ApartDeltaNet):
-    """Whose first projection holds what belongs to one key head side by side too."""
+    """A Gated DeltaNet whose projections hold the rows of one key head side by side."""
 
     def __init__(self, layer: int, hidden_size: int, sizes: DeltaSizes, eps: float) -> None:
         super().__init__(layer, hidden_size, sizes, eps)
@@ -111,7 +113,7 @@ class NextDeltaNet(ApartDeltaNet):
 
 
 class Qwen3NextForCausalLM(CausalLM):
-    """Layers that predict more than the next token are left out."""
+    """Layers that predict further tokens are left out."""
 
     config_class: ClassVar[type[ModelConfig]] = Qwen3NextConfig
     config_defaults: ClassVar = {
@@ -198,5 +200,5 @@ class Qwen3NextForCausalLM(CausalLM):
 
 
 def _is_norm(name: str) -> bool:
-    """Whose weight is stored less 1."""
+    """Whether the weight of a norm is stored less 1."""
     return name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight")

@@ -18,8 +18,9 @@ MODEL_TYPE = "roberta"
 
 
 class Roberta(Bert):
-    """Positions begin behind the padding token's id: a table of 514 holds 512. A pair's second text
-    is of the same kind as its first, whatever the table of kinds has.
+    """Positions begin after the id of the padding token, so that a table of 514 holds 512.
+
+    Both texts of a pair have the same type, for any size of the table of types.
     """
 
     base: ClassVar = "roberta."

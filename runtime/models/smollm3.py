@@ -19,7 +19,7 @@ GGUF_ARCHITECTURE = "smollm3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmolLM3Config(LlamaConfig):
-    """`no_rope_layers`: one number a layer, 0 where it knows no positions."""
+    """`no_rope_layers` has a number for each layer, 0 if it uses no positions."""
 
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: int = 4

@@ -16,13 +16,14 @@ from ..files.folder import read_json
 
 logger = logging.getLogger(__name__)
 
+# The name of this package's attention in the attention interface of transformers.
 ATTENTION = "piecework"
-"""The name of our attention in transformers' attention interface."""
 
 
 def build(folder: Path, *, trusted: bool) -> Any:
-    """The model without weights, in torch's default dtype and on its default device. Raises
-    `ValueError` with a reason of our own: what a library raises goes to the log.
+    """Return the model without weights, with torch's default dtype and device.
+
+    Raises `ValueError` with a reason. The original exception is logged.
     """
     config = _read_config(folder, trusted=trusted)
     name = (config.architectures or [config.model_type])[0]
@@ -52,7 +53,7 @@ def build(folder: Path, *, trusted: bool) -> Any:
 
 
 def _read_config(folder: Path, *, trusted: bool) -> Any:
-    """The folder's config.json as transformers reads it. Raises `ValueError`."""
+    """Return the folder's config.json as transformers reads it. Raises `ValueError`."""
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
     except Exception as error:
@@ -71,7 +72,7 @@ def _read_config(folder: Path, *, trusted: bool) -> Any:
 
 
 def _is_of_transformers(config: Any) -> bool:
-    """Whether the model is none whose code the folder brings."""
+    """Whether the code of the model is in transformers, not in the folder."""
     return type(config).__module__.startswith("transformers.")
 
 

@@ -9,4 +9,4 @@ MODEL_TYPE = "xlm-roberta"
 
 
 class XLMRoberta(Roberta):
-    """The checkpoints call it roberta too."""
+    """Checkpoints name their tensors "roberta" too."""

@@ -72,7 +72,7 @@ class SharedBlock(nn.Module):
 
 
 class BlockUse(nn.Module):
-    """A block as one layer uses it: the stream and the embedding, both [T, hidden], side by side,
+    """The use of a block by one layer. Maps stream and embedding, both [T, hidden], side by side,
     to [T, hidden].
     """
 
@@ -83,7 +83,7 @@ class BlockUse(nn.Module):
         self.head_dim, self.activation = config.head_dim, GATED[config.activation]
 
     def kv_layout(self, dtype: torch.dtype) -> KVLayout:
-        """What this use keeps of a token."""
+        """Return what this use keeps of a token."""
         return KVLayout(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -94,17 +94,17 @@ class BlockUse(nn.Module):
         )
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values of x [T, 2 * hidden], side by side."""
+        """Return queries, keys and values of x [T, 2 * hidden], side by side."""
         projected: torch.Tensor = self.block.qkv_proj(x)
         return projected
 
     def open(self, x: torch.Tensor) -> torch.Tensor:
-        """Gates and ups of x [T, hidden]."""
+        """Return gates and up projections of x [T, hidden]."""
         opened: torch.Tensor = self.block.gate_up_proj(x)
         return opened
 
     def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
-        """Queries and keys [T, heads + kv heads, D] by their positions."""
+        """Rotate queries and keys [T, heads + kv heads, D] by their positions."""
         return heads
 
     def forward(
@@ -121,7 +121,7 @@ class BlockUse(nn.Module):
 
 
 class ZambaLayer(nn.Module):
-    """`use`: of a block, whose result the mixer sees and the stream does not."""
+    """A mixer. The result of `use`, a use of the block, is added only to the input of the mixer."""
 
     def __init__(self, config: Any, mixer: nn.Module, use: BlockUse | None) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class ZambaLayer(nn.Module):
         rotations: Rotations,
         embedded: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `DecoderLayer`; `embedded` [T, hidden]: the tokens' embedding."""
+        """See `DecoderLayer.forward`. `embedded` [T, hidden] is the embedding of the tokens."""
         if self.use is not None and self.linear is not None:
             stream = x if residual is None else x + residual
             seen = self.linear(self.use(stream, embedded, rotations))
@@ -151,7 +151,7 @@ class ZambaLayer(nn.Module):
 
 
 class ZambaDecoder(Decoder):
-    """Whose layers see the tokens' embedding."""
+    """A decoder that also passes the embedding of the tokens to its layers."""
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         embedded = self.embed_tokens(input_ids)
@@ -164,7 +164,7 @@ class ZambaDecoder(Decoder):
 
 
 class Head(nn.Module):
-    """What chooses the steps of some channels by themselves."""
+    """The projections that give dt, b and c of some channels."""
 
     def __init__(self, channels: int, sizes: MambaSizes) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Head(nn.Module):
 
 
 class HeadsMixer(SelectiveMixer):
-    """Of `config`, a `ZambaConfig`."""
+    """A mixer made of heads. `config` is a `ZambaConfig`."""
 
     def __init__(self, config: Any, layer: int) -> None:
         sizes = mamba_sizes(config, config.mamba_expand * config.hidden_size)
@@ -292,8 +292,10 @@ class ZambaForCausalLM(CausalLM):
 
 
 def _homes(config: Any) -> list[int]:
-    """The layers with whose blocks a checkpoint begins: the first one that uses the block. Where
-    the embedding is not shared with the head, transformers does not share the block either.
+    """Return the layers under whose names a checkpoint holds the blocks.
+
+    That is the first use. If the embedding is not tied to the head, transformers does not share the
+    block either.
     """
     uses = [layer for layer, kind in enumerate(config.layer_types) if kind == "hybrid"]
     return uses[:1] if config.tie_word_embeddings else uses

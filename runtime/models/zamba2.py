@@ -28,8 +28,7 @@ ARCHITECTURE = "Zamba2ForCausalLM"
 MODEL_TYPE = "zamba2"
 
 _LONG_CONTEXT = 16384
-_MIXER_EPS = 1e-5
-"""Of the norm within a mixer, whatever the others' is."""
+_MIXER_EPS = 1e-5  # Epsilon of the norm in a mixer, independent of that of other norms.
 _NAMES = {
     r"^model\.final_layernorm\.": "model.norm.",
     r"\.mamba_decoder\.": ".",
@@ -59,20 +58,21 @@ class Zamba2Config(Mamba2Config):
 
     @property
     def uses(self) -> list[int]:
-        """The layers that use a block, in turn."""
+        """The layers that use a block, in order."""
         kinds = self.layer_types or []
         return [layer for layer, kind in enumerate(kinds) if kind == "hybrid"]
 
     @property
     def homes(self) -> list[int]:
-        """Those of them with whose weights a checkpoint begins: where the embedding is not shared
-        with the head, transformers shares no block either.
+        """The layers under whose names a checkpoint holds the blocks.
+
+        If the embedding is not tied to the head, transformers shares no block either.
         """
         return self.uses[: self.num_mem_blocks] if self.tie_word_embeddings else self.uses
 
 
 class AdaptedUse(BlockUse):
-    """Of `config`, a `Zamba2Config`: what the block's products give, with what this use adds."""
+    """A use of a block with adapters added to its projections. `config` is a `Zamba2Config`."""
 
     def __init__(self, config: Any, layer: int, block: SharedBlock) -> None:
         super().__init__(config, layer, block)
