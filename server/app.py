@@ -1,4 +1,4 @@
-"""The HTTP application: every route, the middleware around them, and what an exception becomes."""
+"""The HTTP application: its routes, middleware and error handlers."""
 
 from __future__ import annotations
 
@@ -81,8 +81,9 @@ _EXCEPTIONS = (
 def create_app(
     engine: TextEngine, config: ServerConfig, defaults: SamplingDefaults | None = None
 ) -> FastAPI:
-    """An application that serves a language model; starting and stopping the engine is the
-    caller's. `defaults`: sampling parameters of requests that name none.
+    """Return an application for a language model. The caller starts and stops the engine.
+
+    `defaults` are sampling parameters for requests that do not set them.
     """
     name = config.model_names[0]
     serving = Serving(
@@ -100,14 +101,14 @@ def create_app(
 
 
 def add_batches(app: FastAPI, serving: AnyServing, config: BatchServerConfig) -> FastAPI:
-    """The same application, of whose routes `BATCH_ROUTERS` are a part, with what these need."""
+    """Add the state that the routes of `BATCH_ROUTERS` need. Return the application."""
     app.state.batches = Batches(app, serving.engine, config)
     return app
 
 
 @contextlib.asynccontextmanager
 async def _life(app: FastAPI) -> AsyncIterator[None]:
-    """What goes on beside requests, as long as the application runs."""
+    """Run background work as long as the application runs."""
     batches: Batches | None = getattr(app.state, "batches", None)
     responses: Responses | None = getattr(app.state, "responses", None)
     throughput: ThroughputLog | None = getattr(app.state, "throughput", None)
@@ -128,7 +129,7 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
 
 
 def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
-    """An application with these routes, and the middleware and the errors that every server has."""
+    """Return an application with these routes and the common middleware and errors."""
     app = Application(
         title="Piecework",
         version=__version__,
@@ -165,7 +166,7 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     if app.state.accounts is not None:
         watchers.append(app.state.accounts.end)
     if serving.config.log_requests:
-        # Whatever --log-level says, for this was asked for.
+        # --log-requests logs independently of --log-level.
         request_logger.setLevel(logging.INFO)
         watchers.append(log_request)
     if serving.config.otlp_traces_endpoint is not None:
@@ -176,6 +177,6 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     if watchers:
         app.add_middleware(RecordRequests, watchers=watchers)
     if origins:
-        # Outside of the key: a browser asks without one whether it may send it.
+        # Outside of the key check, because browsers send preflight requests without the key.
         app.add_middleware(CrossOrigin, allowed=origins)
     return app

@@ -1,6 +1,4 @@
-"""What `piecework serve` starts for several models: the fleet, its application, and the lines that
-say so.
-"""
+"""The service of `piecework serve` for several models: the fleet, its application and summary."""
 
 from __future__ import annotations
 
@@ -37,6 +35,8 @@ from .serving.throughput_log import ThroughputLog
 from .summary import base_url, curl, table
 
 _GIB = 2**30
+# The fleet itself serves files, batches and stored responses. It dispatches each line of a batch to
+# the line's model, and stored responses can be read while no model is loaded.
 _OWN_ROUTERS = (
     endpoints.router,
     endpoints.body_router,
@@ -44,9 +44,6 @@ _OWN_ROUTERS = (
     *BATCH_ROUTERS,
     responses.router,
 )
-"""Files, batches and stored responses are the fleet's: a batch's lines are asked of the fleet, so
-that each goes to its model, and what is stored can be read while no model is loaded.
-"""
 _ROUTERS = {
     ServerConfig: TEXT_ROUTERS,
     PoolingServerConfig: POOLING_ROUTERS,
@@ -61,15 +58,16 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetServing(AnyServing):
-    """A server of several models."""
+    """The state of a server of several models."""
 
     kind = "text"
     purpose = "This server has several models, which GET /v1/models lists"
 
 
 def prepare_fleet(config: FleetConfig) -> Callable[[], Service]:
-    """What makes the service in the event loop that will run it. Raises `ValueError` for what can
-    be told now.
+    """Check the settings and return a function that makes the service in its event loop.
+
+    Raises `ValueError`.
     """
     check_store(config)
     check_room(config.members, memory_limit(config.limits))
@@ -77,11 +75,11 @@ def prepare_fleet(config: FleetConfig) -> Callable[[], Service]:
 
 
 def fleet_service(config: FleetConfig) -> Service:
-    """Called in the event loop that will run it."""
+    """Make the service. Call it in the event loop that runs the service."""
     app_holder: list[FastAPI] = []
 
     def adopt(service: Service) -> None:
-        """What is stored for clients of one model is stored for those of all."""
+        """Let a model's application use the fleet's stored responses."""
         if hasattr(service.app.state, "responses"):
             service.app.state.responses = app_holder[0].state.responses
 
@@ -92,7 +90,7 @@ def fleet_service(config: FleetConfig) -> Service:
 
 
 def _text_models(fleet: Fleet) -> list[Serving]:
-    """The language models that are loaded."""
+    """Return the language models that are loaded."""
     found = [
         member.service.app.state.serving
         for member in fleet.members.values()
@@ -102,7 +100,7 @@ def _text_models(fleet: Fleet) -> list[Serving]:
 
 
 def create_fleet_app(fleet: Fleet, config: FleetConfig) -> FastAPI:
-    """An application that gives requests to those of its models."""
+    """Return an application that dispatches requests to the applications of its models."""
     kinds = dict.fromkeys(type(each.config.server) for each in fleet.members.values())
     serving = FleetServing(engine=fleet, config=config, metrics=FleetMetrics(fleet), model_name="")
     app = add_batches(build_app(serving, _OWN_ROUTERS), serving, config)
@@ -118,7 +116,7 @@ def create_fleet_app(fleet: Fleet, config: FleetConfig) -> FastAPI:
 
 
 def _described(app: FastAPI, routes: Routes) -> FastAPI:
-    """An application whose document has all that is answered, by whichever application."""
+    """Return an application whose OpenAPI document has the routes of all applications."""
     described = Application(
         title=app.title, version=app.version, description=app.description, docs_url=None
     )
@@ -131,7 +129,7 @@ def _described(app: FastAPI, routes: Routes) -> FastAPI:
 
 
 def fleet_summary(fleet: Fleet, config: FleetConfig, port: int, seconds: float) -> str:
-    """Which models are served, and a command to try one."""
+    """Return the served models and a command to try one."""
     url = base_url(config.host, port)
     rows = {}
     for name, member in fleet.members.items():

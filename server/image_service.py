@@ -1,6 +1,4 @@
-"""What `piecework serve` starts for a diffusion pipeline: its engine, its application, and the
-lines that say so.
-"""
+"""The service of `piecework serve` for a diffusion pipeline: engine, application and summary."""
 
 from __future__ import annotations
 
@@ -26,8 +24,9 @@ IMAGE_ROUTERS = (generations.router, generations.file_router, *COMMON_ROUTERS)
 
 
 def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes] | None) -> Service:
-    """Called in the event loop that will run it. `process`: an engine process that waits for its
-    job, if there is one.
+    """Make the service. Call it in the event loop that runs the service.
+
+    `process` is an engine process that waits for its job, or None.
     """
     engine = ImageClient(config.engine, **settings_of(config, process))
 
@@ -39,7 +38,7 @@ def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes] | 
 
 
 def create_image_app(engine: ImageClient, config: ImageServerConfig) -> FastAPI:
-    """An application that serves images; starting and stopping the engine is the caller's."""
+    """Return an application for images. The caller starts and stops the engine."""
     name = config.model_names[0]
     store = ImageStore(config.image_url_memory * _MIB, config.image_url_lifetime)
     metrics = ImageMetrics(engine, store, name)
@@ -50,7 +49,7 @@ def create_image_app(engine: ImageClient, config: ImageServerConfig) -> FastAPI:
 
 
 def image_summary(config: ImageServerConfig, info: DiffusionInfo, port: int, seconds: float) -> str:
-    """What is served, with which limits, and a command to try it."""
+    """Return what is served, its limits, and a command to try it."""
     url = base_url(config.host, port)
     size = (
         f"{info.default_size[0]}x{info.default_size[1]}"

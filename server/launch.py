@@ -1,6 +1,4 @@
-"""`piecework serve`: one HTTP server and one engine, from the first check to the last open
-connection.
-"""
+"""Runs one HTTP server and one engine for `piecework serve`."""
 
 from __future__ import annotations
 
@@ -38,14 +36,11 @@ logger = logging.getLogger(__name__)
 
 EXIT_ENGINE_GONE = 1
 EXIT_USER_ERROR = 2
+# Seconds in which clients may read the rest of their answers after the last request has ended.
 _CLOSE_TIMEOUT = 5
-"""Seconds that clients get to read the end of their answers once no request runs any more."""
+# Seconds after the drain in which the process ends, even if clients, threads or the engine hang.
 END_TIMEOUT = 12
-"""Seconds after the drain in which the process ends, whatever its clients, its threads and its
-engine do.
-"""
-_KILL_TIMEOUT = 3
-"""The same after a second signal."""
+_KILL_TIMEOUT = 3  # The same after a second signal.
 
 
 def serve(
@@ -54,15 +49,18 @@ def serve(
     listener: socket.socket,
     began: float,
 ) -> NoReturn:
-    """Serve until told to stop, and end the process with the exit code.
+    """Serve until a signal or the engine's failure, then end the process with an exit code.
 
-    `process`: an engine process that waits for its job; None for several models, which have none
-    before they are asked for. `listener`: what clients connect to. `began`: when the start began,
-    by `time.perf_counter`.
+    The exit code is 0 after SIGTERM or SIGINT, 1 if the engine crashed too often, 2 if it could not
+    start because of a user error, and 128 + its number after a second signal.
 
-    0 after SIGTERM or SIGINT; 1 where the engine crashed too often; 2 where it could not start for
-    a reason that the user can mend; a second signal ends the process with 128 + its number. Raises
-    `ValueError` where the model cannot be found or read.
+    Args:
+        process: An engine process that waits for its job. None for several models, whose
+            processes start at the first request.
+        listener: The listening socket.
+        began: The time of the start by `time.perf_counter`.
+
+    Raises `ValueError` if the model cannot be found or read.
     """
     _set_up_logging(config.log_level)
     if isinstance(config, FleetConfig):
@@ -79,7 +77,7 @@ async def _launch(
     config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service], began: float
 ) -> NoReturn:
     launch = Launch(config, listener, make(), began)
-    # What is there by now stays: collections of garbage need not look at it again.
+    # The objects made so far are permanent, so the garbage collector need not check them again.
     gc.freeze()
     try:
         code = await launch.run()
@@ -90,10 +88,11 @@ async def _launch(
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process without waiting for its threads, of which some may tokenise for minutes, for
-    clients that are gone.
+    """End the process without waiting for its threads.
+
+    Threads may still tokenise for minutes, for clients that are gone.
     """
-    with contextlib.suppress(OSError):  # nobody reads what it prints
+    with contextlib.suppress(OSError):  # standard error may be closed
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -101,9 +100,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _end_by(seconds: float, code: int) -> None:
-    """End the process with `code` in so many seconds; by SIGALRM a little later where no thread can
-    run.
-    """
+    """End the process with `code` after `seconds`. If no thread can run, SIGALRM ends it later."""
 
     def end() -> None:
         os.write(
@@ -130,7 +127,7 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(app: FastAPI, limits: HttpLimits, *, access_log: bool = False) -> HttpServer:
-    """What answers on connections within `limits`."""
+    """Return the HTTP server of an application, with the `limits` of connections."""
     room = room_for_connections()
     most = limits.max_connections if room is None else min(limits.max_connections, room)
     if most < limits.max_connections:
@@ -143,7 +140,7 @@ def http_server(app: FastAPI, limits: HttpLimits, *, access_log: bool = False) -
     return HttpServer(
         uvicorn.Config(
             app,
-            # uvicorn calls this with what it calls the class with.
+            # uvicorn calls the partial with the same arguments as the class.
             http=cast(Any, partial(BoundedHttpProtocol, connections)),
             ws="none",
             log_config=None,
@@ -155,9 +152,7 @@ def http_server(app: FastAPI, limits: HttpLimits, *, access_log: bool = False) -
 
 
 class Launch:
-    """The life of one server: start the engine, answer HTTP meanwhile, announce that it is ready,
-    end both in order.
-    """
+    """Starts the engine while HTTP is answered, prints the summary, and ends both in order."""
 
     def __init__(
         self, config: CommonServerConfig, listener: socket.socket, service: Service, began: float
@@ -173,7 +168,7 @@ class Launch:
         self._ending: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
-        """Serve until a signal or the engine's failure; returns the exit code."""
+        """Serve until a signal or the engine's failure. Return the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         if self._accounts is not None:
@@ -217,7 +212,7 @@ class Launch:
             event.cancel()
 
     async def _finish_requests(self) -> int:
-        """Let the requests under way end, or say why they cannot; returns the exit code."""
+        """Wait for unfinished requests unless the engine has failed. Return the exit code."""
         if self._engine.failed.is_set():
             code = EXIT_USER_ERROR if self._engine.user_error else EXIT_ENGINE_GONE
             _end_by(END_TIMEOUT, code)
@@ -232,7 +227,7 @@ class Launch:
         return 0
 
     def _signalled(self, number: int) -> None:
-        """The first signal asks for an end in order, the second for one at once."""
+        """The first signal starts the drain, the second ends the process at once."""
         if not self._told_to_stop.is_set():
             timeout = self._config.drain_timeout
             logger.info(
@@ -253,5 +248,5 @@ class Launch:
 def _set_up_logging(level: str) -> None:
     set_up_logging(level)
     if level != "debug":
-        # uvicorn tells at level info what the summary says better.
+        # The info messages of uvicorn repeat the summary.
         logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -1,4 +1,4 @@
-"""What clients connect to, made before anything is loaded: a port that is taken costs no start."""
+"""Opens the listening socket before anything is loaded, so a taken port is reported at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `ValueError` where the port is taken or the address is not this
-    machine's.
+    """Return a listening socket.
+
+    Raises `ValueError` if the port is in use or the address is not one of this machine.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -1,4 +1,4 @@
-"""ASGI middleware: what every answer has, whoever gives it."""
+"""ASGI middleware for all answers: request ids, HEAD and unexpected errors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _USABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class EveryAnswer:
-    """An `X-Request-Id`, the client's where it sent a usable one, under Anthropic's name too where
-    its clients read the answer; no body for HEAD, which is
-    answered as GET, for routes know that alone; and an unforeseen error in the form of any other,
-    raised for the log. Starlette's own handler of `Exception` is outside of all middleware.
+    """Adds request ids, answers HEAD as GET without a body, and formats unexpected errors.
+
+    `X-Request-Id` is the client's id if that is valid. Anthropic's endpoints also get Anthropic's
+    header. Unexpected errors are raised again for the log. Starlette's own handler of `Exception`
+    is outside of all middleware.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or REQUEST_ID in scope:  # or it has been here, in a fleet
+        if scope["type"] != "http" or REQUEST_ID in scope:  # a fleet has already added an id
             await self._app(scope, receive, send)
             return
         request_id, started, head = b"", False, scope["method"] == "HEAD"

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`, for Anthropic's clients in Anthropic's shape."""
+"""`GET /v1/models` and `GET /v1/models/{id}`, in OpenAI's or Anthropic's format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ERROR = ErrorAnswer | MessagesErrorAnswer
     "/v1/models", responses=answers(ModelList | MessagesModels, errors=(503,), error=_ERROR)
 )
 async def list_models(request: Request, serving: AnyServingDep) -> Response:
-    """The one model of this server, once for each of its names."""
+    """List the model of this server, once for each of its names."""
     names = serving.config.model_names if serving.may_be_used() else ()
     cards = [serving.model_card() | {"id": name} for name in names]
     if VERSION_HEADER in request.headers:
@@ -36,7 +36,7 @@ async def list_models(request: Request, serving: AnyServingDep) -> Response:
     responses=answers(ModelCard | MessagesModel, errors=(404, 503), error=_ERROR),
 )
 async def retrieve_model(model_id: str, request: Request, serving: AnyServingDep) -> Response:
-    """One model by its name."""
+    """Return one model by its name."""
     serving.check_model(model_id)
     card = serving.model_card() | {"id": model_id}
     return json_response(model_info(card) if VERSION_HEADER in request.headers else card)

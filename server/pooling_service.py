@@ -1,6 +1,4 @@
-"""What `piecework serve` starts for a model of vectors or scores: its engine, its application, and
-the lines that say so.
-"""
+"""The service of `piecework serve` for a pooling model: engine, application and summary."""
 
 from __future__ import annotations
 
@@ -37,9 +35,9 @@ _TASKS = {"embed": "embeddings", "classify": "reranking, scoring and classificat
 def pooling_service(
     config: PoolingServerConfig, process: subprocess.Popen[bytes] | None
 ) -> Callable[[], Service]:
-    """What makes the service in the event loop that will run it. `process`: an engine process that
-    waits for its job, if there is one. The folder and its tokenizer are read now. Raises
-    `ValueError`.
+    """Read the folder and tokenizer. Return a function that makes the service in its event loop.
+
+    `process` is an engine process that waits for its job, or None. Raises `ValueError`.
     """
     folder = read_folder(find_model(config.engine.model_path))
     tokenizer = load_tokenizer(str(folder.path), config.engine.tokenizer_path)
@@ -59,9 +57,7 @@ def pooling_service(
 def create_pooling_app(
     engine: PoolingClient, config: PoolingServerConfig, folder: PoolingFolder
 ) -> FastAPI:
-    """An application that serves vectors or scores; starting and stopping the engine is the
-    caller's.
-    """
+    """Return an application for a pooling model. The caller starts and stops the engine."""
     name = config.model_names[0]
     metrics = PoolingMetrics(engine, name)
     serving = PoolingServing(
@@ -73,7 +69,7 @@ def create_pooling_app(
 def pooling_summary(
     config: PoolingServerConfig, info: PoolingInfo, prompts: Prompts, port: int, seconds: float
 ) -> str:
-    """What is served, with which limits, and a command to try it."""
+    """Return what is served, its limits, and a command to try it."""
     url = base_url(config.host, port)
     made = f"{info.size:,} numbers" if info.task == "embed" else "a score of each pair"
     if len(info.labels) > 1:

@@ -1,4 +1,4 @@
-"""The kinds of services: a language model, a diffusion pipeline, a model of vectors or scores."""
+"""Makes the service of a language model, a diffusion pipeline or a pooling model."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig
 def service_of(
     config: AnyServerConfig, process: subprocess.Popen[bytes] | None
 ) -> Callable[[], Service]:
-    """What makes the service of these settings, to be called in its event loop. `process`:
-    one of `config.engine_command` that waits for its job, if there is one.
+    """Check the settings and return a function that makes the service in its event loop.
 
-    What can be wrong before is found out now, in any thread, and takes as long as reading a
-    tokenizer: raises `ValueError`.
+    `process` is a process of `config.engine_command` that waits for its job, or None. The check may
+    run in any thread and takes as long as reading a tokenizer. Raises `ValueError`.
     """
     if isinstance(config, ImageServerConfig):
         from .image_service import image_service
@@ -60,13 +59,13 @@ def service_of(
 
 
 def _chat_rows(config: ServerConfig, templates: ChatTemplates) -> dict[str, str]:
-    """What the summary tells of chats. Raises `ValueError` for parsers that there are not."""
+    """Return the summary's rows for chats. Raises `ValueError` for unknown parsers."""
     calls = choose_format(config.tool_call_parser, templates)
     thoughts = choose_reasoning(config.reasoning_parser, templates)
     if templates.default is None:
         return {}
     for tools in (False, True):
-        template_reads(templates, tools=tools)  # Learned now, not in the first request.
+        template_reads(templates, tools=tools)  # Cached now, not in the first request.
     rows = {"tool calls": f"{calls.name} (--tool-call-parser)"}
     if config.tool_call_parser == AUTO and (reason := detect(templates).reason):
         rows["tool calls"] = f"{calls.name} (--tool-call-parser): {reason}"

@@ -24,8 +24,9 @@ def summary(
     rows: Mapping[str, str],
     chat: bool,
 ) -> str:
-    """What is served, with which limits, and a command to try it. `rows`: what the caller knows of
-    requests; `chat`: whether the model has a chat template.
+    """Return what is served, its limits, and a command to try it.
+
+    `rows` are the caller's rows for requests. `chat`: whether the model has a chat template.
     """
     url = base_url(config.host, port)
     known = {
@@ -53,7 +54,7 @@ def summary(
 def table(
     config: CommonServerConfig, url: str, seconds: float, rows: Mapping[str, str], example: str
 ) -> str:
-    """What every server prints: its name and address, what it is, and a command to try it."""
+    """Return the summary of any server: its name, its address, `rows`, and a command."""
     lines = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
     head = (
         f"piecework {__version__} serves {config.model_names[0]} at {url} (ready after "
@@ -63,13 +64,13 @@ def table(
 
 
 def curl(config: CommonServerConfig, url: str) -> str:
-    """The beginning of a command that posts JSON."""
+    """Return the beginning of a curl command that posts JSON."""
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key or config.api_keys else ""
     return f"  curl {url} -H 'Content-Type: application/json'{key} \\\n   "
 
 
 def _phases(info: EngineInfo, seconds: float) -> dict[str, float]:
-    """What a start of `seconds` was spent on; the rest are processes and what they import."""
+    """Return the seconds of each phase of the start; the rest is processes and imports."""
     phases = info.start_seconds | {"captures": info.graphs.capture_seconds}
     long = {phase: taken for phase, taken in phases.items() if taken >= 0.05}
     return long | {"processes": max(0.0, seconds - sum(long.values()))}
@@ -81,7 +82,7 @@ def _weights(info: EngineInfo) -> str:
 
 
 def _ranks(info: EngineInfo) -> dict[str, str]:
-    """What each rank holds, where there are several."""
+    """Return the memory of each rank, if there are several."""
     if len(info.ranks) < 2:
         return {}
     held = [f"{rank.weight_bytes / _MIB:,.0f} + {rank.kv_bytes / _MIB:,.0f}" for rank in info.ranks]
@@ -101,7 +102,7 @@ def _kept_as(info: EngineInfo) -> str:
 
 
 def _graphs(config: EngineConfig, graphs: GraphInfo) -> str | None:
-    """Which graphs run steps, or will once they are captured; None where none are asked for."""
+    """Describe the graphs that run steps, or return None if graphs are disabled."""
     if graphs.prefill_backend == graphs.decode_backend == "disabled":
         return None
     asked = f"prefill {graphs.prefill_backend}, decode {graphs.decode_backend}"
@@ -117,13 +118,13 @@ def _graphs(config: EngineConfig, graphs: GraphInfo) -> str | None:
 
 
 def base_url(host: str, port: int) -> str:
-    """An address that a client on this machine can open."""
+    """Return a URL that a client on this machine can open."""
     host = _ANY_ADDRESS.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def example(config: ServerConfig, url: str, *, chat: bool) -> str:
-    """A curl command that asks the model something."""
+    """Return a curl command that sends a prompt to the model."""
     prompt = "Name the capital of France."
     asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     body = json.dumps({"model": config.model_names[0], **asked, "max_tokens": 64})

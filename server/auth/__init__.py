@@ -1,1 +1,1 @@
-"""Who may ask: keys, their limits, and pages of other origins."""
+"""Access control: API keys, their limits, and pages of other origins."""

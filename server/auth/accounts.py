@@ -1,4 +1,4 @@
-"""What requests with each key of `--api-keys` have used, and whether another one may begin."""
+"""Accounts of the keys of `--api-keys`: what a key has used and whether it may start more."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from ..observability.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
-ACCOUNT = "piecework.account"
-"""Of a request's scope: the account that it is counted for."""
-_BUSY_SECONDS = 1
-"""What `Retry-After` says where as many requests as may are under way."""
+ACCOUNT = "piecework.account"  # Key of a request's scope: the account of the request.
+_BUSY_SECONDS = 1  # `Retry-After` if too many requests of the key run at once.
+# Paths outside of /v1 that any key may use.
 _OWN_PATHS = frozenset(
     {"/generate", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify",
      "/model_info", "/get_model_info", "/tokenizer_info", "/version", "/docs", "/openapi.json"}
 )  # fmt: skip
-"""What any key may ask for outside of /v1."""
+# Files and batches are shared by all keys and not counted for an account.
 _SHARED_PATHS = ("/v1/files", "/v1/batches")
-"""What lies there is everybody's, and is computed for nobody's account."""
 _LIMITED = ("requests", "tokens")
-_OF_A_LIMIT = ("limit", "remaining", "reset")
+_LIMIT_FIELDS = ("limit", "remaining", "reset")
 RATE_LIMIT_HEADERS = tuple(
-    f"x-ratelimit-{name}-{kind}" for kind in _LIMITED for name in _OF_A_LIMIT
+    f"x-ratelimit-{name}-{kind}" for kind in _LIMITED for name in _LIMIT_FIELDS
 )
 
 
 class Bucket:
-    """An allowance of so many a minute, all of which may be used at once. It may be overdrawn, for
-    tokens are counted once they are made.
+    """A token bucket of `per_minute` units, all of which may be used at once.
+
+    Its level may become negative, because generated tokens are counted when a request ends.
     """
 
     def __init__(self, per_minute: int, now: float) -> None:
@@ -53,12 +52,12 @@ class Bucket:
         self._level = self.level(now) - count
 
     def seconds_until(self, wanted: float, now: float) -> float:
-        """From now until there is as much."""
+        """Return the seconds until the level reaches `wanted`."""
         return max(0.0, wanted - self.level(now)) * 60 / self.per_minute
 
 
 class Account:
-    """The use of one key. `active`: its requests under way."""
+    """The usage of one key. `active` holds its unfinished requests."""
 
     def __init__(self, key: Key, now: float) -> None:
         self.key = key
@@ -67,7 +66,7 @@ class Account:
         self.tokens = self._bucket(key.tokens_per_minute, None, now)
 
     def change(self, key: Key, now: float) -> None:
-        """Other limits; what was used stays used."""
+        """Set other limits and keep what was used."""
         self.key = key
         self.requests = self._bucket(key.requests_per_minute, self.requests, now)
         self.tokens = self._bucket(key.tokens_per_minute, self.tokens, now)
@@ -82,12 +81,12 @@ class Account:
         return bucket
 
     def begin(self, record: RequestRecord, now: float) -> None:
-        """Count a request, which `end` ends. Raises `TooManyRequests`."""
+        """Count a request until `end`. Raises `TooManyRequests`."""
         key = self.key
         if key.concurrency is not None and len(self.active) >= key.concurrency:
             raise _too_many(f"{key.concurrency} requests at once", _BUSY_SECONDS)
         if self.tokens is not None:
-            # Those under way have not been taken yet.
+            # The tokens of unfinished requests are not yet taken from the bucket.
             seconds = self.tokens.seconds_until(1 + self._unfinished(), now)
             if seconds > 0:
                 raise _too_many(f"{key.tokens_per_minute} tokens a minute", seconds)
@@ -98,7 +97,7 @@ class Account:
         self.active.add(record)
 
     def end(self, record: RequestRecord, now: float) -> None:
-        """The request is over, however it ended; its tokens are known."""
+        """Finish a request and count its tokens."""
         if record in self.active:
             self.active.discard(record)
             if self.tokens is not None:
@@ -108,7 +107,7 @@ class Account:
         return sum(record.tokens for record in self.active)
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
-        """OpenAI's `x-ratelimit-*`, of the limits that there are."""
+        """Return the `x-ratelimit-*` headers of OpenAI for the key's limits."""
         found = []
         for kind, bucket in zip(_LIMITED, (self.requests, self.tokens), strict=True):
             if bucket is not None:
@@ -120,7 +119,7 @@ class Account:
                 )
                 found += [
                     (f"x-ratelimit-{name}-{kind}".encode(), value.encode())
-                    for name, value in zip(_OF_A_LIMIT, values, strict=True)
+                    for name, value in zip(_LIMIT_FIELDS, values, strict=True)
                 ]
         return found
 
@@ -135,8 +134,9 @@ def _too_many(limit: str, seconds: float) -> TooManyRequests:
 
 
 class Accounts:
-    """An account for each key of a file. `now`: seconds that never jump. Raises `ValueError` where
-    the file is wrong.
+    """The accounts of the keys of a file. `now` is a monotonic clock in seconds.
+
+    Raises `ValueError` if the file is invalid.
     """
 
     def __init__(self, path: str, now: Callable[[], float] = time.monotonic) -> None:
@@ -146,13 +146,14 @@ class Accounts:
         self._take(read_keys(path))
 
     def find(self, key: bytes) -> Account | None:
-        """The account of a key that a client sent. What is looked up is its hash, so the time that
-        this takes tells nothing of a key.
+        """Return the account of a key that a client sent.
+
+        The key's hash is looked up, so the duration reveals nothing about the keys.
         """
         return self._by_hash.get(hash_of(key))
 
     async def reload(self) -> None:
-        """Read the file again; one that is wrong is logged, and changes nothing."""
+        """Read the file again. If it is invalid, log the error and keep the keys."""
         try:
             keys = await asyncio.to_thread(read_keys, self._path)
         except ValueError as error:
@@ -174,48 +175,48 @@ class Accounts:
         self._by_hash = by_hash
 
     def end(self, record: RequestRecord) -> None:
-        """A watcher of records: gives back what the request held."""
+        """End a request for its account. This is a watcher of records."""
         account: Account | None = record.scope.get(ACCOUNT)
         if account is not None:
             account.end(record, self.now())
 
 
+# The key of the HTTP request that is being answered.
 current_key: ContextVar[Key | None] = ContextVar("current_key", default=None)
-"""That the HTTP request came with which is being answered."""
 
 
 def check_path(key: Key, method: str, path: str) -> None:
-    """Raises `Forbidden` for what would reach beyond the requests of this key."""
+    """Raise `Forbidden` if the path affects other keys and this key has no `admin`."""
     shared = path.startswith(_SHARED_PATHS) or (
         path.startswith("/v1/models") and method not in ("GET", "HEAD")
     )
     if not key.admin and (shared or not (path.startswith("/v1/") or path in _OWN_PATHS)):
         raise Forbidden(
-            f"This API key may not use {path[:200]}, which is everybody's; ask with a key that "
-            "has `admin: true`.",
+            f"This API key may not use {path[:200]}, which affects all keys; use a key with "
+            "`admin: true`.",
             code="insufficient_permissions",
         )
 
 
 def is_counted(method: str, path: str) -> bool:
-    """Whether a request counts for its key: whoever has reached a limit may still end what runs."""
+    """Whether a request counts against the limits. Cancellations never do."""
     return method in ("POST", "PUT") and not path.endswith("/cancel")
 
 
 def may_use(model: str) -> bool:
-    """Whether the request that is being answered may use this model."""
+    """Return whether the key of the current request may use this model."""
     key = current_key.get()
     return key is None or key.models is None or model in key.models
 
 
 def check_access(model: str) -> None:
-    """Raises `NotFound` for a model that is not for the key of this request."""
+    """Raise `NotFound` if the key of the current request may not use this model."""
     if not may_use(model):
         message = f"The model {model!r:.200} does not exist, or your API key may not use it."
         raise NotFound(message, param="model", code="model_not_found")
 
 
 def allowed_priority(priority: int) -> int:
-    """A request's priority, of which a key says how high it may be."""
+    """Return the priority of a request, which is at most that of its key."""
     key = current_key.get()
     return priority if key is None else key.priority + min(0, priority)

@@ -1,5 +1,7 @@
-"""ASGI middleware for `--api-key` and `--api-keys`: a Bearer token, or Anthropic's `x-api-key`,
-that every path asks for, but those that monitoring needs and the page that asks for the key.
+"""ASGI middleware for `--api-key` and `--api-keys`.
+
+The key is a Bearer token or Anthropic's `x-api-key`. Every path needs it, except those for
+monitoring and the page that asks for the key.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from ..observability.metrics import MetricRegistry
 from ..observability.request_record import KEY_NAME, current_record
 from .accounts import ACCOUNT, Account, Accounts, check_path, current_key, is_counted
 
+# Key of the scope of a request that the server makes itself, which needs no API key.
 IN_PROCESS = "piecework.in_process"
-"""Of the scope of a request that the server makes itself: no key is asked for."""
 
 
 class ApiKey:
-    """Answers 401 to a request without a key, 403 and 429 to what its key does not allow. Keys are
-    compared in constant time. `accounts`: of `--api-keys`, beside the one key without limits.
+    """Answers 401 to requests without a valid key, and 403 or 429 to what the key does not allow.
+
+    `api_key` has no limits and is compared in constant time. `accounts` are those of `--api-keys`.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class ApiKey:
                 await error.response(scope)(scope, receive, send)
                 return
             key = account.key
-        # Set even to None: what the server asks itself it may ask from within a client's request.
+        # Set even to None: the server may call itself within the context of a client's request.
         token = current_key.set(key)
         try:
             await self._app(scope, receive, send)
@@ -74,7 +77,7 @@ class ApiKey:
         )
 
     def _begin(self, account: Account, scope: Scope, send: Send) -> Send:
-        """Count the request, and tell in its answer what is left. Raises `ApiError`."""
+        """Count the request and add rate limit headers to its answer. Raises `ApiError`."""
         accounts, record = self._accounts, current_record.get()
         assert accounts is not None and record is not None, "requests with accounts are recorded"
         record.scope[KEY_NAME] = account.key.name

@@ -1,8 +1,8 @@
-"""ASGI middleware: pages of other origins change nothing here, unless `--cors-origins` names them.
+"""ASGI middleware that refuses changes by pages of origins that `--cors-origins` does not name.
 
-Browsers send some requests to any server, also one on their user's own machine, without asking it
-first: forms, bodies of plain text, and none at all. They say from where, by `Origin` and
-`Sec-Fetch-Site` (https://www.w3.org/TR/fetch-metadata/); what is no browser says neither.
+Browsers send some requests (forms, plain text, empty bodies) to any server without a preflight,
+also to the user's own machine. They name the page's origin by `Origin` and `Sec-Fetch-Site`
+(https://www.w3.org/TR/fetch-metadata/). Other clients send neither header.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from .accounts import RATE_LIMIT_HEADERS
 
 _ASKED = frozenset({b"origin", b"sec-fetch-site", b"host", b"x-forwarded-host"})
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Paths that change something although SGLang's clients may use GET.
 _NOT_HARMLESS = frozenset({"/flush_cache"})
-"""Paths that SGLang's clients may also GET, which change something all the same."""
+# Default ports: browsers leave them out of `Origin`, proxies may write them into `Host`.
 _PORTS = {"http": ":80", "https": ":443"}
-"""What browsers leave out of `Origin`, and proxies may write into the name of a host."""
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
+# Headers of answers that scripts of other origins may read.
 _EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After", "X-Queue-Place", *RATE_LIMIT_HEADERS)
-"""Headers of answers that scripts of other origins may read."""
-_CORS_SECONDS = 600
-"""How long a browser may keep what it was told about these."""
+_CORS_SECONDS = 600  # Seconds for which a browser may cache a preflight answer.
+# Key of a request's scope: the fleet's application has already checked the origin.
 _CHECKED = "piecework.origin_checked"
-"""Of a request's scope: a fleet's application has let it in, with its own list."""
 
 
 class SameOrigin:
-    """Answers 403 to what a page of an origin that is not allowed sends, but to what only reads,
-    which that page cannot see. `allowed`: origins, "*" for all.
+    """Answers 403 to requests of pages whose origin is not in `allowed` ("*" allows all).
 
-    The server's own pages, extensions and applications (`vscode-webview://`, `app://`) pass.
+    Requests that only read pass, because the page cannot see their answers. The server's own pages,
+    extensions and applications (`vscode-webview://`, `app://`) pass too.
     """
 
     def __init__(self, app: ASGIApp, *, allowed: Collection[str], metrics: MetricRegistry) -> None:
@@ -58,7 +57,7 @@ class SameOrigin:
         await self._app(scope, receive, send)
 
     def _foreign(self, scope: Scope) -> str | None:
-        """The origin of the page that sends this, if it may not."""
+        """Return the origin of the page that sends a request, or None if it is allowed."""
         found = {name: value for name, value in scope["headers"] if name in _ASKED}
         site, origin = found.get(b"sec-fetch-site"), found.get(b"origin", b"").decode("latin-1")
         if site in (b"same-origin", b"none") or (site is None and not origin):
@@ -66,8 +65,8 @@ class SameOrigin:
         if "*" in self._allowed or origin in self._allowed:
             return None
         scheme, _, host = origin.partition("://")
-        # A reverse proxy may put its own name into Host; no page can set the other header, to which
-        # each proxy may add a name.
+        # A reverse proxy may replace Host. It then adds the original name to X-Forwarded-Host,
+        # which pages cannot set.
         names = b",".join(found.get(name, b"") for name in (b"host", b"x-forwarded-host"))
         port = _PORTS.get(scheme, "")
         own = {name.strip().removesuffix(port) for name in names.decode("latin-1").split(",")}
@@ -76,8 +75,10 @@ class SameOrigin:
 
 
 class CrossOrigin(CORSMiddleware):
-    """Tells browsers which origins may use the server, also a server on their user's own network
-    (https://wicg.github.io/private-network-access/). `allowed`: origins, "*" for all.
+    """Answers preflight requests: origins in `allowed` may use the server ("*" allows all).
+
+    This includes servers on the user's own network
+    (https://wicg.github.io/private-network-access/).
     """
 
     def __init__(self, app: ASGIApp, *, allowed: Collection[str]) -> None:
@@ -118,8 +119,8 @@ class CrossOrigin(CORSMiddleware):
 
 def _not_allowed(origin: str) -> Forbidden:
     return Forbidden(
-        f"Pages of {origin:.200} may not use this server; start it with --cors-origins and their "
-        "origin.",
+        f"Pages of {origin:.200} may not use this server; start the server with --cors-origins "
+        "and this origin.",
         param="Origin",
         code="origin_not_allowed",
     )

@@ -1,6 +1,4 @@
-"""Where the server's API key comes from: a flag, a file or the environment; it is to be seen by no
-other process.
-"""
+"""Reads the server's API key from a file or the environment, and hides it from child processes."""
 
 from __future__ import annotations
 
@@ -12,12 +10,11 @@ from collections.abc import MutableMapping
 logger = logging.getLogger(__name__)
 
 VARIABLE = "PIECEWORK_API_KEY"
-_MAX_BYTES = 16_384
-"""A key has to fit into one header."""
+_MAX_BYTES = 16_384  # A key must fit into one header.
 
 
 def read_api_key(path: str) -> str:
-    """The key in a file, without white space around it. Raises `ValueError` with a remedy."""
+    """Return the key in a file, without surrounding white space. Raises `ValueError`."""
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -32,27 +29,27 @@ def read_api_key(path: str) -> str:
         return checked_key(content.decode(), f"--api-key-file {path}")
     except UnicodeDecodeError:
         raise ValueError(
-            f"--api-key-file {path} is not text in UTF-8; write the key into it, in one line"
+            f"--api-key-file {path} is not UTF-8 text; write the key into the file, in one line"
         ) from None
 
 
 def take_api_key(environment: MutableMapping[str, str]) -> str | None:
-    """The key in PIECEWORK_API_KEY, which is taken away, so that no process that is started later
-    gets it. Raises `ValueError`.
+    """Return the key in PIECEWORK_API_KEY and remove the variable, so child processes lack it.
+
+    Raises `ValueError`.
     """
     found = environment.pop(VARIABLE, None)
     return None if found is None else checked_key(found, VARIABLE)
 
 
 def checked_key(key: str, source: str) -> str:
-    """The key without white space around it. Raises `ValueError` for one that no client could send;
-    `source`: where it is from.
+    """Return the key without surrounding white space.
+
+    Raises `ValueError` for a key that clients cannot send. `source` names its origin in errors.
     """
     key = key.strip()
     if not key:
-        raise ValueError(
-            f"{source} is empty; put a key there, or leave it out to serve without one"
-        )
+        raise ValueError(f"{source} is empty; put a key there, or omit it to serve without a key")
     if not key.isprintable() or len(key.encode()) > _MAX_BYTES:
         raise ValueError(
             f"{source} holds more than one line, control characters or over {_MAX_BYTES} bytes; a "

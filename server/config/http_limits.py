@@ -1,6 +1,4 @@
-"""Settings of connections: what one may hold, for how long, and how many there may be; and the room
-that the machine has for them.
-"""
+"""The limits of HTTP connections, and the number of connections that the machine allows."""
 
 from __future__ import annotations
 
@@ -9,15 +7,14 @@ from dataclasses import dataclass
 from ...runtime.config.options import option
 
 CONNECTIONS = "connections"
+# File descriptors that are reserved for other things than connections: the engine's sockets, its
+# restart, files and images.
 _OWN_DESCRIPTORS = 256
-"""File descriptors that are kept for everything but connections: the engine's sockets, a restart of
-it, files, images.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Bounds on what clients may hold. Times are in seconds. Raises `ValueError` with a remedy."""
+    """Limits of what clients may use. Times are in seconds. Raises `ValueError`."""
 
     max_connections: int = option(
         4096,
@@ -98,8 +95,9 @@ def _flag(name: str) -> str:
 
 
 def room_for_connections() -> int | None:
-    """How many connections the process has file descriptors for, once its own limit is raised as
-    far as it may; None: no limit is known.
+    """Raise the limit of file descriptors and return how many connections it allows.
+
+    Return None if there is no known limit.
     """
     try:
         import resource
@@ -111,7 +109,7 @@ def room_for_connections() -> int | None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
         except (ValueError, OSError):
-            # macOS tells of no bound and has one.
+            # macOS reports no hard limit but has one.
             pass
     if soft == resource.RLIM_INFINITY:
         return None

@@ -1,6 +1,6 @@
-"""The API keys of `--api-keys`: a file with a hash of each, and what requests with it may do.
+"""Reads the file of `--api-keys`, which has a hash of each key and its limits.
 
-YAML, a list under `keys:` or by itself, or one JSON object a line:
+The file is YAML (a list, or a list under `keys:`), or one JSON object per line:
 
     - name: team-a
       sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
@@ -8,6 +8,8 @@ YAML, a list under `keys:` or by itself, or one JSON object a line:
       requests_per_minute: 60
       tokens_per_minute: 100000
       concurrency: 4
+
+`piecework key NAME` makes an entry.
 """
 
 from __future__ import annotations
@@ -23,18 +25,20 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_MOST_YAML = 2**20
-_MOST_LINES = 2**26
-"""Bytes of a file; JSON is read a hundred times as fast."""
-_MOST = 2**31 - 1
+# Maximum bytes of a file. JSON is read a hundred times as fast as YAML.
+_MAX_YAML_BYTES = 2**20
+_MAX_JSON_BYTES = 2**26
+_MAX_LIMIT = 2**31 - 1
 _NAME = re.compile(r"[\w.@:+-]{1,64}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. None: without that limit. `models` that it may use; `priority`: what its requests
-    have more than others'; `admin`: it may use every endpoint. Raises `ValueError`.
+    """One key. A limit of None means no limit. Raises `ValueError`.
+
+    `models` are those that the key may use. `priority` is added to its requests. With `admin`, the
+    key may use every endpoint.
     """
 
     name: str
@@ -55,8 +59,8 @@ class Key:
             raise ValueError("sha256 is that of an empty key, which everybody has")
         for limit in ("requests_per_minute", "tokens_per_minute", "concurrency"):
             value = getattr(self, limit)
-            if value is not None and not (type(value) is int and 1 <= value <= _MOST):
-                raise ValueError(f"{limit} must be a whole number from 1 to {_MOST}")
+            if value is not None and not (type(value) is int and 1 <= value <= _MAX_LIMIT):
+                raise ValueError(f"{limit} must be a whole number from 1 to {_MAX_LIMIT}")
         if type(self.priority) is not int or abs(self.priority) > 10**6:
             raise ValueError("priority must be a whole number of at most a million")
         if type(self.admin) is not bool:
@@ -70,27 +74,25 @@ class Key:
 
 
 def hash_of(key: bytes) -> str:
-    """What a file has instead of a key. Keys are long and random, so a plain hash cannot be turned
-    round.
-    """
+    """Return the hash of a key. Keys are long and random, so a plain SHA-256 cannot be inverted."""
     return hashlib.sha256(key).hexdigest()
 
 
 def read_keys(path: str) -> dict[str, Key]:
-    """The keys of a file by their hashes. Raises `ValueError` that names the first wrong one."""
+    """Return the keys of a file by their hashes. Raises `ValueError` for the first invalid key."""
     try:
         with open(path, "rb") as file:
-            content = file.read(_MOST_LINES + 1)
+            content = file.read(_MAX_JSON_BYTES + 1)
         text = content.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"--api-keys {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"--api-keys {path} is not text in UTF-8") from None
     is_json = text.lstrip().startswith("{")
-    if len(content) > (_MOST_LINES if is_json else _MOST_YAML):
+    if len(content) > (_MAX_JSON_BYTES if is_json else _MAX_YAML_BYTES):
         raise ValueError(
-            f"--api-keys {path} is too large: at most {_MOST_LINES >> 20} MiB of JSON lines, or "
-            f"{_MOST_YAML >> 20} MiB of YAML"
+            f"--api-keys {path} is too large: at most {_MAX_JSON_BYTES >> 20} MiB of JSON lines, "
+            f"or {_MAX_YAML_BYTES >> 20} MiB of YAML"
         )
     found: dict[str, Key] = {}
     names: set[str] = set()
@@ -101,7 +103,9 @@ def read_keys(path: str) -> dict[str, Key]:
         names.add(key.name)
         found[key.sha256] = key
     if not found:
-        raise ValueError(f"--api-keys {path} has no keys, so that nobody could ask; add one")
+        raise ValueError(
+            f"--api-keys {path} has no keys, so no client could send requests; add a key"
+        )
     return found
 
 
@@ -123,7 +127,7 @@ def _yaml_entries(path: str, text: str) -> Iterator[tuple[str, Any]]:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
         raise ValueError(f"{path}{line}: {error.problem or error.context}") from None
-    except Exception:  # PyYAML raises whatever int, datetime and dict do
+    except Exception:  # PyYAML also raises the errors of int, datetime and dict
         raise ValueError(f"--api-keys {path} is no YAML") from None
     if isinstance(content, dict) and content.keys() == {"keys"}:
         content = content["keys"]

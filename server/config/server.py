@@ -22,7 +22,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
 MOST_REPLICAS = 64
 RUNNERS = ("auto", "generate", "pooling")
-_LEAST_WATCHDOG = 3  # Seconds. The engine sends a heartbeat every second.
+_MIN_WATCHDOG = 3  # Seconds. The engine sends a heartbeat every second.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,16 +155,14 @@ class CommonServerConfig(HttpLimits):
                 "--log-stats-interval must be at least 0 seconds (0 turns it off), got "
                 f"{self.log_stats_interval}"
             )
-        if self.watchdog_timeout != 0 and not _LEAST_WATCHDOG <= self.watchdog_timeout < float(
-            "inf"
-        ):
+        if self.watchdog_timeout != 0 and not _MIN_WATCHDOG <= self.watchdog_timeout < float("inf"):
             raise ValueError(
-                f"--watchdog-timeout must be 0 (off) or at least {_LEAST_WATCHDOG} seconds, got "
+                f"--watchdog-timeout must be 0 (off) or at least {_MIN_WATCHDOG} seconds, got "
                 f"{self.watchdog_timeout}"
             )
         check_options(self, ("batch_storage", "responses_store_size"))
         if self.api_key is not None and self.api_key_file is not None:
-            raise ValueError("--api-key and --api-key-file both give a key; leave one of them out")
+            raise ValueError("--api-key and --api-key-file cannot be combined; omit one of them")
         if self.api_key is not None:
             object.__setattr__(self, "api_key", checked_key(self.api_key, "--api-key"))
         if self.api_key_file is not None:
@@ -179,8 +177,8 @@ class CommonServerConfig(HttpLimits):
             object.__setattr__(self, "served_model_name", _last_name(self.engine.model_path))
         if not all(self.model_names):
             raise ValueError(
-                f"--served-model-name {self.served_model_name!r} has an empty name; leave out the "
-                "comma beside it"
+                f"--served-model-name {self.served_model_name!r} has an empty name; remove the "
+                "extra comma"
             )
 
     @property

@@ -1,1 +1,1 @@
-"""The same server over a diffusion pipeline: images instead of text."""
+"""The server of a diffusion pipeline, which generates images."""

@@ -1,4 +1,4 @@
-"""What the endpoint of images answers, for `/openapi.json`."""
+"""The answers of the image endpoint, for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..core.answers import Answer
 
 
 class GeneratedImage(Answer):
-    """Either `b64_json` or `url`, as `response_format` asks for."""
+    """One image. `response_format` decides whether `b64_json` or `url` is set."""
 
     b64_json: str = ""
     url: str = ""

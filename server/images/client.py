@@ -1,4 +1,4 @@
-"""The only door to the engine of a diffusion pipeline: sends it requests, hands out the images."""
+"""The client of a diffusion pipeline's engine: sends requests and returns images."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from ..engine.supervisor import EngineSupervisor, SupervisorSettings
 
 
 class ImageJob:
-    """One request of this process, which has its image or has nothing: until then it may be what
-    ends the engine. `progress`: its denoising steps that are done, and all; 0 of 0 until it is
-    begun.
+    """One request of this process.
+
+    It is never `delivered`, because its image arrives all at once: until then it may be the cause
+    of a crash. `progress` holds the finished and all denoising steps, or (0, 0) before the first.
     """
 
     delivered = False
@@ -51,8 +52,9 @@ class ImageJob:
 
 
 class ImageClient(EngineSupervisor[ImageJob]):
-    """A supervised diffusion engine. After a crash unfinished images are made again from their
-    seeds, one at a time.
+    """A supervised diffusion engine.
+
+    After a crash, unfinished images are generated again from their seeds, one at a time.
     """
 
     def __init__(
@@ -62,14 +64,16 @@ class ImageClient(EngineSupervisor[ImageJob]):
         command: Sequence[str] = DIFFUSION_PIPELINE,
         **settings: Unpack[SupervisorSettings],
     ) -> None:
-        """`settings`: as `EngineSupervisor` takes them."""
+        """`settings` are the keyword arguments of `EngineSupervisor`."""
         super().__init__(command, config, **settings)
         self.info: DiffusionInfo | None = None
         self.stats = ImageStats()
 
     async def generate(self, request: GenerateImage) -> ImageOutput:
-        """How the request ended. Cancelling it aborts it at the engine's next step. Raises
-        `QueueFull` and `EngineUnavailable`.
+        """Return the image or error of a request.
+
+        Cancelling aborts the request at the engine's next step. Raises `QueueFull` and
+        `EngineUnavailable`.
         """
         job = ImageJob(request)
         self.add_request(job)

@@ -1,5 +1,6 @@
-"""The settings of a server of images; imports nothing heavy, for it also makes command-line
-flags.
+"""The settings of a server of images.
+
+The command line makes flags from them, so this file imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ IMAGES = "images"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageServerConfig(CommonServerConfig):
-    """Settings of a server of a diffusion pipeline. Raises `ValueError` with a remedy."""
+    """Settings of a server of a diffusion pipeline. Raises `ValueError` for invalid values."""
 
     engine_command = DIFFUSION_PIPELINE
     image_url_lifetime: float = option(
@@ -34,7 +35,7 @@ class ImageServerConfig(CommonServerConfig):
     engine: DiffusionConfig = field(default_factory=DiffusionConfig)
 
     def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is another class than the one that is written here.
+        # super() does not work here: a dataclass with slots replaces the class.
         CommonServerConfig.__post_init__(self)
         if not 0 < self.image_url_lifetime < float("inf"):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""`POST /v1/images/generations`, and the files that it answers with as URLs."""
+"""`POST /v1/images/generations`, and the files behind the URLs of its answers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ from .state import ImageServing, ImageServingDep
 router = APIRouter(route_class=JsonRoute)
 file_router = APIRouter()
 FILE_TYPES = ("image/png", "image/jpeg", "image/webp")
-_SEED_BITS = 31
-"""Of seeds that are drawn: any client can send them back as they are."""
+_SEED_BITS = 31  # Size of random seeds, so that every client can send them back.
 
 
 @router.post("/v1/images/generations", responses=answers(Images, errors=BODY_ERRORS))
 async def create_images(
     body: ImagesRequest, request: Request, serving: ImageServingDep
 ) -> Response:
-    """Draw one or more images from a prompt."""
+    """Generate one or more images from a prompt."""
     serving.check_model(body.model)
     requests = image_requests(body, f"img-{uuid.uuid4().hex}")
     made = await _make_all(serving, body, requests)
@@ -71,9 +70,7 @@ FILE_ROUTE: dict[str, Any] = {
 
 @file_router.get(**FILE_ROUTE)
 async def get_file(name: str, serving: ImageServingDep) -> Response:
-    """An image that was asked for as a URL, until it expires. Needs no key: the name cannot be
-    guessed.
-    """
+    """Return an image by its URL until it expires. Needs no key: its name cannot be guessed."""
     stored = serving.store.get(name)
     if stored is None:
         raise NotFound(
@@ -86,7 +83,7 @@ async def get_file(name: str, serving: ImageServingDep) -> Response:
 
 
 def image_requests(body: ImagesRequest, request_id: str) -> list[GenerateImage]:
-    """One for each of the `n` images. Raises `InvalidRequest`."""
+    """Return a request for each of the `n` images. Raises `InvalidRequest`."""
     seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed
     width, height = (body.width, body.height) if "size" not in body.model_fields_set else body.size
     try:
@@ -115,7 +112,7 @@ def image_requests(body: ImagesRequest, request_id: str) -> list[GenerateImage]:
 async def _make_all(
     serving: ImageServing, body: ImagesRequest, requests: Sequence[GenerateImage]
 ) -> list[tuple[ImageOutput, bytes]]:
-    """Every image and its file; the first that fails ends the others."""
+    """Generate all images and their files. If one fails, the others are cancelled."""
     tasks = [asyncio.create_task(_make(serving, body, request)) for request in requests]
     try:
         return await asyncio.gather(*tasks)
@@ -140,7 +137,7 @@ async def _make(
                 raise InternalError(
                     f"The engine could not finish the request: {output.error}.", code="engine_error"
                 )
-        # In a thread: compressing takes long enough to hold up other requests.
+        # Run in a thread, because compression would delay other requests.
         file = await asyncio.to_thread(
             encode_image,
             output.pixels,
@@ -175,7 +172,7 @@ def _image(
 
 
 def _refused(body: ImagesRequest, message: str, param: str | None, code: str) -> InvalidRequest:
-    """The error by the name that the parameter has on the wire."""
+    """Return an error with the wire name of the parameter."""
     if param in ("width", "height", "size") and "size" in body.model_fields_set:
         return InvalidRequest(f"size: {message}.", param="size", code=code)
     return InvalidRequest(f"{message}.", param=param, code=code)

@@ -1,4 +1,4 @@
-"""The request of `POST /v1/images/generations` as it comes over the wire.
+"""The request of `POST /v1/images/generations`.
 
 Names and meanings are those of https://platform.openai.com/docs/api-reference/images; parameters
 beyond OpenAI's (`num_inference_steps` and the like) are named as in SGLang and diffusers.
@@ -14,20 +14,19 @@ from pydantic_core import PydanticCustomError
 
 from ..core.schemas import Integer, Seed, Unsupported, WireModel, disagreement
 
-MAX_IMAGES = 10
-"""Largest `n`, as OpenAI's."""
+MAX_IMAGES = 10  # Maximum of `n`, as in OpenAI's API.
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 
 
 class Size(NamedTuple):
-    """Pixels; None: the pipeline's default."""
+    """Width and height in pixels, or None for the pipeline's default."""
 
     width: int | None
     height: int | None
 
 
 def parse_size(value: Any) -> Size:
-    """`auto`, or width and height as `1024x768`."""
+    """Parse `auto`, or width and height such as `1024x768`."""
     if value == "auto":
         return Size(None, None)
     found = _SIZE.fullmatch(value) if isinstance(value, str) else None
@@ -54,7 +53,7 @@ def _only_guidance(value: Any) -> Any:
 
 
 class ImagesRequest(WireModel):
-    """What is to be drawn, how, and in which form it is answered."""
+    """The prompt, the parameters of the pipeline, and the form of the answer."""
 
     prompt: str
     model: str | None = None
@@ -98,7 +97,7 @@ class ImagesRequest(WireModel):
 
     @property
     def ignored(self) -> list[str]:
-        """Members that came and change nothing."""
+        """The fields of the request that have no effect."""
         harmless = {"background": ("auto", "opaque"), "moderation": ("auto",), "quality": ("auto",)}
         names = ("quality", "style", "background", "moderation")
         return [

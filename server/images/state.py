@@ -1,4 +1,4 @@
-"""What the endpoints of images work with, and what is counted."""
+"""The state of the image endpoints, and their metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .store import ImageStore
 
 
 class ImageMetrics(MetricRegistry):
-    """The figures of a diffusion engine, and of the images that wait to be fetched."""
+    """The metrics of a diffusion engine and of the stored images."""
 
     unit = "Images"
 
@@ -55,7 +55,7 @@ class ImageMetrics(MetricRegistry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageServing(AnyServing):
-    """A server of a diffusion pipeline."""
+    """The state of a server of a diffusion pipeline."""
 
     purpose = "This server has a diffusion pipeline, for POST /v1/images/generations"
     kind = "images"
@@ -66,5 +66,5 @@ class ImageServing(AnyServing):
     store: ImageStore
 
 
+# Parameter of the image endpoints.
 ImageServingDep = Annotated[ImageServing, Depends(serving_of)]
-"""Parameter of an endpoint of servers of images."""

@@ -1,6 +1,4 @@
-"""Images that were asked for as URLs, kept in memory until they expire or newer ones need the
-room.
-"""
+"""Keeps the images behind URLs in memory, until they expire or newer images need the room."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import NamedTuple
 
 
 class StoredImage(NamedTuple):
-    """A file, and the moment after which it is gone, on the store's clock."""
+    """A file and the time of its expiry, on the store's clock."""
 
     content: bytes
     media_type: str
@@ -20,8 +18,9 @@ class StoredImage(NamedTuple):
 
 
 class ImageStore:
-    """At most `capacity` bytes, each image for `lifetime` seconds. Names cannot be guessed: who
-    knows one may fetch the image.
+    """Holds at most `capacity` bytes, and each image for `lifetime` seconds.
+
+    Names cannot be guessed, so everybody who knows a name may fetch the image.
     """
 
     def __init__(
@@ -31,13 +30,10 @@ class ImageStore:
         self._lifetime = lifetime
         self._clock = clock
         self._images: OrderedDict[str, StoredImage] = OrderedDict()
-        self.size = 0
-        """Bytes held."""
+        self.size = 0  # Bytes.
 
     def put(self, content: bytes, extension: str, media_type: str) -> str:
-        """The name under which the image can be fetched. Raises `ValueError` where it is larger
-        than the whole store.
-        """
+        """Store an image and return its name. Raises `ValueError` if it exceeds `capacity`."""
         if len(content) > self._capacity:
             raise ValueError(
                 f"the image has {len(content)} bytes, more than the {self._capacity} that may be "
@@ -50,13 +46,14 @@ class ImageStore:
         return name
 
     def get(self, name: str) -> StoredImage | None:
-        """None for what never was and what is gone."""
+        """Return an image, or None if it is unknown or expired."""
         self._make_room()
         return self._images.get(name)
 
     def _make_room(self) -> None:
-        """Drop what has expired, and the oldest where it is too much; all live equally long, so the
-        oldest expires first.
+        """Drop expired images, and the oldest ones while the store is too large.
+
+        All images live equally long, so the oldest expires first.
         """
         while self._images:
             oldest = next(iter(self._images.values()))

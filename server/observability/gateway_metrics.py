@@ -1,7 +1,9 @@
-"""The figures by which Kubernetes' Inference Gateway chooses among servers, under the names that
-its model server protocol takes from vLLM.
+"""The metrics by which Kubernetes' Inference Gateway chooses a server.
 
-https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/proposals/003-model-server-protocol
+Its model server protocol takes their names from vLLM:
+
+https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/proposals/003-mode
+l-server-protocol.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ PREFIX = "vllm:"
 
 
 def gateway_metrics(engine: TextEngine, model_name: str) -> Iterator[Metric]:
-    """Requests that wait and run, the share of the KV cache that they hold, and its pages."""
+    """Yield the waiting and running sequences, the used share of the KV cache, and its pages."""
     stats, info = engine.stats, engine.info
     figures = (
         ("num_requests_waiting", "Sequences that wait.", stats.queued_requests),

@@ -1,6 +1,4 @@
-"""Prometheus metrics, under the names that SGLang uses for the same things, with the prefix
-`piecework:`.
-"""
+"""Prometheus metrics. Their names are those of SGLang with the prefix `piecework:`."""
 
 from __future__ import annotations
 
@@ -30,6 +28,7 @@ from ..engine.state import EngineState
 from .gateway_metrics import gateway_metrics
 
 PREFIX = "piecework:"
+# Histogram bounds in seconds.
 _TIME_TO_FIRST_TOKEN = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100,
     200, 400,
@@ -42,11 +41,10 @@ _END_TO_END = (
     0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200,
     1800,
 )  # fmt: skip
-"""Histogram bounds in seconds."""
+# Histogram bounds in tokens, up to the longest contexts.
 _TOKENS = tuple(float(2**power) for power in range(18))
-"""Histogram bounds in tokens, up to the longest contexts."""
 
-
+# Fields of `EngineStats` without their suffix `_total`.
 _TOTALS = {
     "preemptions": "Sequences that had to give their KV cache back and were recomputed.",
     "overlapped_steps": "Batches that were planned while the one before ran.",
@@ -55,17 +53,13 @@ _TOTALS = {
     "graph_replays": "Batches that were run by replaying a captured size.",
     "padded_tokens": "Tokens that were added to batches to reach a captured size.",
 }
-"""Of `EngineStats`, the names less their `_total`."""
-
-
-_OF_RANKS = (
+# Name, documentation and field of `RankInfo`.
+_RANK_GAUGES = (
     ("weight_memory_bytes", "Memory of the weights that a rank holds.", "weight_bytes"),
     ("kv_memory_bytes", "Memory of the KV cache that a rank holds.", "kv_bytes"),
 )
-"""Name, what it is, and its name in `RankInfo`."""
-
-
-_OF_REPLICAS: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
+# Name, documentation and function of a replica.
+_REPLICA_GAUGES: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
     ("replica_up", "1 while a replica serves.", lambda each: each.state is EngineState.READY),
     (
         "replica_running_reqs",
@@ -84,26 +78,27 @@ _OF_REPLICAS: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
         lambda each: each.stats.cached_tokens_total / (each.stats.prompt_tokens_total or 1),
     ),
 )
-"""Name, what it is, and its value for each of several replicas."""
 
 
-def _now_if_told() -> float | None:
-    """When a series begins, unless whoever runs the server wants none of these, which
-    prometheus_client is told by its environment.
+def _created_now() -> float | None:
+    """Return the time as a series' creation time, or None if these are disabled.
+
+    prometheus_client's variable PROMETHEUS_DISABLE_CREATED_SERIES disables them.
     """
     off = os.environ.get("PROMETHEUS_DISABLE_CREATED_SERIES", "").lower() in ("true", "1", "t")
     return None if off else time.time()
 
 
 class Total:
-    """A number that grows. No lock, as prometheus_client's counters have: all that is counted is
-    counted in the event loop, some of it for each token.
+    """A counter without the lock of prometheus_client's counters.
+
+    All counting is done in the event loop, some of it for each token.
     """
 
     def __init__(self, name: str, documentation: str) -> None:
         self.name, self.documentation = PREFIX + name, documentation
         self.value = 0
-        self._created = _now_if_told()
+        self._created = _created_now()
 
     def family(self, model_name: str) -> Metric:
         family = CounterMetricFamily(self.name, self.documentation, labels=["model_name"])
@@ -112,14 +107,14 @@ class Total:
 
 
 class Latency:
-    """A histogram of seconds, or tokens, that takes several equal values at once."""
+    """A histogram of seconds or tokens. `observe` can add several equal values at once."""
 
     def __init__(self, name: str, documentation: str, bounds: tuple[float, ...]) -> None:
         self.name, self.documentation = PREFIX + name, documentation
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
-        self._created = _now_if_told()
+        self._created = _created_now()
 
     def observe(self, seconds: float, count: int = 1) -> None:
         self._counts[bisect_left(self._bounds, seconds)] += count
@@ -135,15 +130,14 @@ class Latency:
         return family
 
 
-Figure = tuple[str, str, float]
-"""Name, what it is, value."""
+Figure = tuple[str, str, float]  # Name, documentation and value.
 
 
 class MetricRegistry(Collector):
-    """What every server counts, and what its engine tells when the metrics are asked for; its own
-    registry, so that several applications may live in one process.
+    """The metrics of every server: its own counters, and figures read from its engine on request.
 
-    Subclasses call a unit of work by its name: `unit` is "Sequences" or "Images".
+    It has a registry of its own, so that several applications may run in one process. `unit` names
+    what the engine computes, such as "Sequences" or "Images".
     """
 
     unit = "Sequences"
@@ -171,7 +165,7 @@ class MetricRegistry(Collector):
         self._errors.labels(self.model_name, kind).inc()
 
     def errors(self) -> dict[str, int]:
-        """Answers that were errors, by their type."""
+        """Return the number of errors by type."""
         samples = (sample for family in self._errors.collect() for sample in family.samples)
         return {
             sample.labels["type"]: int(sample.value)
@@ -180,11 +174,11 @@ class MetricRegistry(Collector):
         }
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def families(self) -> Iterable[Metric]:
-        """The same, to be shown beside others."""
+        """Return all metrics, to be merged with those of others."""
         return self._registry.collect()
 
     def collect(self) -> Iterator[Metric]:
@@ -211,13 +205,13 @@ class MetricRegistry(Collector):
             "engine": self._engine.engine_pid
         }
         for name, pid in {"server": os.getpid(), **engines}.items():
-            # One that ends just now has none.
+            # The process may end meanwhile.
             with contextlib.suppress(psutil.Error):
                 if pid is not None:
                     yield name, psutil.Process(pid).memory_info().rss
 
     def gauges(self) -> list[Figure]:
-        """Of the engine, now."""
+        """Return the current gauges of the engine."""
         engine, stats = self._engine, self._engine.stats
         heard = "Time since the engine's last sign of life."
         return [
@@ -228,7 +222,7 @@ class MetricRegistry(Collector):
         ]
 
     def totals(self) -> list[Figure]:
-        """Of the engine, since it began."""
+        """Return the engine's totals since its start."""
         engine, restarts = self._engine, "How often the engine process was started again."
         return [
             ("num_engine_restarts", restarts, engine.restarts),
@@ -244,7 +238,7 @@ class MetricRegistry(Collector):
         values: dict[tuple[str, ...], float],
         *labels: str,
     ) -> Metric:
-        """`values` by those of `labels`, which come beside the model's name."""
+        """Return a family. `values` are by the values of `labels`, without the model's name."""
         family = kind(PREFIX + name, documentation, labels=["model_name", *labels])
         for own, value in sorted(values.items()):
             family.add_metric([self.model_name, *own], value)
@@ -252,7 +246,7 @@ class MetricRegistry(Collector):
 
 
 class Metrics(MetricRegistry):
-    """What a server of a language model counts."""
+    """The metrics of a server of a language model."""
 
     def __init__(self, engine: TextEngine, model_name: str) -> None:
         super().__init__(engine, model_name)
@@ -310,12 +304,12 @@ class Metrics(MetricRegistry):
         )
         yield from gateway_metrics(self._tokens, self.model_name)
         ranks = [] if self._tokens.info is None else self._tokens.info.ranks
-        for name, documentation, field in _OF_RANKS:
+        for name, documentation, field in _RANK_GAUGES:
             values: dict[tuple[str, ...], float] = {
                 (str(rank),): getattr(info, field) for rank, info in enumerate(ranks)
             }
             yield self._family(GaugeMetricFamily, name, documentation, values, "tp_rank")
-        for name, documentation, value_of in _OF_REPLICAS:
+        for name, documentation, value_of in _REPLICA_GAUGES:
             replicas: dict[tuple[str, ...], float] = {
                 (str(number),): value_of(each) for number, each in enumerate(self._tokens.replicas)
             }

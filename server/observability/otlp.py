@@ -1,5 +1,6 @@
-"""Where `--otlp-traces-endpoint` sends spans, and how: OTLP over HTTP or gRPC, by the libraries of
-the extra `otlp`, which nothing imports unless it is asked for.
+"""Exports spans to `--otlp-traces-endpoint` by OTLP over HTTP or gRPC.
+
+The libraries of the extra `otlp` are imported only if that flag is given.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ _HTTP_PATH = "/v1/traces"
 
 
 class Endpoint(NamedTuple):
-    """`url` as the exporter of `protocol` takes it."""
+    """A collector. `url` has the form that the exporter of `protocol` expects."""
 
     protocol: str
     url: str
 
 
 def read_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endpoint:
-    """`grpc://HOST:PORT` and port 4317 are gRPC, all else HTTP, unless the environment says which.
-    Raises `ValueError` for what is no such URL, and where the libraries are missing.
+    """Parse the URL of a collector.
+
+    `grpc://HOST:PORT` and port 4317 mean gRPC, other URLs HTTP. The variables of
+    `_PROTOCOL_VARIABLES` override that. Raises `ValueError` for other URLs and missing libraries.
     """
     flag = f"--otlp-traces-endpoint {url}"
     try:
@@ -45,9 +48,9 @@ def read_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endp
             "--otlp-traces-endpoint: a name or password in the URL can be read by every user of "
             "this machine, and by clients; give it by OTEL_EXPORTER_OTLP_HEADERS"
         )
-    told = [environment[name] for name in _PROTOCOL_VARIABLES if environment.get(name)]
+    named = [environment[name] for name in _PROTOCOL_VARIABLES if environment.get(name)]
     by_url = "grpc" if parts.scheme == "grpc" or port == _GRPC_PORT else "http/protobuf"
-    protocol = told[0] if told else by_url
+    protocol = named[0] if named else by_url
     if protocol not in _PROTOCOLS:
         raise ValueError(
             f"{_PROTOCOL_VARIABLES[0]} must be one of {', '.join(_PROTOCOLS)}, got {protocol!r}"
@@ -64,7 +67,7 @@ def read_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endp
 
 
 def _has_exporter(protocol: str) -> bool:
-    """Others bring the SDK without it."""
+    """Return whether the exporter is installed. The SDK may be installed without it."""
     name = protocol.partition("/")[0]
     try:
         return find_spec(f"opentelemetry.exporter.otlp.proto.{name}.trace_exporter") is not None
@@ -73,10 +76,11 @@ def _has_exporter(protocol: str) -> bool:
 
 
 def open_provider(endpoint: Endpoint, version: str) -> Any:
-    """A `TracerProvider` that sends batches from a thread of its own, out of a bounded queue: what
-    does not fit, and what cannot be sent, is dropped. OpenTelemetry's variables (OTEL_SERVICE_NAME,
-    OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_BSP_*) have their meanings. Raises
-    `ValueError` for those that it cannot take.
+    """Return a `TracerProvider` that sends batches from a thread, out of a bounded queue.
+
+    Spans that do not fit into the queue or cannot be sent are dropped. OpenTelemetry's variables
+    (OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_BSP_*) are read.
+    Raises `ValueError` for invalid values of OTEL_BSP_*.
     """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -95,7 +99,7 @@ def open_provider(endpoint: Endpoint, version: str) -> Any:
         inner = over_http.OTLPSpanExporter(endpoint.url)
 
     class Exporter(SpanExporter):
-        """Says once that a collector does not answer, and once that it does again."""
+        """Logs once when the collector stops answering, and once when it answers again."""
 
         is_failing = False
 
@@ -127,8 +131,8 @@ def open_provider(endpoint: Endpoint, version: str) -> Any:
     try:
         provider.add_span_processor(BatchSpanProcessor(Exporter()))
     except ValueError as error:
-        raise ValueError(f"one of the variables OTEL_BSP_* cannot be taken: {error}") from None
-    # From here on its libraries warn at each try, which says no more than `Exporter` does, and
-    # quote the headers of clients; before they told which variables they cannot read.
+        raise ValueError(f"one of the variables OTEL_BSP_* is invalid: {error}") from None
+    # Until here the libraries warned about invalid variables. From now on they would warn at each
+    # failed export, as `Exporter` already does, and print headers of clients.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return provider

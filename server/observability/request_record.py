@@ -1,9 +1,9 @@
-"""What became of one HTTP request: for its line in the log (`--log-requests`) and for its trace.
+"""Records each HTTP request for its line in the log (`--log-requests`) and its trace.
 
 >>> app = RecordRequests(app, [log_request])
 
-A record is done once the answer is sent and every sequence has ended, which for a response in the
-background is later. Then each of the watchers gets it.
+A record is complete once the answer is sent and every sequence has ended. For background responses
+the sequences end later. Each watcher is then called with the record.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from .sequence_clock import SequenceClock
 logger = logging.getLogger(__name__)
 request_logger = logging.getLogger("piecework.requests")
 
-KEY_NAME = "piecework.api_key_name"
-"""Of a request's scope: which of the server's keys it came with, where they have names."""
-_SHOWN = 200
-"""Characters of a path."""
-_REASON = 300
-"""Characters of the reason of an error."""
+KEY_NAME = "piecework.api_key_name"  # Key of a request's scope: the name of its API key.
+_PATH_CHARACTERS = 200  # Logged characters of a path.
+_REASON_CHARACTERS = 300  # Logged characters of an error's reason.
 
 
 class RequestRecord:
-    """One request: `began` by `time.monotonic`, `began_ns` the same moment since the epoch; its
-    sequences with their clocks, and the model that they are of. `status` is 499 where the client
-    left before the answer began.
+    """One request.
+
+    Attributes:
+        began, began_ns: The start, by `time.monotonic` and in nanoseconds since the epoch.
+        status: The HTTP status, or 499 if the client left before the answer began.
+        model, decode: The model of the sequences, and the function that decodes its token ids.
+        sequences: The sequences and their clocks.
+        input_tokens: Tokens of inputs that are no sequences, such as texts to embed.
     """
 
     def __init__(self, scope: Scope, watchers: Sequence[Watcher]) -> None:
@@ -47,7 +49,6 @@ class RequestRecord:
         self.decode: Callable[..., str] | None = None
         self.sequences: list[tuple[RequestState, SequenceClock]] = []
         self.input_tokens = 0
-        """Of inputs that are no sequences."""
         self._watchers = watchers
         self._holders = 1
 
@@ -57,9 +58,7 @@ class RequestRecord:
         decode: Callable[..., str],
         sequences: Sequence[tuple[RequestState, SequenceClock]],
     ) -> None:
-        """These sequences are generated for it; `leave` once they have ended. `decode`: the text of
-        token ids of this model.
-        """
+        """Add sequences. The caller must call `leave` once they have ended."""
         self.model, self.decode = model, decode
         self.sequences += sequences
         self._holders += 1
@@ -81,8 +80,9 @@ class RequestRecord:
 
     @property
     def usage(self) -> tuple[int, int, int]:
-        """Tokens of prompts, each once for all its samples, those of them that were cached, and of
-        answers so far, as `usage` has them.
+        """Prompt tokens, cached prompt tokens and generated tokens so far, as in `usage`.
+
+        The prompt of several samples counts once.
         """
         requests = [request for request, _ in self.sequences]
         prompts = {id(request.prompt_ids): request for request in reversed(requests)}.values()
@@ -94,23 +94,23 @@ class RequestRecord:
 
     @property
     def tokens(self) -> int:
-        """Of prompts and answers so far."""
+        """The number of prompt tokens and generated tokens so far."""
         prompts, _, answers = self.usage
         return prompts + answers
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Of each sequence; `abort` where its client left."""
+        """The finish reason of each sequence; `abort` if the client left."""
         return [clock.finish_reason for _, clock in self.sequences]
 
 
 Watcher = Callable[[RequestRecord], None]
+# The record of the HTTP request that is being answered, or None without `RecordRequests`.
 current_record: ContextVar[RequestRecord | None] = ContextVar("current_record", default=None)
-"""Of the HTTP request that is being answered, where somebody watches."""
 
 
 class RecordRequests:
-    """ASGI middleware: a record for each request but those of monitoring, which never end."""
+    """ASGI middleware that records each request, except those of monitoring."""
 
     def __init__(self, app: ASGIApp, watchers: Sequence[Watcher]) -> None:
         self._app = app
@@ -136,16 +136,16 @@ class RecordRequests:
 
 
 def log_request(record: RequestRecord) -> None:
-    """One line; times in seconds. What users wrote is no part of it."""
+    """Log one line with times in seconds. It contains no text of prompts or answers."""
     error: ApiError | None = record.scope.get(ERROR)
     clocks = [clock for _, clock in record.sequences]
     prompt_tokens, cached_tokens, completion_tokens = record.usage
-    queued = [one.started - one.arrival for one in clocks if one.started is not None]
-    first = [one.first_token - record.began for one in clocks if one.first_token is not None]
+    queued = [clock.started - clock.arrival for clock in clocks if clock.started is not None]
+    first = [clock.first_token - record.began for clock in clocks if clock.first_token is not None]
     fields = {
         "request_id": record.request_id,
         "method": record.scope["method"],
-        "path": record.scope["path"][:_SHOWN],
+        "path": record.scope["path"][:_PATH_CHARACTERS],
         "status": record.status,
         "model": record.model or record.scope.get(MODEL),
         "api_key": record.scope.get(KEY_NAME),
@@ -157,6 +157,6 @@ def log_request(record: RequestRecord) -> None:
         "e2e_seconds": round(record.ended - record.began, 6),
         "finish_reason": ",".join(sorted(set(record.finish_reasons))) or None,
         "error": error and (error.code or error.type),
-        "reason": error and (error.reason or error.message)[:_REASON],
+        "reason": error and (error.reason or error.message)[:_REASON_CHARACTERS],
     }
     request_logger.info("request", extra=with_fields(fields))

@@ -1,4 +1,4 @@
-"""Times and counts one sequence as its outputs arrive."""
+"""Measures one sequence for the metrics, while its outputs arrive."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from .metrics import Metrics
 
 
 class SequenceClock:
-    """One sequence in the metrics. Moments are `time.monotonic()`, None before they come:
-    `arrival`, `first_token`, `last_token`; when it began to be computed its request knows.
+    """The times of one sequence, by `time.monotonic()`.
+
+    `first_token` and `last_token` are None before the first token.
     """
 
     def __init__(self, metrics: Metrics, request: RequestState) -> None:
@@ -24,7 +25,7 @@ class SequenceClock:
 
     @property
     def started(self) -> float | None:
-        """When it began to be computed: never before it came here nor after its first token."""
+        """When the computation began, limited to the time from `arrival` to `first_token`."""
         started = self._request.started
         if started is None:
             return None
@@ -65,7 +66,7 @@ class SequenceClock:
         self._reason = FinishReason.ERROR
 
     def end(self) -> None:
-        """The sequence is over; without a finish reason its client has left. Ending twice does
+        """End the sequence. Without a finish reason the client has left. A second call does
         nothing.
         """
         if self._ended:

@@ -1,8 +1,8 @@
-"""Spans of requests, as OpenTelemetry's conventions for generative AI name them.
+"""Makes the OpenTelemetry spans of requests.
 
-https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ for `gen_ai.*`; those of latency
-are vLLM's. A request is one server span, a child of the client's where it sent `traceparent`; each
-of its sequences has a span of the time that it waited, was prefilled and decoded.
+Each request is a server span. It is a child of the client's span if the client sent `traceparent`.
+Each sequence has spans of its queue, prefill and decode times. Attributes follow
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/; those of latency are vLLM's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .otlp import Endpoint, open_provider
 from .request_record import RequestRecord
 from .sequence_clock import SequenceClock
 
+# From the paths that are traced to `gen_ai.operation.name`.
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
@@ -29,18 +30,15 @@ _OPERATIONS = {
     "/v1/embeddings": "embeddings",
     "/v1/images/generations": "generate_content",
 }
-"""Paths whose requests are traced, to `gen_ai.operation.name`."""
 _CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-_MOST_SEQUENCES = 16
-"""Sequences of a request that have spans of their own."""
-_MOST_TOKENS = 8192
-"""Tokens of a prompt, and of an answer, that are captured."""
+_MAX_SEQUENCES = 16  # Sequences of a request with own spans.
+_MAX_TOKENS = 8192  # Captured tokens of a prompt, and of an answer.
 _CLOSE_SECONDS = 3.0
 _NANOSECONDS = 1_000_000_000
 
 
 class Tracer:
-    """Makes spans of records; what was said is in them only where the environment says so."""
+    """Makes spans of records. They contain texts only if the environment enables that."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -48,18 +46,18 @@ class Tracer:
         self._provider = open_provider(endpoint, __version__)
         self._tracer = self._provider.get_tracer("piecework", __version__)
         self._extract = TraceContextTextMapPropagator().extract
-        told = os.environ.get(_CAPTURE, "").lower()
-        self._captures = told in ("true", "span_only", "span_and_event")
+        capture = os.environ.get(_CAPTURE, "").lower()
+        self._captures = capture in ("true", "span_only", "span_and_event")
 
     async def close(self) -> None:
-        """Send what waits, for a few seconds at most."""
-        # A daemon: a collector that hangs keeps no process alive.
+        """Send the queued spans, for at most `_CLOSE_SECONDS`."""
+        # A daemon thread, so that a collector that hangs does not keep the process alive.
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)
         thread.start()
         await asyncio.to_thread(thread.join, _CLOSE_SECONDS)
 
     def trace(self, record: RequestRecord) -> None:
-        """The spans of a request that is over; takes no part in answering it."""
+        """Make the spans of a finished request."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
         operation = _OPERATIONS.get(record.scope["path"])
@@ -84,7 +82,7 @@ class Tracer:
             if self._captures and record.decode is not None:
                 span.set_attributes(_messages(record, record.decode))
             inside = set_span_in_context(span)
-            for number, (_, clock) in enumerate(record.sequences[:_MOST_SEQUENCES]):
+            for number, (_, clock) in enumerate(record.sequences[:_MAX_SEQUENCES]):
                 for name, begin, end in _phases(clock, record.ended):
                     phase = self._tracer.start_span(
                         name,
@@ -97,23 +95,23 @@ class Tracer:
 
 
 def _messages(record: RequestRecord, decode: Callable[..., str]) -> dict[str, str]:
-    """The prompt as the model read it, and what it wrote."""
+    """Return the prompts as the model read them, and the answers."""
 
     def message(role: str, ids: list[int], **more: str) -> dict[str, Any]:
         return {
             "role": role,
             "parts": [
-                {"type": "text", "content": decode(ids[:_MOST_TOKENS], skip_special_tokens=False)}
+                {"type": "text", "content": decode(ids[:_MAX_TOKENS], skip_special_tokens=False)}
             ],
             **more,
         }
 
-    prompts = {id(one.prompt_ids): one.prompt_ids for one, _ in record.sequences}
+    prompts = {id(request.prompt_ids): request.prompt_ids for request, _ in record.sequences}
     answers = [
-        message("assistant", one.output_ids, finish_reason=clock.finish_reason)
-        for one, clock in record.sequences[:_MOST_SEQUENCES]
+        message("assistant", request.output_ids, finish_reason=clock.finish_reason)
+        for request, clock in record.sequences[:_MAX_SEQUENCES]
     ]
-    asked = [message("user", ids) for ids in list(prompts.values())[:_MOST_SEQUENCES]]
+    asked = [message("user", ids) for ids in list(prompts.values())[:_MAX_SEQUENCES]]
     return {
         "gen_ai.input.messages": json.dumps(asked),
         "gen_ai.output.messages": json.dumps(answers),
@@ -121,12 +119,12 @@ def _messages(record: RequestRecord, decode: Callable[..., str]) -> dict[str, st
 
 
 def _since_epoch(record: RequestRecord, moment: float) -> int:
-    """Nanoseconds of a moment by `time.monotonic`."""
+    """Convert a time of `time.monotonic` to nanoseconds since the epoch."""
     return record.began_ns + int((moment - record.began) * _NANOSECONDS)
 
 
 def _phases(clock: SequenceClock, ended: float) -> list[tuple[str, float, float]]:
-    """Name, begin and end of each phase that a sequence came to."""
+    """Return name, begin and end of each phase that a sequence has reached."""
     phases = [("queue", clock.arrival, clock.started or clock.first_token or ended)]
     if clock.started is not None:
         phases.append(("prefill", clock.started, clock.first_token or ended))
@@ -156,7 +154,7 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
     first, clock = sequences[0]
     return (
         found
-        | _asked(first)
+        | _sampling(first)
         | _latency(clock)
         | {
             "gen_ai.request.choice.count": len(sequences),
@@ -168,7 +166,7 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
     )
 
 
-def _asked(request: RequestState) -> dict[str, Any]:
+def _sampling(request: RequestState) -> dict[str, Any]:
     params = request.params
     return {
         "gen_ai.request.max_tokens": params.max_new_tokens,
@@ -180,9 +178,9 @@ def _asked(request: RequestState) -> dict[str, Any]:
 
 
 def _latency(clock: SequenceClock) -> dict[str, float]:
-    """Seconds, of the first sequence, as far as it came."""
+    """Return the latencies of a sequence in seconds, for the phases it has reached."""
     found = {name: end - begin for name, begin, end in _phases(clock, clock.arrival)}
-    told = {
+    latencies = {
         "gen_ai.latency.time_in_queue": found["queue"] if clock.started else None,
         "gen_ai.latency.time_to_first_token": clock.first_token
         and clock.first_token - clock.arrival,
@@ -190,5 +188,5 @@ def _latency(clock: SequenceClock) -> dict[str, float]:
         "gen_ai.latency.time_in_model_decode": found.get("decode"),
     }
     if clock.started is not None and clock.last_token is not None:
-        told["gen_ai.latency.time_in_model_inference"] = clock.last_token - clock.started
-    return {name: seconds for name, seconds in told.items() if seconds is not None}
+        latencies["gen_ai.latency.time_in_model_inference"] = clock.last_token - clock.started
+    return {name: seconds for name, seconds in latencies.items() if seconds is not None}

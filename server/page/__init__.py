@@ -1,1 +1,1 @@
-"""What a browser gets."""
+"""The web page, the documentation page and the status endpoint."""

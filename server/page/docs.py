@@ -1,6 +1,4 @@
-"""`GET /docs`: what `/openapi.json` declares, as one page of HTML that needs no script and nothing
-from elsewhere.
-"""
+"""`GET /docs`: renders `/openapi.json` as one HTML page without scripts or external files."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ td, th { border-top: 1px solid #8884; padding: .25rem .6rem .25rem 0; text-align
 
 
 class Description(NamedTuple):
-    """What an application answers, for programs and for people. `document`: JSON."""
+    """The OpenAPI document of an application as JSON, and the page made from it."""
 
     document: bytes
     page: bytes
@@ -50,19 +48,19 @@ class Description(NamedTuple):
 
 @router.get("/openapi.json", include_in_schema=False)
 async def document(request: Request) -> Response:
-    """The OpenAPI document."""
+    """Return the OpenAPI document."""
     return Response((await _described(request.app)).document, media_type="application/json")
 
 
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
-    """The endpoints and their bodies, to be read."""
+    """Return the documentation of the endpoints and their bodies as HTML."""
     page = (await _described(request.app)).page
     return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
 
 async def _described(app: FastAPI) -> Description:
-    """Made in a thread by the first request, for all of them."""
+    """Return the description. The first request makes it in a thread."""
     made: asyncio.Future[Description] | None = getattr(app.state, "description", None)
     if made is None or (made.done() and (made.cancelled() or made.exception() is not None)):
         made = app.state.description = asyncio.ensure_future(asyncio.to_thread(_describe, app))
@@ -75,7 +73,7 @@ def _describe(app: FastAPI) -> Description:
 
 
 def render(document: dict[str, Any]) -> str:
-    """The page of an OpenAPI document."""
+    """Return the HTML page of an OpenAPI document."""
     info = document["info"]
     title = escape(f"{info['title']} {info['version']}")
     operations = (
@@ -138,7 +136,7 @@ def _object(schema: dict[str, Any]) -> str:
 
 
 def _remarks(member: dict[str, Any]) -> str:
-    """Limits, default and description of a member."""
+    """Return limits, default and description of a field."""
 
     def found() -> Iterator[str]:
         yield from (f"{sign} {member[name]}" for name, sign in _LIMITS.items() if name in member)
@@ -151,7 +149,7 @@ def _remarks(member: dict[str, Any]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """A JSON schema in words, its objects as links."""
+    """Describe a JSON schema in words, with links to its objects."""
     match schema:
         case {"$ref": str(reference)}:
             name = escape(reference.removeprefix(_SCHEMAS))

@@ -1,10 +1,10 @@
-"""`GET /`: the page of chats, images and figures, as static files that need no build step and
-nothing from elsewhere. `vendor` holds KaTeX and highlight.js as they were published, with their
-licences; of KaTeX's style sheet, the fonts lie beside it.
+"""`GET /`: the page with chats, images and metrics, as static files without a build step.
 
-The files hold no data and are the same on every server, so they need no key: the page asks for one
-and sends it with each call of the API. A page behind the key could not ask for it, for a browser
-sends no header with what is typed into its address bar.
+`vendor` holds the published files of KaTeX (with its fonts) and highlight.js, with their licences.
+The page loads nothing from other servers.
+
+The files contain no data, so they need no API key. The page asks the user for the key and sends it
+with each call of the API. A browser cannot send a key when it loads the page itself.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
 }
-_LEAST_ZIPPED = 512
-"""Bytes from which a file is worth compressing."""
+_MIN_COMPRESSED = 512  # Smaller files, in bytes, are not compressed.
 
 
 class PageFile(NamedTuple):
-    """One file, plain and compressed; `etag` without quotes, and the same for both."""
+    """One file, plain and compressed. Both forms have the same `etag`, without quotes."""
 
     media_type: str
     content: bytes
@@ -62,11 +61,11 @@ class PageFile(NamedTuple):
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """Every file of the page by its name, read and compressed once."""
+    """Read and compress all files of the page. Return them by name."""
     files = {}
     for path in sorted(path for folder in _FOLDERS for path in folder.iterdir()):
         content = path.read_bytes()
-        zips = len(content) >= _LEAST_ZIPPED and path.suffix != ".woff2"
+        zips = len(content) >= _MIN_COMPRESSED and path.suffix != ".woff2"
         zipped = gzip.compress(content, mtime=0) if zips else None
         etag = hashlib.sha256(content).hexdigest()[:20]
         files[path.name] = PageFile(_TYPES[path.suffix], content, zipped, etag)
@@ -75,13 +74,13 @@ def page_files() -> dict[str, PageFile]:
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The page itself."""
+    """Return the page."""
     return _answer(request, "index.html")
 
 
 @router.get(PAGE_FOLDER + "{name}")
 async def page_file(name: str, request: Request) -> Response:
-    """A style sheet, a module or a picture of the page."""
+    """Return a style sheet, a module or a picture of the page."""
     return _answer(request, name)
 
 
@@ -89,7 +88,7 @@ def _answer(request: Request, name: str) -> Response:
     file = page_files().get(name)
     if file is None:
         raise NotFound("The page has no such file.", code="file_not_found")
-    # A weak tag: it stands for the content, whether it is sent compressed or not.
+    # A weak tag, because it is the same for the plain and the compressed form.
     headers = {**_HEADERS, "ETag": f'W/"{file.etag}"'}
     if _has(request.headers.get("if-none-match", ""), file.etag):
         return Response(status_code=304, headers=headers)
@@ -100,7 +99,7 @@ def _answer(request: Request, name: str) -> Response:
 
 
 def _has(tags: str, etag: str) -> bool:
-    """Whether an `If-None-Match` names the file (RFC 9110, 13.1.2: tags are compared weakly)."""
+    """Whether `If-None-Match` names the file (RFC 9110, 13.1.2: weak comparison)."""
     known = {"*", f'"{etag}"'}
     return any(tag.strip().removeprefix("W/") in known for tag in tags.split(","))
 

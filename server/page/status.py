@@ -1,5 +1,6 @@
-"""`GET /v1/status`: what a server does at this moment, for the page that draws it. No text of any
-request, and no id by which one could be read or ended.
+"""`GET /v1/status`: what a server does now, for the page.
+
+It has no text of requests, and no id by which a request could be read or aborted.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from ..images.client import ImageJob
 from ..serving.state import AnyServingDep, json_response
 
 router = APIRouter()
-MAX_ROWS = 100
-"""Requests that are shown; the oldest first."""
+MAX_ROWS = 100  # Requests that are shown, oldest first.
 
 
 class RequestRow(Answer):
-    """One sequence. `id` tells it from others and is of no other use. `phase`: `queue` until a
-    step computes any of it, `prefill` until its first token, then `decode`. `seconds` since it
-    came; `cached_tokens` of its prompt were found in the prefix cache, null until that is known.
+    """One sequence.
+
+    `id` only distinguishes it from others. `phase` is `queue` until a step computes any of it,
+    `prefill` until its first token, then `decode`. `seconds` is its age. `cached_tokens` of its
+    prompt were found in the prefix cache; null until that is known.
     """
 
     id: str
@@ -41,7 +43,7 @@ class RequestRow(Answer):
 
 
 class ImageRow(Answer):
-    """One image. `phase`: `queue` until it is begun, then `draw`: `step` of `steps` are done."""
+    """One image. `phase` is `queue`, then `draw` while `step` of `steps` are done."""
 
     id: str
     phase: Literal["queue", "draw"]
@@ -51,12 +53,13 @@ class ImageRow(Answer):
 
 
 class ServerStatus(Answer):
-    """`started`: the second in which this server began. `silence`: seconds since the engine's last
-    sign of life. `replicas`: their states, where there are several.
-    `unfinished` requests run or wait, of which `requests` has the oldest 100, of
-    language models alone. `stats` and `info` are the engine's own; `info` is null before it is
-    ready, and, like `requests`, for who may not see what is everybody's. `errors`: answers that
-    were errors, by their type.
+    """The status of a server.
+
+    `started` is the server's start in seconds since the epoch. `silence` is in seconds since the
+    engine's last sign of life. `replicas` are the states of several replicas. `unfinished` counts
+    running and waiting requests; `requests` lists the oldest 100, only of language models. `stats`
+    and `info` are those of the engine. `info` is null before the engine is ready. `info` and
+    `requests` are hidden from keys without `admin`. `errors` counts errors by type.
     """
 
     kind: Literal["text", "images", "pooling"]
@@ -80,7 +83,7 @@ class ServerStatus(Answer):
 
 @router.get("/v1/status", responses=answers(ServerStatus))
 async def status(serving: AnyServingDep) -> Response:
-    """What the server does now; to a key of `--api-keys` without `admin`, no more than how much."""
+    """Return what the server does now; only totals for a key of `--api-keys` without `admin`."""
     engine, metrics, key = serving.engine, serving.metrics, current_key.get()
     sees_all = key is None or key.admin
     return json_response(
@@ -112,7 +115,7 @@ def _rows(requests: Iterable[Any]) -> Iterable[dict[str, Any]]:
         if not isinstance(one, RequestState | ImageJob):
             continue
         row = {
-            # Who has the id of a stored response may read it.
+            # Hash the id: everybody who knows the id of a stored response may read it.
             "id": hashlib.sha256(one.rid.encode()).hexdigest()[:8],
             "seconds": max(0.0, now - one.arrival_time),
         }

@@ -1,1 +1,1 @@
-"""The same server over a model that makes vectors or scores: embeddings, reranking, scoring."""
+"""The server of a pooling model: embeddings, reranking, scoring, classification."""

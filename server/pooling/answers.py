@@ -1,4 +1,4 @@
-"""What the endpoints of vectors and scores answer, for `/openapi.json`."""
+"""The answers of the pooling endpoints, for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class PoolingUsage(Answer):
 
 
 class EmbeddingAnswer(Answer):
-    """`embedding`: numbers, or with `encoding_format` base64 those as float32, little-endian."""
+    """`embedding` is a list of numbers, or base64 of little-endian float32."""
 
     object: Literal["embedding"]
     index: int
@@ -28,7 +28,7 @@ class EmbeddingsAnswer(Answer):
 
 
 class ClassifyResult(Answer):
-    """`label`: the one with the largest of `probs`, which has a number for each label."""
+    """`probs` has a number for each label. `label` is the label with the largest one."""
 
     index: int
     label: str
@@ -50,7 +50,7 @@ class RankedDocument(Answer):
 
 
 class RerankResult(Answer):
-    """`index`: the document's place in the request."""
+    """`index` is the index of the document in the request."""
 
     index: int
     relevance_score: float
@@ -58,7 +58,7 @@ class RerankResult(Answer):
 
 
 class RerankAnswer(Answer):
-    """Best first."""
+    """Results sorted by score, best first."""
 
     id: str
     model: str

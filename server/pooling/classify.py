@@ -1,4 +1,4 @@
-"""`POST /v1/classify`, after vLLM's: the shares of each label in a text."""
+"""`POST /v1/classify`, as in vLLM: the probability of each label of a text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/classify", responses=answers(ClassifyAnswer, errors=BODY_ERRORS))
 @router.post("/classify", include_in_schema=False)
 async def classify(body: ClassifyRequest, serving: PoolingServingDep) -> Response:
-    """The label of each text, or pair of texts, and the shares of all labels."""
+    """Return the label of each text or pair of texts, and the probabilities of all labels."""
     serving.check_model(body.model)
     labels = serving.info.labels
     if not labels:
         raise InvalidRequest(
-            "This server has an embedder, which knows no labels; send texts to /v1/embeddings.",
+            "This server has an embedder, which has no labels; send texts to /v1/embeddings.",
             code="not_a_classifier",
         )
     serving.check_room(len(body.input), "input")

@@ -1,4 +1,4 @@
-"""The only door to the engine of a pooling model: sends it requests, hands out the vectors."""
+"""The client of a pooling model's engine: sends requests and returns vectors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class _Job:
-    """One request of this process, which has all its vectors or has nothing: until then it may be
-    what ends the engine.
+    """One request of this process.
+
+    It is never `delivered`, because its vectors arrive all at once: until then it may be the cause
+    of a crash.
     """
 
     delivered = False
@@ -53,7 +55,7 @@ class _Job:
         else:
             message = f"The engine could not finish the request: {error}."
             self.result.set_exception(InternalError(message, code="engine_error"))
-        # Its reader may be gone, or may have read another's error first.
+        # Retrieve the exception: the reader may be gone or have read the error of another job.
         self.result.exception()
 
     def take(self, output: PoolOutput) -> None:
@@ -64,8 +66,9 @@ class _Job:
 
 
 class PoolingClient(EngineSupervisor[_Job]):
-    """A supervised engine of vectors or scores. After a crash unfinished requests are computed
-    again, one at a time.
+    """A supervised engine process of a pooling model.
+
+    After a crash, unfinished requests are computed again, one at a time.
     """
 
     def __init__(
@@ -76,15 +79,17 @@ class PoolingClient(EngineSupervisor[_Job]):
         command: Sequence[str] = POOLING_MODEL,
         **settings: Unpack[SupervisorSettings],
     ) -> None:
-        """`settings`: as `EngineSupervisor` takes them."""
+        """`settings` are the keyword arguments of `EngineSupervisor`."""
         super().__init__(command, config, **settings)
         self.info: PoolingInfo | None = None
         self.stats = PoolStats()
         self.tokenizer = tokenizer
 
     async def pool(self, requests: Sequence[PoolRequest]) -> Vectors:
-        """[inputs of all requests, size]. Cancelling it aborts them at the engine's next step.
-        Raises `QueueFull`, `EngineUnavailable` and `InternalError`.
+        """Return vectors [inputs of all requests, size].
+
+        Cancelling aborts the requests at the engine's next step. Raises `QueueFull`,
+        `EngineUnavailable` and `InternalError`.
         """
         self.require_room(len(requests))
         jobs = [_Job(request) for request in requests]

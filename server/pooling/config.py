@@ -1,5 +1,6 @@
-"""The settings of a server of vectors or scores; imports nothing heavy, for it also makes
-command-line flags.
+"""The settings of a server of a pooling model.
+
+The command line makes flags from them, so this file imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..engine.spawn import POOLING_MODEL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingServerConfig(BatchServerConfig):
-    """Settings of a server of an embedder or a reranker. Raises `ValueError` with a remedy."""
+    """Settings of a server of a pooling model. Raises `ValueError` for invalid values."""
 
     engine_command = POOLING_MODEL
     runner: str = option(

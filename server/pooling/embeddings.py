@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`, after OpenAI's."""
+"""`POST /v1/embeddings`, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/embeddings", responses=answers(EmbeddingsAnswer, errors=BODY_ERRORS))
 async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep) -> Response:
-    """A vector of each text."""
+    """Return a vector for each text."""
     serving.check_model(body.model)
     info = serving.info
     if info.task != "embed":
@@ -48,7 +48,7 @@ async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep)
     inputs = await serving.encode(characters, partial(_encode, serving.inputs, body, start))
     vectors = await serving.pool(f"embd-{uuid.uuid4().hex}", inputs)
     tokens = sum(len(each.token_ids) for each in inputs)
-    # In a thread: two million numbers take a second to write.
+    # Run in a thread, because encoding two million numbers takes a second.
     content = await serving.threads.run(
         _answer,
         shortened(vectors, body.dimensions, normalizes=info.normalizes),
@@ -60,13 +60,13 @@ async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep)
 
 
 def _start(prompts: Prompts, body: EmbeddingsRequest) -> Start:
-    """What texts of the request begin with. Raises `InvalidRequest`."""
+    """Return the prompt that the request's texts begin with. Raises `InvalidRequest`."""
     name = body.prompt_name
     if name is None or name in prompts.texts:
         if name is not None and not all(isinstance(each, str) for each in body.input):
             raise InvalidRequest(
-                "prompt_name goes with texts, but input has token ids, which are taken as they "
-                "are; send texts, or leave prompt_name out.",
+                "prompt_name goes with texts, but input has token ids, which are used "
+                "unchanged; send texts, or leave prompt_name out.",
                 param="prompt_name",
                 code="invalid_value",
             )
@@ -92,8 +92,9 @@ def _encode(encoder: InputEncoder, body: EmbeddingsRequest, start: Start) -> lis
 
 
 def shortened(vectors: Vectors, dimensions: int | None, *, normalizes: bool) -> Vectors:
-    """The first numbers of each vector, brought back to a length of 1 where the model gives that:
-    for models that were trained to be cut (Matryoshka).
+    """Return the first `dimensions` numbers of each vector, for Matryoshka models.
+
+    If the model normalizes its vectors, the shortened vectors are normalized again.
     """
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors

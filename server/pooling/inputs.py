@@ -1,4 +1,4 @@
-"""Texts, token ids and pairs of texts become what the engine takes."""
+"""Converts texts, token ids and pairs of texts to inputs of the engine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..core.errors import InvalidRequest
 from ..core.limits import Limits, check_text
 
-_SLICE = 2**15
-"""Characters of a long text whose tokens are counted at once."""
-_CUT = 16
-"""Tokens that cutting a text in two may add to it, and more."""
+_SLICE = 2**15  # Characters of a long text whose tokens are counted at once.
+_CUT = 16  # Upper bound of the tokens that cutting a text in two adds.
 
 
 class Input(NamedTuple):
-    """One text, or a pair of which the first text has `first` tokens. `token_ids`: int32.
-    `adapter`: the number of the model's adapter for it.
+    """One text, or a pair of texts.
+
+    `token_ids` is int32. `first` is the number of tokens of the first text, with its special
+    tokens. `adapter` is the number of the model's adapter.
     """
 
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
@@ -31,11 +31,11 @@ class Input(NamedTuple):
 
 
 class InputEncoder:
-    """Makes inputs that fit `limits`, whose `context_length` is the longest of them.
+    """Makes inputs of at most `limits.context_length` tokens.
 
-    `lower_case`, `tells_pairs`: as the model's `PoolingFolder` says. What a text says is text: it
-    cannot hold a special token, such as the one between the texts of a pair. All methods raise
-    `InvalidRequest` that names the parameter.
+    `lower_case` and `tells_pairs` are those of the model's `PoolingFolder`. Texts cannot contain
+    special tokens, such as the separator of a pair. All methods raise `InvalidRequest` with the
+    name of the parameter.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class InputEncoder:
     def texts(
         self, texts: Sequence[str], names: Sequence[str], *, cut: int | None, special: bool = True
     ) -> list[Input]:
-        """`names`: where each text came from. `cut`: most tokens, of which the first are kept; -1:
-        the model's most; None: longer texts are refused.
+        """Encode texts.
+
+        `names` are the parameters of the texts. `cut` is the number of tokens to keep of each text;
+        -1: the model's maximum; None: longer texts are refused.
         """
         self._check_cut(cut)
         found = []
@@ -63,7 +65,7 @@ class InputEncoder:
         return found
 
     def token_ids(self, ids: list[int], name: str, *, cut: int | None) -> Input:
-        """Ids as a client sent them, which are taken as they are."""
+        """Return the input of a client's token ids, which are used unchanged."""
         self._check_cut(cut)
         self._limits.check_prompt(ids, name)
         if cut is not None:
@@ -77,7 +79,7 @@ class InputEncoder:
         *,
         cut: int | None,
     ) -> list[Input]:
-        """Each two texts as one input. With `cut`, the longer one loses tokens at its end first."""
+        """Encode each pair as one input. With `cut`, the longer text is truncated first."""
         self._check_cut(cut)
         known: dict[str, tokenizers.Encoding] = {}
         found = []
@@ -87,7 +89,7 @@ class InputEncoder:
             one, two = known[first], self._encode(second, second_name, cut)
             if cut is not None:
                 room = max(0, self._most(cut) - self._backend.num_special_tokens_to_add(True))
-                # Of a long text that goes with many no more is ever kept.
+                # A long text is truncated once for all its pairs, which never keep more.
                 known[first] = one = _first(one, room)
                 keep = _shares(len(one.ids), len(two.ids), room)
                 one, two = _first(one, keep[0]), _first(two, keep[1])
@@ -105,7 +107,7 @@ class InputEncoder:
         return self._backend.encode_batch_fast([text], add_special_tokens=False)[0]
 
     def _count(self, text: str, name: str) -> None:
-        """Refuses a text that is far too long after a part of it."""
+        """Refuse a text that is far too long after encoding only a part of it."""
         tokens = 0
         for begin in range(0, len(text), _SLICE):
             part = self._backend.encode_batch_fast(
@@ -130,14 +132,14 @@ class InputEncoder:
     def _check_cut(self, cut: int | None) -> None:
         if cut is not None and not (cut == -1 or 1 <= cut <= self._limits.context_length):
             raise InvalidRequest(
-                "truncate_prompt_tokens: must lie between 1 and this model's longest text, "
-                f"{self._limits.context_length} tokens, or be -1 for that; got {cut}.",
+                "truncate_prompt_tokens: must lie between 1 and the model's maximum of "
+                f"{self._limits.context_length} tokens, or be -1 for the maximum; got {cut}.",
                 param="truncate_prompt_tokens",
                 code="invalid_value",
             )
 
     def _too_long(self, tokens: str, name: str, *, pair: bool = False) -> InvalidRequest:
-        has = "and the text that it goes with have" if pair else "has"
+        has = "and the other text of its pair have" if pair else "has"
         message = (
             f"This model takes texts of up to {self._limits.context_length} tokens, but {name} "
             f"{has} {tokens}. Shorten it, or send truncate_prompt_tokens: -1."
@@ -146,8 +148,9 @@ class InputEncoder:
 
 
 def _shares(one: int, two: int, room: int) -> tuple[int, int]:
-    """How many tokens two texts keep of `room`: the longer one loses first, as tokenizers'
-    `longest_first`.
+    """Return how many tokens two texts keep so that `room` suffices.
+
+    The longer text is truncated first, as by `longest_first` of tokenizers.
     """
     if one + two <= room:
         return one, two
@@ -160,10 +163,10 @@ def _shares(one: int, two: int, room: int) -> tuple[int, int]:
 
 
 def _first(encoding: tokenizers.Encoding, most: int) -> tokenizers.Encoding:
-    """The first `most` tokens of a text, as text.
+    """Return the encoding of the first `most` tokens.
 
-    `Encoding.truncate` keeps what it cuts off, of which post-processors make every pair: gigabytes
-    of 20 kB. So these tokens come as pickle brings them.
+    `Encoding.truncate` keeps the rest as overflow, and post-processors combine all overflows of a
+    pair: 20 kB become gigabytes. A new encoding is therefore set by the interface of pickle.
     """
     if len(encoding) <= most:
         return encoding
@@ -188,7 +191,7 @@ def _first(encoding: tokenizers.Encoding, most: int) -> tokenizers.Encoding:
 
 
 def pool_requests(rid: str, inputs: Sequence[Input]) -> list[PoolRequest]:
-    """The requests that together ask for all inputs, in their order."""
+    """Split inputs into requests of at most `INPUTS_PER_REQUEST`, in order."""
     return [
         PoolRequest(
             rid=f"{rid}-{begin}",

@@ -1,6 +1,6 @@
-"""What `/v1/embeddings`, `/v1/rerank`, `/v1/score` and `/v1/classify` take over the wire.
+"""The requests of `/v1/embeddings`, `/v1/rerank`, `/v1/score` and `/v1/classify`.
 
-Names and meanings: https://platform.openai.com/docs/api-reference/embeddings,
+Sources of names and meanings: https://platform.openai.com/docs/api-reference/embeddings,
 https://docs.cohere.com/reference/rerank, https://jina.ai/reranker (`return_documents`), and vLLM's
 docs/serving/openai_compatible_server.md (`text_1`, `text_2`, `truncate_prompt_tokens`).
 """
@@ -14,8 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from ..core.schemas import Integer, Prompt, WireModel, disagreement, parse_prompts
 
-MAX_INPUTS = 2048
-"""Of one request, as OpenAI takes."""
+MAX_INPUTS = 2048  # Inputs of a request, as in OpenAI's API.
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 
 
@@ -31,14 +30,14 @@ def _check_count(count: int) -> None:
 
 
 def parse_inputs(value: Any) -> list[Prompt]:
-    """As `parse_prompts`, with fewer of them."""
+    """Parse prompts as `parse_prompts`, at most `MAX_INPUTS`."""
     prompts = parse_prompts(value)
     _check_count(len(prompts))
     return prompts
 
 
 def parse_texts(value: Any) -> list[str]:
-    """A text or texts, as strings or as objects with a `text`."""
+    """Parse one text or a list of texts: strings, or objects with a `text`."""
     parts = value if isinstance(value, list) else [value]
     _check_count(len(parts))
     found = [part.get("text") if isinstance(part, dict) else part for part in parts]
@@ -52,7 +51,7 @@ def parse_texts(value: Any) -> list[str]:
 
 
 def parse_classified(value: Any) -> list[tuple[str, ...]]:
-    """A text, or a list of texts and of pairs of them."""
+    """Parse a text, or a list of texts and pairs of texts."""
     parts = value if isinstance(value, list) else [value]
     _check_count(len(parts))
     found = [tuple(part) if isinstance(part, list) else (part,) for part in parts]
@@ -94,33 +93,35 @@ Texts = Annotated[
 Cut = Annotated[
     Integer | None,
     Field(
-        description="longer texts keep so many tokens, -1: as many as the model takes; default: "
-        "they are refused"
+        description="number of tokens to keep of longer texts; -1: the model's maximum; default: "
+        "longer texts are refused"
     ),
 ]
 
 
 class EmbeddingsRequest(WireModel):
-    """Texts, or their token ids, to become vectors."""
+    """A request for vectors of texts or token ids."""
 
     input: Inputs
     model: str | None = None
     dimensions: Annotated[
         Integer | None,
-        Field(ge=1, description="how many of a vector's numbers are kept; default: all"),
+        Field(ge=1, description="number of dimensions to keep of each vector; default: all"),
     ] = None
     encoding_format: Literal["float", "base64"] = "float"
     truncate_prompt_tokens: Cut = None
     add_special_tokens: bool = True
     prompt_name: Annotated[
         str | None,
-        Field(description="the model's prompt that texts begin with; default: the model's own"),
+        Field(
+            description="name of the model's prompt to put before texts; default: the model's own"
+        ),
     ] = None
     user: str | None = None
 
 
 class ClassifyRequest(WireModel):
-    """Texts, or pairs of texts, to be given the shares of each label."""
+    """A request for the label probabilities of texts or pairs of texts."""
 
     input: Annotated[
         list[tuple[str, ...]],
@@ -140,13 +141,14 @@ class ClassifyRequest(WireModel):
 
 
 class RerankRequest(WireModel):
-    """Documents to be put into the order in which they answer a query."""
+    """A request to sort documents by their relevance to a query."""
 
     query: Annotated[str, Field(min_length=1)]
     documents: Texts
     model: str | None = None
     top_n: Annotated[
-        Integer | None, Field(ge=0, description="how many of the best; 0, default: all")
+        Integer | None,
+        Field(ge=0, description="number of best documents to return; 0, the default: all"),
     ] = None
     return_documents: bool = True
     truncate_prompt_tokens: Cut = None
@@ -154,9 +156,9 @@ class RerankRequest(WireModel):
 
 
 class ScoreRequest(WireModel):
-    """Pairs of texts: one with each of the others, or as many on both sides.
+    """A request to score pairs of texts: one with each text, or equally many on both sides.
 
-    `text_1`, `text_2` are also called `queries` and `documents`.
+    `queries` and `documents` are other names of `text_1` and `text_2`.
     """
 
     text_1: Texts | None = None
@@ -185,7 +187,7 @@ class ScoreRequest(WireModel):
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the client has called them."""
+        """The names of the parameters that the client used."""
         return (
             "text_1" if self.text_1 is not None else "queries",
             "text_2" if self.text_2 is not None else "documents",

@@ -1,6 +1,6 @@
-"""`POST /v1/rerank`, after Cohere's and Jina's, and `/v1/score`, after vLLM's.
+"""`POST /v1/rerank`, as in Cohere's and Jina's APIs, and `/v1/score`, as in vLLM.
 
-A reranker gives each pair of texts a number; of an embedder's vectors it is the cosine.
+A reranker scores pairs of texts. With an embedder, the score is the cosine of the vectors.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SCORED = answers(ScoreAnswer, errors=BODY_ERRORS)
 @router.post("/rerank", responses=_RERANKED)
 @router.post("/v2/rerank", responses=_RERANKED)
 async def rerank(body: RerankRequest, serving: PoolingServingDep) -> Response:
-    """How well each document answers the query, the best first."""
+    """Return the relevance of each document to the query, best first."""
     serving.check_model(body.model)
     rid = f"rerank-{uuid.uuid4().hex}"
     sides, names = ([body.query], body.documents), ("query", "documents")
     prompts = serving.folder.prompts
     starts = prompts.of_query, prompts.of_document
     scores, tokens = await _scores(serving, rid, sides, names, starts, body.truncate_prompt_tokens)
-    # Of equals the one that came first.
+    # The sort is stable: equal scores keep the order of the request.
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
     results = [
         {
@@ -59,7 +59,7 @@ async def rerank(body: RerankRequest, serving: PoolingServingDep) -> Response:
 @router.post("/v1/score", responses=_SCORED)
 @router.post("/score", responses=_SCORED)
 async def score(body: ScoreRequest, serving: PoolingServingDep) -> Response:
-    """A number for each pair of texts."""
+    """Return a score for each pair of texts."""
     serving.check_model(body.model)
     rid = f"score-{uuid.uuid4().hex}"
     starts = (serving.folder.prompts.start(None),) * 2
@@ -89,8 +89,10 @@ async def _scores(
     starts: tuple[Start, Start],
     cut: int | None,
 ) -> tuple[list[float], int]:
-    """Of each text of the second side with the one, or its own, of the first; and how many tokens
-    these have. `starts`: prompts that an embedder's texts of each side begin with.
+    """Return the score of each pair, and the number of tokens.
+
+    The first side has one text for all pairs, or one for each text of the second side. `starts` are
+    the prompts that an embedder's texts of each side begin with.
     """
     first, second = sides
     one, other = names
@@ -100,7 +102,7 @@ async def _scores(
     encoder = serving.inputs
     if len(serving.info.labels) > 1:
         raise InvalidRequest(
-            f"This server has a classifier with {len(serving.info.labels)} labels, which gives no "
+            f"This server has a classifier with {len(serving.info.labels)} labels, which has no "
             "single score; send the texts to /v1/classify.",
             code="not_a_reranker",
         )
@@ -129,7 +131,7 @@ async def _scores(
 
 
 def _cosines(first: Vectors, second: Vectors) -> Vectors:
-    """Of each row of `second` with the one, or its own, of `first`."""
+    """Return the cosine of each row of `second` with the single or the same row of `first`."""
     unit = [
         each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), np.float32(1e-12))
         for each in (first, second)

@@ -1,4 +1,4 @@
-"""What the endpoints of vectors and scores work with, and what is counted."""
+"""The state of the pooling endpoints, and their metrics."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from .client import PoolingClient, Vectors
 from .config import PoolingServerConfig
 from .inputs import Input, InputEncoder, pool_requests
 
-_IN_PLACE = 2048
-"""Characters of all texts of a request up to which they are tokenised at once, without a thread."""
+_IN_PLACE = 2048  # Up to this many characters, a request is tokenised without a thread.
 
 
 class PoolingMetrics(MetricRegistry):
-    """The figures of an engine of vectors or scores."""
+    """The metrics of the engine of a pooling model."""
 
     unit = "Requests of up to 32 inputs"
 
@@ -46,7 +45,7 @@ class PoolingMetrics(MetricRegistry):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingServing(AnyServing):
-    """A server of an embedder or a reranker."""
+    """The state of a server of a pooling model."""
 
     purpose = (
         "This server has a model that makes vectors or scores, for POST /v1/embeddings, "
@@ -62,7 +61,7 @@ class PoolingServing(AnyServing):
 
     @property
     def info(self) -> PoolingInfo:
-        """Raises `EngineUnavailable` before the engine has been ready for the first time."""
+        """The engine's info. Raises `EngineUnavailable` before the engine was first ready."""
         if self.engine.info is None:
             raise EngineUnavailable(f"the engine is {self.engine.state}")
         return self.engine.info
@@ -81,9 +80,7 @@ class PoolingServing(AnyServing):
         return {**AnyServing.model_card(self), "max_model_len": self.info.context_length}
 
     def check_room(self, inputs: int, param: str) -> None:
-        """Before any work for them. Raises `InvalidRequest`, `QueueFull` and
-        `EngineUnavailable`.
-        """
+        """Raise `InvalidRequest`, `QueueFull` or `EngineUnavailable` if inputs do not fit."""
         requests = -(-inputs // INPUTS_PER_REQUEST)
         if requests > self.engine.capacity:
             raise InvalidRequest(
@@ -95,11 +92,11 @@ class PoolingServing(AnyServing):
         self.engine.require_room(requests)
 
     async def encode(self, characters: int, work: Callable[[], list[Input]]) -> list[Input]:
-        """`work`, in a thread where there is much of it."""
+        """Call `work`, in a thread if there are many characters."""
         return work() if characters <= _IN_PLACE else await self.threads.run(work)
 
     async def pool(self, rid: str, inputs: Sequence[Input]) -> Vectors:
-        """[inputs, size], timed and counted. Raises as `PoolingClient.pool`."""
+        """Return vectors [inputs, size], measured. Raises the errors of `PoolingClient.pool`."""
         metrics, start = self.metrics, time.monotonic()
         requests = pool_requests(rid, inputs)
         ended = False
@@ -116,5 +113,5 @@ class PoolingServing(AnyServing):
             metrics.aborted.value += 0 if ended else len(requests)
 
 
+# Parameter of the pooling endpoints.
 PoolingServingDep = Annotated[PoolingServing, Depends(serving_of)]
-"""Parameter of an endpoint of servers of vectors or scores."""

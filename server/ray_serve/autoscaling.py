@@ -1,4 +1,4 @@
-"""How many replicas Ray Serve keeps: as many as the sequences that run and wait need."""
+"""Tells Ray Serve how many replicas the running and waiting sequences need."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ QUEUED = "queued_requests"
 
 
 def queue_length(context: Any) -> tuple[float, dict[str, Any]]:
-    """A policy of Ray's `AutoscalingConfig`: replicas for all sequences that the engines run and
-    queue, and requests that wait for a replica, at `target_ongoing_requests` a replica.
+    """Return the wanted number of replicas. This is a policy of Ray's `AutoscalingConfig`.
 
-    Ray's own counts HTTP requests: one of 64 samples is one to it.
-    `context`: a `ray.serve.config.AutoscalingContext`.
+    It counts the sequences that engines run and queue, and requests that wait for a replica, and
+    divides by `target_ongoing_requests`. Ray's own policy counts HTTP requests, so a request of 64
+    samples counts once. `context` is a `ray.serve.config.AutoscalingContext`.
     """
     metrics = context.aggregated_metrics or {}
     if not metrics.get(RUNNING):

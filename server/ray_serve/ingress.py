@@ -1,6 +1,4 @@
-"""The door of a Ray Serve application: reads HTTP requests, and forwards each to the replica that
-Ray's router chooses.
-"""
+"""The ingress of a Ray Serve application: forwards HTTP requests to the replica Ray chooses."""
 
 from __future__ import annotations
 
@@ -28,9 +26,9 @@ _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"t
 class Ingress:
     """An ASGI application without a model.
 
-    A request whose replica ends is asked of another one as long as nothing of its answer has been
-    sent. A stream that has begun ends with an error event: what another replica would write is
-    another text.
+    If a replica ends before anything of the answer was sent, the request is retried on another
+    replica. A stream that has begun ends with an error event instead, because another replica would
+    generate another text.
     """
 
     def __init__(self, engines: DeploymentHandle[Any]) -> None:
@@ -38,7 +36,7 @@ class Ingress:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _lifespan(receive, send)
         elif scope["type"] == "http":
             try:
                 await self._answer(await _read(scope, receive), scope, send)
@@ -46,7 +44,7 @@ class Ingress:
                 await error.response(scope)(scope, receive, send)
 
     async def _answer(self, request: ForwardedRequest, scope: Scope, send: Send) -> None:
-        """Raises `ApiError` where nothing was sent."""
+        """Forward a request and send its answer. Raises `ApiError` if nothing was sent."""
         for attempt in range(1, _ATTEMPTS + 1):
             parts = self._forward.remote(request)
             started: ResponseStart | None = None
@@ -86,7 +84,7 @@ def application(engines: DeploymentHandle[Any]) -> ASGIApp:
 
 
 async def _read(scope: Scope, receive: Receive) -> ForwardedRequest:
-    """Raises `BodyTooLarge` and `ClientGone`."""
+    """Read a request. Raises `BodyTooLarge` and `ClientGone`."""
     body = bytearray()
     while True:
         message = await receive()
@@ -112,8 +110,10 @@ async def _read(scope: Scope, receive: Receive) -> ForwardedRequest:
 
 
 async def _cut(started: ResponseStart, send: Send, scope: Scope) -> None:
-    """End an answer of which the rest is lost: a stream by an error event, others by a connection
-    that closes too early, which clients notice.
+    """End an answer whose replica has ended.
+
+    A stream ends with an error event. For other answers the connection is closed early, which
+    clients notice.
     """
     kind = dict(started.headers).get(b"content-type", b"")
     if not kind.startswith(b"text/event-stream"):
@@ -138,8 +138,8 @@ async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _live(receive: Receive, send: Send) -> None:
-    """ASGI's lifespan, of which nothing is made here."""
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Answer ASGI's lifespan events and do nothing."""
     while (kind := (await receive())["type"]) != "lifespan.shutdown":
         await send({"type": f"{kind}.complete"})
     await send({"type": "lifespan.shutdown.complete"})

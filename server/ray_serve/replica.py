@@ -20,15 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """What Ray calls: `forward` for requests, `check_health`, and `record_autoscaling_stats`.
+    """A replica. Ray calls `forward`, `check_health` and `record_autoscaling_stats`.
 
-    The engine process is supervised as in any server: it may end and come back, its requests
+    The engine process is supervised as in any server: after a crash it is restarted, its requests
     resume, and the replica stays.
     """
 
     async def __init__(self, config: AnyServerConfig) -> None:  # type: ignore[misc]
-        """Awaited by Ray. Raises `RuntimeError` where the engine cannot start: Ray tells why, and
-        tries again.
+        """Start the engine. Ray awaits this.
+
+        Raises `RuntimeError` if the engine cannot start. Ray then logs the reason and retries.
         """
         process = spawn(config.engine_command)
         try:
@@ -44,32 +45,33 @@ class Replica:
             raise RuntimeError(f"the engine cannot start: {self._engine.failure}")
 
     async def __del__(self) -> None:
-        """Ray calls and awaits this once the requests under way have ended, or their time has."""
+        """Stop the engine. Ray awaits this after the requests have ended or timed out."""
         await self._engine.stop(at_once=self._engine.state is not EngineState.READY)
         await self._life.aclose()
 
     def check_health(self) -> None:
-        """Raises `RuntimeError` once the engine is given up; Ray then replaces the replica."""
+        """Raise `RuntimeError` if the engine has failed. Ray then replaces the replica."""
         if self._engine.failed.is_set():
             raise RuntimeError(f"the engine is gone: {self._engine.failure}")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Sequences in the engine, for `queue_length`."""
+        """Return the numbers of sequences in the engine, for `queue_length`."""
         stats = self._engine.stats
         if stats is None:
             return {}
         return {RUNNING: stats.running_requests, QUEUED: stats.queued_requests}
 
     async def forward(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
-        """A `ResponseStart`, then the parts of the body as they come. Closed or cancelled, the
-        request is as if its client had gone.
+        """Yield a `ResponseStart`, then the parts of the body.
+
+        If the generator is closed or cancelled, the request is aborted as if its client had gone.
         """
         async for part in ask(self._app, request):
             yield part
 
 
 async def ask(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
-    """The answer of an application to a request without a connection."""
+    """Yield the answer of an application to a request without a connection."""
     parts: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
     gone = asyncio.Event()
     sent = False
@@ -83,7 +85,7 @@ async def ask(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[Response
         return {"type": "http.request", "body": request.body, "more_body": False}
 
     async def send(message: Message | None) -> None:
-        if not gone.is_set():  # else nobody takes it, and the queue may be full
+        if not gone.is_set():  # afterwards the queue is not read and may be full
             await parts.put(message)
 
     async def run() -> None:
@@ -107,7 +109,7 @@ async def ask(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[Response
         except Exception:
             if not is_answered:
                 raise
-            # It has been answered, and is raised for a server's log.
+            # The answer was sent. The application raises the error again for the log.
             logger.exception("a request failed")
     finally:
         gone.set()

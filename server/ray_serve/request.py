@@ -10,14 +10,15 @@ import msgspec
 from ..core.errors import InvalidRequest
 from ..http.body import check_structure
 
-_PROMPT_CHARS = 16_384
-"""How much of a prompt is compared with what replicas had before."""
+_PROMPT_CHARS = 16_384  # Length of the text by which a replica is chosen.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardedRequest:
-    """`prompt`: the text by which Ray's prefix-aware router chooses a replica; never empty, for it
-    divides by its length.
+    """A request on its way to a replica.
+
+    Ray's prefix-aware router chooses the replica by `prompt`, which is never empty because the
+    router divides by its length.
     """
 
     method: str
@@ -31,14 +32,14 @@ class ForwardedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStart:
-    """What a replica sends before the parts of a body."""
+    """The first part of an answer, before the parts of its body."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
 
 
 class _Body(msgspec.Struct):
-    """The members of requests of all endpoint families that hold what the model reads first."""
+    """The fields of requests that the model reads first, of all endpoint families."""
 
     system: Any = None
     instructions: Any = None
@@ -54,8 +55,9 @@ _decoder = msgspec.json.Decoder(_Body)
 
 
 def routed_text(path: str, body: bytes) -> str:
-    """The text that requests share whose prompts begin alike; the path where there is none, or
-    where the body is one that its replica will refuse: nothing large is made of it here.
+    """Return a text that has a common prefix for requests with a common prefix of their prompts.
+
+    It is the path if the body has no prompt, or if the replica will refuse the body.
     """
     try:
         check_structure(body)

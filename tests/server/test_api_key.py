@@ -72,7 +72,7 @@ def test_a_file_that_everybody_can_read_is_warned_of(
 
 
 def test_two_keys_are_one_too_many(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="leave one of them out"):
+    with pytest.raises(ValueError, match="omit one of them"):
         key_of(api_key="a", api_key_file=write(tmp_path, b"b"))
 
 

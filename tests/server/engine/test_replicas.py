@@ -156,7 +156,7 @@ async def test_the_size_of_the_cache_is_split(model: str) -> None:
 
 
 async def test_a_cache_without_a_token_for_each_is_told_as_it_was_given(model: str) -> None:
-    with pytest.raises(ValueError, match="--max-total-tokens 3 is of all 4 replicas"):
+    with pytest.raises(ValueError, match="--max-total-tokens 3 is shared by 4 replicas"):
         ServerConfig(engine=config(model, max_total_tokens=3), dp_size=4)
 
 
