@@ -158,12 +158,12 @@ def test_a_file_of_another_process_is_not_taken_for_rank_0s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process of the same number on another machine has other files, and other memory."""
-    told, link = shared_memory._Offer.told, tmp_path / "link"
+    message, link = shared_memory._Offer.message, tmp_path / "link"
     for other in ({"token": 64 * "0"}, {"length": 4096}, {"path": str(link)}):
         link.unlink(missing_ok=True)
         link.symlink_to("/dev/null")
         monkeypatch.setattr(
-            shared_memory._Offer, "told", lambda offer, other=other: told(offer) | other
+            shared_memory._Offer, "message", lambda offer, other=other: message(offer) | other
         )
         assert meet(2) == [(NoSharedMemory, "rank 1: rank 0 runs on another machine")] * 2
 

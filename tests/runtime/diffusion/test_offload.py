@@ -103,8 +103,8 @@ def test_a_cpu_has_nowhere_to_take_them(pipeline_folder: Folder, flag: str) -> N
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"pin_cpu_memory": True}, "give --dit-cpu-offload"),
-        ({"dit_cpu_offload": True, "enable_torch_compile": True}, "give --regional-compile too"),
+        ({"pin_cpu_memory": True}, "add --dit-cpu-offload"),
+        ({"dit_cpu_offload": True, "enable_torch_compile": True}, "add --regional-compile"),
     ],
 )
 def test_flags_that_mean_nothing_alone(settings: dict[str, bool], text: str) -> None:
