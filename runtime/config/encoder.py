@@ -1,4 +1,4 @@
-"""What a config.json says of an encoder, read without transformers."""
+"""The configuration of an encoder, read from config.json without transformers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ _WHOLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """A transformer whose tokens see each other both ways. Lengths in tokens. Raises `ValueError`
-    for numbers that no model can have.
+    """A transformer whose tokens see each other in both directions.
 
-    `num_labels`: of a classifier, 0 of an encoder alone. `dtype`: the format the weights are stored
-    in. `extra`: what one architecture alone has.
+    Lengths are in tokens. Raises `ValueError` for numbers that no model can have.
 
         EncoderConfig.from_content(content, Bert)
+
+    Attributes:
+        num_labels: Numbers that a classifier gives. 0: there is no classifier.
+        dtype: The format of the stored weights.
+        extra: Members of a single architecture.
     """
 
     vocab_size: int
@@ -69,10 +72,12 @@ class EncoderConfig:
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any], model: Any) -> EncoderConfig:
-        """Of a config.json. `model` is a class of the interface of `models.bert.Bert`: its
-        `config_defaults` are what transformers takes for members that config.json leaves out, its
-        `config_names` are config.json's own names of some members, and its `config_fields` makes
-        the fields that differ between architectures.
+        """Return the config for a config.json.
+
+        `model` is a class with the interface of `models.bert.Bert`. Its `config_defaults` are the
+        values of transformers for missing members. Its `config_names` are names of members that
+        differ in config.json. Its `config_fields` gives the fields that differ between
+        architectures.
         """
         own = {name: content[said] for name, said in model.config_names.items() if said in content}
         members = SimpleNamespace(**{**model.config_defaults, **content, **own})
@@ -94,7 +99,7 @@ class EncoderConfig:
 
 
 def check_whole(members: Any, *names: str, least: int | None = None) -> None:
-    """Raises `ValueError` where a member is no whole number, or less than `least`."""
+    """Raise `ValueError` if a member is not a whole number of at least `least`."""
     for name in names:
         value = getattr(members, name)
         if type(value) is not int:
@@ -106,7 +111,9 @@ def check_whole(members: Any, *names: str, least: int | None = None) -> None:
 
 
 def label_count(content: Mapping[str, Any]) -> int:
-    """How many numbers a classifier gives, as transformers finds it out. Raises `ValueError`."""
+    """Return how many numbers a classifier gives, by the rules of transformers. Raises
+    `ValueError`.
+    """
     labels = content.get("id2label")
     count = content.get("num_labels", 2 if labels is None else None)
     if count is None and isinstance(labels, dict):

@@ -1,12 +1,12 @@
-"""Settings that vLLM and SGLang call otherwise: their names and values, where they mean the
-same.
-"""
+"""Names and values of settings of vLLM and SGLang that have the same meaning as settings here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+# Names of other servers' settings and their names here. Settings with the same name and meaning,
+# such as SGLang's `--max-running-requests`, are not listed.
 SAME: Mapping[str, str] = {
     "model": "model_path",
     "tokenizer": "tokenizer_path",
@@ -24,9 +24,6 @@ SAME: Mapping[str, str] = {
     "generation_config": "sampling_defaults",
     "enforce_eager": "disable_cuda_graph",
 }
-"""A foreign name to ours. What has the same name and meaning, such as SGLang's
-`--max-running-requests`, is not here.
-"""
 _VALUES: Mapping[str, Mapping[str, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8": "fp8_e4m3"},
@@ -43,12 +40,14 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
 
 
 def own_value(name: str, value: Any) -> Any:
-    """What we call `value` of our setting `name`."""
+    """Return the value here for `value` of the setting `name`."""
     return _VALUES.get(name, {}).get(value, value) if isinstance(value, str) else value
 
 
 def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under our names. Raises `ValueError` where one is given under both."""
+    """Return the settings under their names here. Raises `ValueError` if one is given under both
+    names.
+    """
     found: dict[str, Any] = {}
     for name, value in settings.items():
         own = SAME.get(name, name)

@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file say of its model, as members of config.json."""
+"""Converts the metadata of a GGUF file to members of config.json."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from ..files.gguf_reader import FastGGUFReader, metadata
 from .model_registry import find_model, find_models, model_class
 from .rope import gguf_rope
 
+# Tensors of divisors of rotary frequencies.
 GGUF_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors of what each rotary frequency is divided by."""
+# Keys that each file must have, and their members of config.json.
 _GGUF_KEYS = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -18,12 +19,13 @@ _GGUF_KEYS = {
     "feed_forward_length": "intermediate_size",
     "context_length": "max_position_embeddings",
 }
-"""Keys that each file must have, and the members of config.json that they are."""
 
 
 def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
-    """The architecture, and the members of config.json that a file's metadata stand for. Keys: the
-    GGUF specification's "Standardized key-value pairs", and the gguf library's constants.
+    """Return the architecture and the members of config.json that the metadata of a file give.
+
+    Source of the keys: the GGUF specification's "Standardized key-value pairs", and the constants
+    of the gguf library.
     """
     name = metadata(reader, "general.architecture")
 
@@ -94,8 +96,9 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
 
 
 def _needed(get: Callable[..., Any], lists: Sequence[str], *, most_layers: int) -> dict[str, Any]:
-    """Return the members of config.json that each file must have. `lists`: keys that may hold a
-    number for each layer. Raises `ValueError`.
+    """Return the members of config.json that each file must have.
+
+    `lists` are keys that may hold a number for each layer. Raises `ValueError`.
     """
     content = {}
     for key, member in _GGUF_KEYS.items():

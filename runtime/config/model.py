@@ -1,6 +1,4 @@
-"""What a model is, as its engine sees it: read from config.json, whose members GGUF's metadata are
-brought to.
-"""
+"""The configuration of a model, read from config.json or from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -31,14 +29,16 @@ _WHOLE = (
     "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
     "max_window_layers",
 )  # fmt: skip
+# Lists of layers and tables of positions are made before a file of weights is read.
 _MOST = {"num_hidden_layers": 10_000, "max_position_embeddings": 2**24}
-"""Lists are made of layers, and tables of positions, before a file of weights is looked into."""
 _MOST_OF_OTHERS = 2**30
+# Positions. Pieces of graphs depend on the size of a table, so smaller tables keep their size.
 _LONG_TABLE = 2**20
-"""Positions; pieces of graphs are made for the size of a table, so that most keep theirs."""
 _FLAGS = ("tie_word_embeddings", "use_sliding_window")
+# Members of config.json that may be null.
 _OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
-"""Members of config.json: by their kind, and those that may be null."""
+# Activations of gated feed-forward layers, from names of transformers to those of
+# `layers.activation`.
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -46,14 +46,14 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_pytorch_tanh",
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }
-"""Of gated feed-forward layers, by transformers' names: those of `layers.activation`."""
+# Names of the number of experts of a layer.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What models call how many experts a layer has."""
 _POSITIVE = (
     "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "rope_theta", "norm_eps",
 )  # fmt: skip
 _LLAMA = "LlamaForCausalLM"
+# Members of config.json that Llama has, or that do not affect the computation.
 _OF_LLAMA = frozenset(
     {
         *_WHOLE[:-2], "architectures", "attention_bias", "attention_dropout", "auto_map",
@@ -63,19 +63,21 @@ _OF_LLAMA = frozenset(
         "transformers_version", "use_cache", "_name_or_path",
     }
 )  # fmt: skip
-"""Members of config.json that Llama has, or that say nothing of what is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer: what the engine and most layers ask of it. An architecture's own
-    numbers are fields of a subclass in its file (`CausalLM.config_class`). Lengths in tokens.
-    Raises `ValueError` for numbers that no model of ours can have.
+    """A decoder-only transformer: what the engine and most layers need to know of it.
 
-    `rope_scaling` holds the parameters of `rope_type` under transformers' names, for `divided` the
-    list `factors`; `rotary_dim`: the numbers of a head that are turned, 0 for all. `windows`: one
-    sliding window a layer, None where the layer sees everything before it. `dtype`: the format the
-    weights are stored in.
+    A subclass in the file of an architecture adds its own members (`CausalLM.config_class`).
+    Lengths are in tokens. Raises `ValueError` for numbers that no supported model can have.
+
+    Attributes:
+        rope_scaling: Parameters of `rope_type` under their names in transformers. For `divided`,
+            the list `factors`.
+        rotary_dim: Numbers of a head that are rotated. 0: all.
+        windows: The sliding window of each layer. None: the layer has full attention.
+        dtype: The format of the stored weights.
     """
 
     architecture: str
@@ -128,7 +130,7 @@ class ModelConfig:
         check_rope(self.rope_type, self.rope_scaling, self.rotary_dim)
 
     def check_positive(self, *names: str) -> None:
-        """Raises `ValueError` for a number that is not above 0; None is none."""
+        """Raise `ValueError` for a number that is not above 0. None is accepted."""
         for name in names:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"{name} must be more than 0, got {value}; fetch the model again")
@@ -137,9 +139,7 @@ class ModelConfig:
     def from_pretrained(
         folder: str | Path, architecture: str | None = None, code: ModelCode | None = None
     ) -> ModelConfig:
-        """Of a Hugging Face folder, as `read_config`. Raises `ValueError` with a remedy where there
-        is none or the model is not supported.
-        """
+        """Return the config of a folder. Raises the errors of `read_config`."""
         folder, code = Path(folder), code or ModelCode()
         content = read_config(folder, architecture, code)
         architecture = architecture or code.architecture(content["architectures"][0])
@@ -160,9 +160,7 @@ class ModelConfig:
 
     @staticmethod
     def from_gguf(reader: FastGGUFReader, *, eos_token_ids: list[int]) -> ModelConfig:
-        """Of a GGUF file's metadata. Raises `ValueError` where a key is missing or the model is not
-        supported.
-        """
+        """Return the config of a GGUF file. Raises `ValueError` if it is not supported."""
         # Machines that only measure have no gguf library.
         from .gguf import gguf_members
 
@@ -172,9 +170,10 @@ class ModelConfig:
             raise ValueError(f"{reader.path}: {error}") from None
 
     def within(self, context_length: int | None) -> ModelConfig:
-        """For texts of up to so many tokens, where the rotary frequencies depend on that, LongRoPE
-        having others for contexts within the original length, or where tables of all positions
-        would take gigabytes.
+        """Return the config for texts of up to `context_length` tokens.
+
+        LongRoPE has other frequencies for contexts within the original length. Tables of all
+        positions might take gigabytes.
         """
         longest = self.max_position_embeddings
         if context_length is not None and context_length < longest and longest > _LONG_TABLE:
@@ -187,7 +186,7 @@ class ModelConfig:
 
     @staticmethod
     def from_fields(values: dict[str, Any]) -> ModelConfig:
-        """What `dataclasses.asdict` has made of one."""
+        """Return the config of which `dataclasses.asdict` made these fields."""
         kind: type[ModelConfig] = model_class(values["architecture"]).config_class
         return kind(**values)
 
@@ -195,10 +194,10 @@ class ModelConfig:
 def read_config(
     folder: Path, architecture: str | None = None, code: ModelCode | None = None
 ) -> dict[str, Any]:
-    """What config.json says, of a model that is taken for `architecture` instead of what it says.
-    Raises `ValueError` with a remedy where there is none or no model that `code` computes.
+    """Return config.json, with the architecture by which the model is computed.
 
-    Imports nothing heavy, so that what is wrong is said at once.
+    Raises `ValueError` with a remedy if there is none, or no model that `code` computes. Imports
+    nothing heavy, so that errors appear at once.
     """
     if not folder.is_dir():
         raise ValueError(
@@ -237,15 +236,15 @@ def read_config(
 
 
 def _is_foreign(architecture: str, content: dict[str, Any]) -> bool:
-    """Whether it calls itself a Llama, of a `model_type` that no model of ours has."""
+    """Whether a model calls itself a Llama, but has an unknown `model_type`."""
     ours = {kind for names in find_models() for kind in (names.model_type, names.also)}
     said = content.get("model_type")
     return architecture == _LLAMA and isinstance(said, str) and said not in ours
 
 
 def _is_like_llama(content: dict[str, Any]) -> bool:
-    """Whether it has no members but Llama's, beside empty ones and biases that it has not, and a
-    `model_type` by which transformers knows no other model.
+    """Whether a model has only members of Llama, empty members and disabled biases, and no
+    `model_type` of transformers.
     """
     from transformers import CONFIG_MAPPING
 
@@ -258,8 +257,9 @@ def _is_like_llama(content: dict[str, Any]) -> bool:
 def _configured(
     architecture: str, content: dict[str, Any], eos_token_ids: list[int]
 ) -> ModelConfig:
-    """What members of config.json say, and for members that it leaves out what transformers takes:
-    its own classes take longer to import than a small model to load.
+    """Return the members of config.json, with the defaults of transformers for missing ones.
+
+    Importing the classes of transformers would take longer than loading a small model.
     """
     model = model_class(architecture)
     kind: type[ModelConfig] = model.config_class
@@ -317,7 +317,7 @@ def _configured(
 
 
 def check_size(name: str, value: int) -> None:
-    """Raises `ValueError` for a size that no model has."""
+    """Raise `ValueError` for a size that no model has."""
     most = _MOST.get(name, _MOST_OF_OTHERS)
     if not 0 <= value <= most:
         raise ValueError(f"{name} must be 0 to {most}, got {value!r:.60}; fetch the model again")
@@ -332,7 +332,7 @@ def _of_transformers(
 
 
 def _own_defaults(kind: type[ModelConfig]) -> dict[str, Any]:
-    """The fields that a subclass has for itself; None where one must be given."""
+    """Return the fields of a subclass with their defaults. None: the member is required."""
     common = {each.name for each in fields(ModelConfig)}
     defaults = {}
     for each in fields(kind):
@@ -343,7 +343,7 @@ def _own_defaults(kind: type[ModelConfig]) -> dict[str, Any]:
 
 
 def _check_own(kind: type[ModelConfig], own: Sequence[str] | dict[str, Any], config: Any) -> None:
-    """Raises `ValueError` for a member that is not of its field's type."""
+    """Raise `ValueError` for a member that does not have the type of its field."""
     hints = get_type_hints(kind)
     for name in own:
         value, hint = getattr(config, name), hints[name]
@@ -364,7 +364,9 @@ def _check_own(kind: type[ModelConfig], own: Sequence[str] | dict[str, Any], con
 
 
 def sliding_windows(config: Any, window: int | None, first: int) -> list[int | None]:
-    """One a layer: those slide of which `layer_types` says so, or else those from `first` on."""
+    """Return the window of each layer, by `layer_types`. Without it, layers from `first` on have a
+    window.
+    """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return [window if layer >= first else None for layer in range(config.num_hidden_layers)]
@@ -374,8 +376,11 @@ def sliding_windows(config: Any, window: int | None, first: int) -> list[int | N
 
 
 def patterned_windows(config: Any, window: int | None, every: int) -> list[int | None]:
-    """One a layer where `layer_types` does not say so: all slide but the last of each `every`,
-    which a `sliding_window_pattern` replaces, a number or true for each layer that slides.
+    """Return the window of each layer. Without `layer_types`, all but the last of each `every`
+    slide.
+
+    A `sliding_window_pattern` replaces `every`. It is a number, or a list that is true for layers
+    with a window.
     """
     pattern = getattr(config, "sliding_window_pattern", None) or every
     if getattr(config, "layer_types", None) is not None:

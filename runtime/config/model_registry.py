@@ -1,21 +1,21 @@
-"""The models that exist. Each is a file of `runtime/models/` that states its names and has a class
-with the name of its architecture.
+"""Finds models. Each is a file of `runtime/models/` that states its names and has a class with the
+name of its architecture.
 
     ARCHITECTURE = "Qwen3ForCausalLM"    # in config.json, and the class
     MODEL_TYPE = "qwen3"                 # in config.json
-    ALSO_MODEL_TYPE = "qwen3_of_others"  # in config.json of another's checkpoints, where there are
+    ALSO_MODEL_TYPE = "qwen3_of_others"  # in config.json of other checkpoints, optional
     ALSO_ARCHITECTURE = "QWen3ForCausalLM"  # in config.json of older code
-    GGUF_ARCHITECTURE = "qwen3"          # `general.architecture`, where such files exist
-    ALSO_GGUF_ARCHITECTURE = "qwen3_b"   # the same of other such files
-    GGUF_EMBEDDER = "gemma-embedding"    # of files whose tokens see each other both ways
+    GGUF_ARCHITECTURE = "qwen3"          # `general.architecture`, optional
+    ALSO_GGUF_ARCHITECTURE = "qwen3_b"   # a second one, optional
+    GGUF_EMBEDDER = "gemma-embedding"    # of files with bidirectional attention
 
-Of several models that GGUF files call the same, `CausalLM.fits_gguf` tells which it is.
+If several models have the same name in GGUF files, `CausalLM.fits_gguf` chooses one.
 
-Encoders, which make vectors and scores of texts, say theirs so, and the class has this name:
+Encoders state their names as follows, and the class has the name ENCODER:
 
     ENCODER = "Bert"                     # of BertModel and BertForSequenceClassification
     MODEL_TYPE = "bert"
-    CONFIG_OF_OTHERS = "MyBertConfig"    # of folders with code of their own: `auto_map` has it
+    CONFIG_OF_OTHERS = "MyBertConfig"    # Of folders with code of their own, in `auto_map`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ _NAME = re.compile(
 
 
 class ModelNames(NamedTuple):
-    """What a model is called; `gguf` is None where GGUF files have no name for it, `also_gguf`
-    where they have no second one, `also` where config.json has no second `model_type`, `other`
-    where it has no second name of the architecture.
+    """The names of a model.
+
+    Attributes:
+        gguf, also_gguf: Names in GGUF files, or None.
+        also: A second `model_type` in config.json, or None.
+        other: A second name of the architecture, or None.
     """
 
     module: str
@@ -52,8 +55,10 @@ class ModelNames(NamedTuple):
 
 
 def find_models() -> list[ModelNames]:
-    """All of them. The files are read and not imported: that takes torch, and seconds before a
-    model that is none of them could be refused.
+    """Return the names of all models.
+
+    The files are read, not imported. Importing them takes torch, and seconds in which an
+    unsupported model could be refused.
     """
     return [
         ModelNames(
@@ -72,7 +77,9 @@ def find_models() -> list[ModelNames]:
 
 
 def find_encoders() -> list[ModelNames]:
-    """The same of encoders, whose `architecture` is what the names of their kinds begin with."""
+    """Return the names of all encoders. An `architecture` is the beginning of the names of its
+    variants.
+    """
     return [
         ModelNames(
             module,
@@ -89,7 +96,7 @@ def find_encoders() -> list[ModelNames]:
 
 @cache
 def _named_files(folders: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
-    """Read once: an engine's start asks a dozen times."""
+    """Read the files once, because the start of an engine needs them a dozen times."""
     return [
         (path.stem, dict(_NAME.findall(path.read_text(encoding="utf-8"))))
         for path in sorted(path for folder in folders for path in Path(folder).glob("*.py"))
@@ -97,8 +104,10 @@ def _named_files(folders: tuple[str, ...]) -> list[tuple[str, dict[str, str]]]:
 
 
 def find_model(*, architecture: str | None = None, gguf: str | None = None) -> ModelNames:
-    """The model with the one or the other name; of several that GGUF files call the same, the
-    first. Raises `ValueError` where there is none.
+    """Return the model with one of these names.
+
+    If several models have the same name in GGUF files, it is the first. Raises `ValueError` if
+    there is none.
     """
     models = find_models()
     for names in models:
@@ -113,24 +122,25 @@ def find_model(*, architecture: str | None = None, gguf: str | None = None) -> M
 
 
 class UnsupportedError(ValueError):
-    """What our own code does not compute of a model that it has; transformers' may."""
+    """A variant of a supported model that only the code of transformers may compute."""
 
 
+# The architecture of all models that the code of transformers computes.
 FALLBACK = "TransformersForCausalLM"
-"""The architecture of all that transformers' own code computes."""
 
 
 class ModelCode(NamedTuple):
-    """Whose code computes a model. `impl`: as `--model-impl`; `trusted`: whether the folder may
-    bring code of its own.
+    """The code that computes a model: that of this package or of transformers.
+
+    `impl` is the value of --model-impl. `trusted`: the folder may contain code.
     """
 
     impl: str = "piecework"
     trusted: bool = False
 
     def architecture(self, said: str) -> str:
-        """The architecture to take a model for that says to be `said`. Raises `ValueError` where
-        nothing computes it.
+        """Return the architecture that computes the architecture `said`. Raises `ValueError` if
+        none does.
         """
         is_ours = any(said in (names.architecture, names.other) for names in find_models())
         if self.impl == "transformers" or (self.impl == "auto" and not is_ours):
@@ -139,8 +149,8 @@ class ModelCode(NamedTuple):
 
 
 def model_type_of(architecture: str, content: dict[str, Any]) -> Any:
-    """What goes with an architecture in a config.json. Raises `ValueError` for one of which
-    transformers' code is to make something, and can make nothing here.
+    """Return the `model_type` of an architecture. Raises `ValueError` if the code of transformers
+    does not support it.
     """
     if architecture != FALLBACK:
         names = find_model(architecture=architecture)
@@ -157,12 +167,12 @@ def model_type_of(architecture: str, content: dict[str, Any]) -> Any:
 
 
 def model_class(architecture: str) -> Any:
-    """The class that builds it, a `CausalLM`."""
+    """Return the subclass of `CausalLM` that builds the model."""
     is_ours = architecture != FALLBACK
     name = find_model(architecture=architecture).module if is_ours else "fallback"
     return getattr(import_module(f"{_MODELS}.{name}"), architecture)
 
 
 def encoder_class(names: ModelNames) -> Any:
-    """The class that builds an encoder, of `Bert`'s interface."""
+    """Return the class that builds an encoder, with the interface of `Bert`."""
     return getattr(import_module(f"{_MODELS}.{names.module}"), names.architecture)

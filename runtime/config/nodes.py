@@ -1,10 +1,10 @@
-"""Which ranks are processes of which machine: as many on each, in the order of the nodes."""
+"""Distributes ranks over machines: the same number on each, in the order of the nodes."""
 
 from __future__ import annotations
 
 
 def check_nodes(tp_size: int, nnodes: int, node_rank: int, address: str | None) -> None:
-    """Raises `ValueError` where the settings of several machines do not fit together."""
+    """Raise `ValueError` if the settings of several machines do not fit together."""
     if not 0 <= node_rank < nnodes:
         raise ValueError(
             f"--node-rank must lie between 0 and {nnodes - 1} with --nnodes {nnodes}, got "
@@ -23,7 +23,7 @@ def check_nodes(tp_size: int, nnodes: int, node_rank: int, address: str | None) 
 
 
 def check_experts(tp_size: int, ep_size: int) -> None:
-    """Raises `ValueError` where ranks make no groups for experts."""
+    """Raise `ValueError` if the ranks cannot form the groups for experts."""
     if tp_size % ep_size:
         raise ValueError(
             f"--ep-size {ep_size} must divide --tp-size {tp_size}, whose ranks hold the experts"
@@ -31,7 +31,7 @@ def check_experts(tp_size: int, ep_size: int) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT, or [HOST]:PORT. Raises `ValueError`."""
+    """Return host and port of HOST:PORT or [HOST]:PORT. Raises `ValueError`."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 2**16):
@@ -43,6 +43,6 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def ranks_of(node: int, *, tp_size: int, nnodes: int) -> range:
-    """The ranks of one node."""
+    """Return the ranks of one node."""
     each = tp_size // nnodes
     return range(node * each, (node + 1) * each)

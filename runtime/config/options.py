@@ -1,4 +1,4 @@
-"""Fields of configurations that are flags of the command line, too."""
+"""Fields of configurations that are also flags of the command line."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ def option(
     metavar: str | None = None,
     items: str | None = None,
 ) -> Any:
-    """A dataclass field that is also a command-line flag of the same name (`max_total_tokens` ->
-    `--max-total-tokens`).
+    """Return a dataclass field that is also a flag of the same name (`--max-total-tokens`).
 
-    `group`: the heading of `--help` that it stands under. `items`: the value is a text with commas,
-    which a command line may give as several words too; a word belongs to it if it matches this.
+    `group` is its heading in `--help`. `items` is set if the value is a text with commas. Then a
+    command line may give several words, each of which must match this pattern.
     """
     return field(
         default=default,
@@ -37,8 +36,8 @@ def option(
 
 
 def check_options(config: Any, positive: Sequence[str]) -> None:
-    """Raises `ValueError` for a value that is none of its choices, and for one of `positive` below
-    1; None is always taken.
+    """Raise `ValueError` for a value that is no choice, and for `positive` ones below 1. None is
+    valid.
     """
     for each in fields(config):
         value, choices = getattr(config, each.name), each.metadata.get("choices")
@@ -50,16 +49,14 @@ def check_options(config: Any, positive: Sequence[str]) -> None:
 
 
 def check_threads(asked: int | None) -> None:
-    """Raises `ValueError` for more threads than libgomp can start: it ends the process instead of
-    saying so.
+    """Raise `ValueError` for more threads than libgomp can start, because it ends the process
+    without a message.
     """
     if asked is not None and asked > MOST_THREADS:
         raise ValueError(f"--num-threads must be at most {MOST_THREADS}, got {asked}")
 
 
 def check_context_length(asked: int | None, longest: int) -> None:
-    """Raises `ValueError` for a context that the model does not have; None asks for the model's
-    own.
-    """
+    """Raise `ValueError` if the model does not have this context. None means the model's own."""
     if asked is not None and asked > longest:
         raise ValueError(f"--context-length {asked} is more than the model's {longest}")

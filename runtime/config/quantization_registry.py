@@ -1,10 +1,10 @@
-"""Which formats of quantised checkpoints there are: each is a file of this package that says its
+"""Finds formats of quantised checkpoints. Each is a file of `runtime/quantization/` that states its
 name in config.json.
 
     QUANT_METHOD = "fp8"    # `quantization_config.quant_method`
 
     def read_scheme(config: Mapping[str, Any]) -> Scheme:
-        # What `quantization_config` says of a linear layer, by its name. Raises `ValueError`.
+        # Return the kind of a linear layer, by its name. Raises `ValueError`.
 
     def make_method(kind: str) -> LinearMethod:
         # `kind` begins with the name of the file: "w8a8 float8_e4m3fn channel token".
@@ -19,18 +19,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+# Maps the checkpoint's name of a linear layer to the kind of its weight: `PLAIN` or that of a
+# method.
 Scheme = Callable[[str], str]
-"""A linear layer's name in the checkpoint to the kind of its weight: `PLAIN` or a method's."""
 PLAIN = "bfloat16"
+# Values of `--quantization` that quantise weights of 16 bits on load.
 ON_LOAD = ("fp8", "int8", "q8_0", "q4_0")
-"""What `--quantization` can make of weights of 16 bits while they are loaded."""
 _FORMATS = "piecework.runtime.quantization"  # The package whose files are formats.
 _NAME = re.compile(r'^QUANT_METHOD = "([\w-]+)"', re.MULTILINE)
 _LEGACY = "compression_config"
 
 
 def find_formats() -> dict[str, str]:
-    """Modules by `quant_method`. The files are read and not imported: see `models.registry`."""
+    """Return modules by `quant_method`. The files are read, not imported: see `model_registry`."""
     return dict(_formats_in(tuple(import_module(_FORMATS).__path__)))
 
 
@@ -44,8 +45,8 @@ def _formats_in(folders: tuple[str, ...]) -> dict[str, str]:
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The `quantization_config` of a config.json; None where the weights are numbers. Raises
-    `ValueError` for a format that is not known.
+    """Return `quantization_config` of a config.json, or None. Raises `ValueError` for an unknown
+    format.
     """
     quantization = config.get("quantization_config") or config.get(_LEGACY)
     if not quantization:
@@ -63,10 +64,10 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def asked_of(path: str, asked: str, config: Mapping[str, Any] | None) -> str:
-    """Return what `--quantization` asks for of a model: `auto`, `none` or one of `ON_LOAD`.
+    """Return what `--quantization` requests for a model: `auto`, `none` or one of `ON_LOAD`.
 
-    `config`: its config.json; None for a .gguf file. A format of checkpoints says only which one
-    the model has. Raises `ValueError` if the model has another one.
+    `config` is config.json, or None for a .gguf file. The name of a format of checkpoints only
+    asserts the format. Raises `ValueError` if the model has another one.
     """
     if asked in ("auto", "none"):
         return asked
@@ -90,8 +91,8 @@ def asked_of(path: str, asked: str, config: Mapping[str, Any] | None) -> str:
 
 
 def read_scheme(quantization: Mapping[str, Any]) -> Scheme:
-    """What a `quantization_config` says. Raises `ValueError` where it makes no sense or asks for
-    what is not supported.
+    """Return the scheme of a `quantization_config`. Raises `ValueError` if it is invalid or not
+    supported.
     """
     name = find_formats()[quantization["quant_method"]]
     scheme: Scheme = import_module(f"{_FORMATS}.{name}").read_scheme(quantization)

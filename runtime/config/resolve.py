@@ -1,5 +1,5 @@
-"""What an engine is told becomes settings in which every number is chosen: pure functions of the
-model, the machine and its memory.
+"""Chooses every number of the settings, by pure functions of the model, the machine and its
+memory.
 """
 
 from __future__ import annotations
@@ -16,22 +16,19 @@ from .options import check_context_length
 
 
 class WindowPages(NamedTuple):
-    """Layers of a sliding window of `window` tokens, which have pages of their own."""
+    """Layers with a sliding window of `window` tokens and their own pages."""
 
     window: int
-    page_bytes: int
-    """That one of those takes."""
-    shared: SharedPages | None = None
-    """How they share memory with pages of the other layers."""
+    page_bytes: int  # Bytes of one of these pages.
+    shared: SharedPages | None = None  # How the pages share memory with pages of other layers.
 
     def beside(self, pages: int, steps: ResolvedConfig) -> int:
-        """How many they have beside `pages` of the other layers.
+        """Return the number of window pages for `pages` pages of other layers.
 
-        A request that is longer than its window needs those of its window. Memory is shared out
-        for requests of `typical` length: shorter ones find fewer of these pages, longer ones fewer
-        of the others, where each kind has memory of its own. More than one for each of the others,
-        or more than twice what can run at once reads, is never of use. A step's new tokens come on
-        top.
+        A request that is longer than its window needs the pages of its window. If each kind has its
+        own memory, it is divided for requests of `typical` length. More window pages than other
+        pages, or than twice what the running requests read at once, are never useful. The new
+        tokens of a step are added.
         """
         size = steps.page_size
         each = -(-(self.window - 1) // size) + 1
@@ -41,32 +38,35 @@ class WindowPages(NamedTuple):
         return min(pages, max(each, share) + chunk)
 
     def typical(self, steps: ResolvedConfig) -> int:
-        """The length of texts that the size of the cache is told for: tokens."""
+        """Length of texts, in tokens, for which the size of the cache is computed."""
         return min(steps.context_length, max(4 * self.window, _TYPICAL_TOKENS))
 
     def slabs(self, pages: int, steps: ResolvedConfig) -> int:
-        """How many hold both kinds, the reserved one among them; 0: they do not share memory."""
+        """Return the number of slabs for both kinds, with the reserved one. 0: memory is not
+        shared.
+        """
         shared = self.shared
         return 0 if shared is None else shared.slabs(pages, self.beside(pages, steps)) + 1
 
     @property
     def slab_bytes(self) -> int:
-        """That one of those takes."""
+        """Bytes of one slab."""
         assert self.shared is not None
         return self.page_bytes // self.shared.window.tensors * self.shared.tensors
 
 
 _TYPICAL_TOKENS = 2048
+# Limits of a KV cache. Pages take no memory if all layers have windows.
 LEAST_PAGES, _MOST_PAGES = 2, 2**26
-"""Of a KV cache; pages of models whose layers all have windows take no memory of their own."""
+# Most tokens of a cache without pages, unless the context is longer. The prefix tree keeps their
+# ids.
 _MOST_TOKENS_OF_STATES = 2**22
-"""Of a cache without pages, if the context is no longer: the prefix tree keeps their ids."""
+# Largest share of recurrent states in the memory of the cache, if there are pages too.
 _STATES_SHARE = 0.5
-"""Most of the cache's memory that recurrent states may take, where there are pages beside them."""
 
 
 def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) -> ResolvedConfig:
-    """What steps depend on is chosen; the KV cache has the least of pages until `resolve_cache`.
+    """Choose what steps depend on. The KV cache has the least pages until `resolve_cache`.
 
     Raises `ValueError` for a context that the model does not have.
     """
@@ -103,13 +103,17 @@ def resolve_cache(
     slot_bytes: int = 0,
     window: WindowPages | None = None,
 ) -> ResolvedConfig:
-    """What `resolve_steps` gives, with the size of the KV cache chosen, and the context no longer
-    than that.
+    """Return the settings with the size of the KV cache, and a context that is not longer than it.
 
-    `max_total_tokens`: what was asked for; `free_bytes`: memory of which the cache gets its share,
-    or all of it if no share is set; `page_bytes`: what a page of it takes; `slot_bytes`: what the
-    recurrent states of a request take, by which fewer may run; `window`: of layers that have pages
-    of their own beside those. Raises `ValueError` with a remedy where the memory does not suffice.
+    Raises `ValueError` with a remedy if there is too little memory.
+
+    Args:
+        max_total_tokens: The requested size.
+        free_bytes: Free memory. The cache gets its share of it, or all if no share is set.
+        page_bytes: Bytes of a page.
+        slot_bytes: Bytes of the recurrent states of a request. They may reduce the running
+            requests.
+        window: Layers with their own pages.
     """
     page_size, fraction = steps.page_size, steps.mem_fraction_static
     has_pages = page_bytes > 0 or window is not None
@@ -175,8 +179,10 @@ def resolve_cache(
 def with_states(
     steps: ResolvedConfig, free_bytes: int, slot_bytes: int, *, has_pages: bool
 ) -> ResolvedConfig:
-    """With as many running requests as there is memory for the states of, and up to as many slots
-    more, in which prefixes keep snapshots. Raises `ValueError` where there is none for one.
+    """Return the settings with as many running requests as there is memory for states.
+
+    Up to as many further slots keep snapshots of prefixes. Raises `ValueError` if there is no
+    memory for one.
     """
     fraction = steps.mem_fraction_static
     budget = int(free_bytes * (fraction or 1.0) * (_STATES_SHARE if has_pages else 1.0))

@@ -1,4 +1,4 @@
-"""What a model's configuration says of rotary positions, under transformers' names."""
+"""The settings of rotary positions, under their names in transformers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from .model_registry import UnsupportedError
 
+# Numbers that each type of rope scaling needs. `divided` is how GGUF stores llama3: a divisor of
+# each frequency.
 ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -16,27 +18,24 @@ ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "longrope": ("factor", "original_max_position_embeddings"),
     "divided": (),
 }
-"""Numbers that each type of rope scaling needs. `divided` is GGUF's way to store llama3: the factor
-of each frequency.
-"""
+# Lists with a factor for each frequency, by type.
 _LISTS = {"longrope": ("short_factor", "long_factor"), "divided": ("factors",)}
-"""Of each type, the lists of a factor a frequency."""
+# Optional numbers of any type. 0 means that the number is missing.
 _MAY_HAVE = (
     *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
     *("short_mscale", "long_mscale"),
 )
-"""Numbers that any type may have; 0 stands for none."""
 _FROM_ORIGINAL = ("llama3", "yarn", "longrope")
 
 
 def rope_fields(
     rope: Any, config: Any, head_dim: int, *, takes_partial: bool = False
 ) -> dict[str, Any]:
-    """The fields of `ModelConfig` that `rope` says, the member rope_scaling or rope_parameters of
-    config.json: older files have `rope_scaling` beside `rope_theta`, newer ones all in
-    `rope_parameters`. Raises `ValueError`.
+    """Return the fields of `ModelConfig` for `rope`, the member rope_scaling or rope_parameters.
 
-    `config`: all members. `takes_partial`: whether the model may turn a part of each head.
+    Older files have `rope_scaling` and `rope_theta`, newer ones have all in `rope_parameters`.
+    `config` are all members. `takes_partial`: the model may rotate a part of each head. Raises
+    `ValueError`.
     """
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
         raise UnsupportedError(f"rope scaling {rope!r:.60} is not supported; choose another model")
@@ -74,7 +73,7 @@ def rope_fields(
 
 
 def check_rope(rope_type: str, scaling: Mapping[str, Any], rotary_dim: int) -> None:
-    """Raises `ValueError` for a type that there is not, and for what it lacks."""
+    """Raise `ValueError` for an unknown type, or one that lacks parameters."""
     if rope_type not in ROPE_PARAMETERS:
         named = ", ".join(name for name in ROPE_PARAMETERS if name not in ("default", "divided"))
         raise UnsupportedError(
@@ -108,12 +107,11 @@ def check_rope(rope_type: str, scaling: Mapping[str, Any], rotary_dim: int) -> N
             )
 
 
-_MOST = 1e30
-"""Products of some such numbers are numbers still."""
+_MOST = 1e30  # Products of several numbers up to this are finite.
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one that can be computed with: neither infinite nor huge."""
+    """Whether the value is a number that is neither infinite nor huge."""
     return type(value) in (int, float) and -_MOST < value < _MOST
 
 
@@ -122,7 +120,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def number(name: str, value: Any) -> float:
-    """Raises `ValueError` where the member of config.json is none."""
+    """Return the member of config.json. Raises `ValueError` if it is no number."""
     if not is_number(value):
         raise ValueError(f"{name} must be a number, got {value!r:.60}; fetch the model again")
     return float(value)
@@ -136,8 +134,10 @@ _GGUF_YARN = {
 
 
 def gguf_rope(get: Callable[..., Any], factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """The member rope_scaling that the metadata of a GGUF file stand for, with the `factors` that
-    it stores as tensors, by their names. Keys: `rope.scaling` of the GGUF specification.
+    """Return rope_scaling for the metadata of a GGUF file and its `factors`, stored tensors by
+    name.
+
+    Source of the keys: `rope.scaling` of the GGUF specification.
     """
     if "rope_freqs.weight" in factors:
         return {"rope_type": "divided", "factors": factors["rope_freqs.weight"]}

@@ -156,7 +156,7 @@ class FalconH1ForCausalLM(CausalLM):
 
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
-        """Return no multipliers, because GGUF files hold multiplied weights."""
+        """Return the members without multipliers, because GGUF files hold multiplied weights."""
         return {
             "mamba_rms_norm": "blk.0.ssm_norm.weight" in tensors,
             "mamba_norm_before_gate": False,

@@ -1,1 +1,1 @@
-"""Models that make one vector or one score of a text: embedders, rerankers."""
+"""Models that give a vector or a score for each text: embedders and rerankers."""

@@ -1,6 +1,4 @@
-"""The settings of an engine of a pooling model; imports nothing heavy, for it also makes
-command-line flags.
-"""
+"""The settings of a pooling engine. Imports nothing heavy, because flags are made from them."""
 
 from __future__ import annotations
 
@@ -14,7 +12,9 @@ _POSITIVE = ("context_length", "chunked_prefill_size", "max_running_requests", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingConfig:
-    """Settings of one pooling engine. None means: chosen for this machine. Raises `ValueError`."""
+    """The settings of a pooling model. None: chosen for this machine. Raises `ValueError` with a
+    remedy.
+    """
 
     model_path: str = option("", "folder of an embedder or a reranker", group=MODEL, metavar="PATH")
     tokenizer_path: str | None = option(

@@ -1,4 +1,4 @@
-"""A decoder that is asked for its last states instead of for a next token."""
+"""A decoder whose last states are used instead of logits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..layers.linear import Linear, StoredTensor
 
 
 class PooledDecoder(nn.Module):
-    """Any of our decoders without its output head, with the interface of `models.bert.Bert`.
+    """A decoder without its output head, with the interface of `models.bert.Bert`.
 
-    `content` is config.json. Its `is_causal` false and its `use_bidirectional_attention` say that a
-    token sees those behind it too. The latter halves windows: half lies on each side of a token.
+    `content` is config.json. If its `is_causal` is false, or `use_bidirectional_attention` is true,
+    a token also sees those after it. The latter halves windows: half lies on each side of a token.
     """
 
     unused: ClassVar = ("lm_head.", "decoder.lm_head.", "decoder.dense_")
@@ -37,7 +37,7 @@ class PooledDecoder(nn.Module):
             self.score = Linear(config.hidden_size, num_labels)
 
     def place_tensors(self, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        """Under the names of our modules: those of a decoder alone have no `model.` before them."""
+        """Return tensors under the names of the modules. Those of decoders alone lack `model.`."""
         whole = [
             tensor._replace(name=f"model.{tensor.name.removeprefix('model.')}")
             for tensor in tensors

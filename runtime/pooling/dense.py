@@ -1,4 +1,4 @@
-"""Projections of the vectors of texts, as sentence-transformers' `Dense` describes them."""
+"""Projections of the vectors of texts (`Dense` of sentence-transformers)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _VECTOR = "sentence_embedding"
 
 
 class Dense(NamedTuple):
-    """A projection of the pooled vector; its weights lie in `folder`, or in a .gguf file under the
-    name of `number`.
+    """A projection of the pooled vector.
+
+    The weights lie in `folder`, or in a .gguf file under the name with `number`.
     """
 
     folder: Path
@@ -25,7 +26,7 @@ class Dense(NamedTuple):
 
 
 def read_dense(folder: Path) -> Dense:
-    """The projection of a module's folder. Raises `ValueError` with a remedy."""
+    """Return the projection of a module's folder. Raises `ValueError` with a remedy."""
     config = read_json(folder / "config.json")
     activation = class_name(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     sizes = config["in_features"], config["out_features"]
@@ -43,5 +44,5 @@ def read_dense(folder: Path) -> Dense:
 
 
 def class_name(path: Any) -> str:
-    """Of a class that is named with its modules."""
+    """Return the name of a class without its modules."""
     return str(path).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The engine of a pooling model as a process of its own, see `..engine.process`."""
+"""The engine of a pooling model in its own process. See `engine.text_process`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .scheduler import PoolingScheduler
 
 
 class PoolingProcess:
-    """Receives messages, steps the scheduler, sends what it delivers. Raises `ValueError` that the
-    user can mend.
+    """Receives messages, runs the scheduler and sends the results. Raises `ValueError` with a
+    remedy.
     """
 
     def __init__(self, config: PoolingConfig, mailbox: Mailbox) -> None:
@@ -51,5 +51,5 @@ class PoolingProcess:
 
 
 def build(settings: dict[str, Any], mailbox: Mailbox) -> PoolingProcess:
-    """As `process.Build`."""
+    """Build the process. See `process.Build`."""
     return PoolingProcess(PoolingConfig(**settings), mailbox)

@@ -1,6 +1,6 @@
-"""What a folder says of a model that makes vectors or scores, without a look at its weights.
+"""Reads what a folder says of a pooling model, without its weights.
 
-Formats: `modules.json` and the folders that it names are sentence-transformers', 2.0 to 6.2.
+Source of the formats: `modules.json` and the folders it names, of sentence-transformers 2.0 to 6.2.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from .dense import ACTIVATIONS, Dense, class_name, read_dense
 from .gguf_file import gguf_makes_vectors, read_gguf
 from .prompts import NO_PROMPTS, Prompts, read_prompts
 
+# How the states of tokens become one vector. The vectors of several modes are joined in this order.
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""How the states of a text's tokens become one vector; of several, their vectors follow one
-another in this order.
-"""
+# Names of the modes in older files.
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -29,7 +28,6 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""How older files say it."""
 CLASSIFIER = "ForSequenceClassification"
 _DECODER = "ForCausalLM"
 _KINDS = ("Model", CLASSIFIER, "ForMaskedLM", _DECODER)
@@ -40,15 +38,19 @@ _TRANSFORMER_FILES = ("sentence_bert_config.json", "sentence_roberta_config.json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFolder:
-    """`path` holds config.json, whose members are `content`, and the weights; or it is a .gguf
-    file, whose metadata are brought to these members.
+    """What a folder or .gguf file says of a pooling model.
 
-    `encoder`: which of our encoders it is; None: a decoder, `decoder` its architecture. `modes`,
-    `denses`, `normalizes`: of an embedder, what follows the transformer. `activation`: of a
-    classifier, what its number goes through. `max_length`: the longest text that it was made for,
-    where it says so. `lower_case`: texts are to be made lower case first. `tells_pairs`: the model
-    is told which tokens are a pair's second text, where it has a table for that. `prompts`: what
-    texts may begin with. `labels`: what a classifier's numbers are of.
+    Attributes:
+        path: The folder with config.json and weights, or a .gguf file.
+        content: The members of config.json, or those that follow from the metadata of the file.
+        encoder: Name of the encoder. None: it is a decoder with the architecture `decoder`.
+        modes, denses, normalizes: What an embedder does after the transformer.
+        activation: Activation of the result of a classifier.
+        max_length: The longest text in tokens that the model was made for, if it says so.
+        lower_case: Whether texts are converted to lower case first.
+        tells_pairs: Whether the model gets the type of the tokens of a second text.
+        prompts: Beginnings of texts.
+        labels: Names of the numbers of a classifier.
     """
 
     path: Path
@@ -75,8 +77,10 @@ class PoolingFolder:
 
 
 def makes_vectors(path: str) -> bool:
-    """Whether a folder is made for vectors or scores: it has `modules.json`, or an architecture
-    that writes no text. False where that cannot be told.
+    """Whether a folder gives vectors or scores.
+
+    It has `modules.json`, or an architecture that writes no text. False if this cannot be found
+    out.
     """
     folder = Path(path)
     if folder.suffix == ".gguf":
@@ -92,8 +96,8 @@ def makes_vectors(path: str) -> bool:
 
 
 def read_folder(path: str) -> PoolingFolder:
-    """What a folder holds. Raises `ValueError` with a remedy where that is no such model, or one
-    that needs what we do not have.
+    """Return what a folder holds. Raises `ValueError` with a remedy if it is no supported pooling
+    model.
     """
     folder = Path(path)
     if folder.suffix == ".gguf":
@@ -177,7 +181,7 @@ def _read(
 
 
 def _modules(modules: list[tuple[str, Path]]) -> dict[str, Any]:
-    """What follows the transformer."""
+    """Return the modules after the transformer."""
     modes: tuple[str, ...] = ()
     denses: list[Dense] = []
     normalizes = False
@@ -210,13 +214,13 @@ def _pooling_modes(file: Path) -> tuple[str, ...]:
 
 
 def _object(file: Path) -> Mapping[str, Any]:
-    """What a file holds; nothing where there is none."""
+    """Return the object in a file, empty if there is no file."""
     content: Mapping[str, Any] = read_json(file) if file.is_file() else {}
     return content
 
 
 def _labels(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Raises `ValueError`."""
+    """Return the labels. Raises `ValueError`."""
     if (count := label_count(content)) > _MOST_LABELS:
         raise ValueError(f"{file}: it has {count} labels, more than {_MOST_LABELS}; choose another")
     names = content.get("id2label") or {}
@@ -224,8 +228,10 @@ def _labels(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _classifier_activation(root: Path, content: Mapping[str, Any], labels: int) -> str:
-    """Of one number, as sentence-transformers' CrossEncoder finds it, by the version that wrote the
-    folder. Of several, as transformers' pipeline: shares of one another, unless a text may have
+    """Return the activation of a classifier.
+
+    For one number it is that of sentence-transformers' CrossEncoder, by the version that wrote the
+    folder. For several it is that of transformers' pipeline: softmax, unless a text may have
     several labels.
     """
     if labels > 1:
@@ -247,9 +253,11 @@ def _classifier_activation(root: Path, content: Mapping[str, Any], labels: int) 
 
 
 def _find(architecture: str, content: Mapping[str, Any]) -> tuple[ModelNames | None, str] | None:
-    """An encoder of ours, or the decoder that an architecture is the trunk of. The trunk of a model
-    that also takes images has `Text` in its name: `Gemma3TextModel`. A folder with code of its own
-    may have the name of another's architecture; its configuration's class tells which it is.
+    """Return the encoder, or the decoder whose architecture without a head this is.
+
+    The trunk of a model of images and text has `Text` in its name: `Gemma3TextModel`. A folder with
+    its own code may use the name of another architecture. Then the class of its configuration
+    decides.
     """
     code = content.get("auto_map")
     own = class_name(code.get("AutoConfig")) if isinstance(code, dict) else ""

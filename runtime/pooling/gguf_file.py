@@ -1,6 +1,7 @@
-"""What a .gguf file says of a model that makes vectors or scores.
+"""Reads what a .gguf file says of a pooling model.
 
-Keys and names of tensors: llama.cpp's conversion/bert.py and the gguf library's constants.
+Source of keys and names of tensors: llama.cpp's conversion/bert.py and the constants of the gguf
+library.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from typing import Any
 from ..config.model_registry import encoder_class, find_encoders, find_model
 from .dense import Dense
 
-_HEAD = 2**16
-"""Bytes at the beginning of a file that hold its architecture and its pooling."""
+_HEAD = 2**16  # Bytes at the beginning of a file that hold its architecture and its pooling.
 _MODES = {1: ("mean",), 2: ("cls",), 3: ("lasttoken",)}
 _RANK = 4
 _SIZES = {
@@ -28,8 +28,9 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16"}
 
 
 def gguf_makes_vectors(path: Path) -> bool:
-    """Whether a .gguf file is an encoder, or says how states become a vector. The file is not read
-    to its end, and False is returned for what is no such file.
+    """Whether a .gguf file is an encoder or states how states become a vector.
+
+    The file is not read to its end. False for other files.
     """
     try:
         with path.open("rb") as file:
@@ -48,7 +49,7 @@ def gguf_makes_vectors(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> dict[str, Any]:
-    """The fields of `PoolingFolder`. Raises `ValueError` with a remedy."""
+    """Return the fields of `PoolingFolder`. Raises `ValueError` with a remedy."""
     from ..files.gguf_reader import metadata, open_gguf
 
     reader = open_gguf(path)
@@ -92,7 +93,9 @@ def read_gguf(path: Path) -> dict[str, Any]:
 def _classifier(
     path: Path, name: str, content: dict[str, Any], tensors: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """RoBERTa's head is whole in a file. Of BERT's heads the converter leaves out a part."""
+    """Return the classifier. Files hold all of RoBERTa's head. The converter leaves out a part of
+    BERT's heads.
+    """
     if name != "bert" or not {"cls.weight", "cls.output.weight"} <= set(tensors):
         raise ValueError(
             f"{path}: a {name} classifier of this kind is not supported as a .gguf file; serve "

@@ -1,4 +1,4 @@
-"""Builds what a folder describes: a transformer, and what follows it."""
+"""Builds the transformer and the projections that a folder describes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .pooler import DenseLayer
 
 
 def read_transformer_config(folder: PoolingFolder) -> EncoderConfig | ModelConfig:
-    """Raises `ValueError` that names the file."""
+    """Return the config. Raises `ValueError` that names the file."""
     if folder.encoder is None:
         if folder.path.suffix == ".gguf":
             # Machines that only measure have no gguf library.
@@ -45,8 +45,8 @@ def load_transformer(
     device: torch.device,
     kernels: LinearKernels | None,
 ) -> Any:
-    """Of the interface of `models.bert.Bert`. Raises `ValueError` that names the file or tensor at
-    fault.
+    """Return the model, with the interface of `models.bert.Bert`. Raises `ValueError` that names
+    the file or tensor at fault.
     """
 
     def make() -> nn.Module:
@@ -89,7 +89,7 @@ def _gguf_tensors(
 def load_dense(
     dense: Dense, dtype: torch.dtype, device: torch.device, kernels: LinearKernels | None
 ) -> DenseLayer:
-    """Raises `ValueError` as `load_transformer`."""
+    """Load the projections. Raises `ValueError` as `load_transformer` does."""
 
     def make() -> nn.Module:
         linear = Linear(dense.in_features, dense.out_features, bias=dense.bias)
@@ -114,7 +114,7 @@ def load_dense(
 
 
 def stored_dtype(folder: PoolingFolder) -> torch.dtype:
-    """The number format that config.json gives; transformers takes float32 where it gives none."""
+    """Return the dtype in config.json. If it is missing, transformers uses float32."""
     said = folder.content.get("dtype") or folder.content.get("torch_dtype") or "float32"
     found = getattr(torch, str(said), None)
     return found if found in (torch.float32, torch.float16, torch.bfloat16) else torch.float32

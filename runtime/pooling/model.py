@@ -1,4 +1,4 @@
-"""A model that makes a vector or a score of each text: loaded, and run on a batch of them."""
+"""A loaded pooling model, which runs batches of texts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class PoolInput(NamedTuple):
-    """One text, or a pair of them, of which the first has `first` tokens. `adapter`: the number of
-    the task whose adapter the model adds, where it has adapters.
+    """One text, or a pair whose first text has `first` tokens.
+
+    `adapter` is the number of the task whose adapter the model adds, if it has adapters.
     """
 
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
@@ -43,8 +44,9 @@ class PoolInput(NamedTuple):
 
 
 class PoolingModel:
-    """Texts to vectors; of a classifier, to vectors of one number. Raises `ValueError` that the
-    user can mend.
+    """Maps texts to vectors, or to the numbers of a classifier.
+
+    Raises `ValueError` with a remedy.
 
         model = PoolingModel(PoolingConfig(model_path="all-MiniLM-L6-v2"))
         vectors = model.run([PoolInput(np.array([101, 7592, 102], np.int32), 3)])
@@ -89,7 +91,7 @@ class PoolingModel:
         self.load_seconds = time.perf_counter() - began
 
     def run(self, inputs: Sequence[PoolInput]) -> Vectors:
-        """[inputs, size], in their order; those of one adapter are computed as one batch."""
+        """Return [inputs, size], in order. Inputs with the same adapter are one batch."""
         order = sorted(range(len(inputs)), key=lambda index: inputs[index].adapter)
         groups = groupby((inputs[index] for index in order), key=lambda each: each.adapter)
         parts = [self._run_alike(list(own), adapter) for adapter, own in groups]
@@ -97,7 +99,7 @@ class PoolingModel:
         return found
 
     def _run_alike(self, inputs: Sequence[PoolInput], adapter: int) -> Vectors:
-        """`run` of inputs with the same adapter, without padding."""
+        """Run inputs with the same adapter, without padding."""
         if (task := getattr(self.transformer, "task", None)) is not None:
             task.number = None if adapter == NO_ADAPTER else adapter
         order = sorted(range(len(inputs)), key=lambda index: len(inputs[index].token_ids))
@@ -138,7 +140,7 @@ class PoolingModel:
 
     @property
     def token_budget(self) -> int:
-        """Most tokens of one batch, unless one text is longer."""
+        """Most tokens of a batch, unless one text is longer."""
         return self.config.chunked_prefill_size or self.platform.default_chunked_prefill_size
 
     def info(self) -> PoolingInfo:
@@ -171,7 +173,9 @@ class PoolingModel:
 
 
 def longest_text(folder: PoolingFolder, config: Any, asked: int | None) -> int:
-    """In tokens. Raises `ValueError` where more is asked for than the model has positions for."""
+    """Return the longest text in tokens. Raises `ValueError` if more is requested than the model
+    has positions for.
+    """
     most: int = (
         config.max_length if isinstance(config, EncoderConfig) else config.max_position_embeddings
     )

@@ -1,5 +1,7 @@
-"""Weights of 32 bits in the blocked layout of a device's own matrix kernels, where it has such: for
-models that run whole batches and are not traced, whose pieces would be packed by a pass.
+"""Packs weights of 32 bits for the device's own matrix kernels.
+
+This serves models that run whole batches and are not traced. In traced models a pass packs the
+weights.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from ..quantization.unquantized import Unquantized
 
 
 class PackedNumbers(Unquantized):
-    """Multiplies by the packed weight alone: the plain one is given up when it is finished."""
+    """Multiplies by the packed weight. The plain weight is freed when the layer is finished."""
 
     def __init__(self, platform: Platform, op: torch._ops.OpOverload) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class PackedNumbers(Unquantized):
 
 
 def pack_numbers(model: nn.Module, platform: Platform) -> None:
-    """Pack the weights of 32 bits of a loaded model, where the device has kernels for that."""
+    """Pack the weights of 32 bits of a loaded model, if the device has kernels for that."""
     op = platform.packed_linear()
     if op is None:
         return

@@ -1,6 +1,6 @@
-"""What follows the transformer of an embedder or a classifier: pooling, projections, norm.
+"""The layers after the transformer of an embedder or classifier: pooling, projections, norm.
 
-T tokens, N texts, H hidden size, L tokens of a text, n texts of one length.
+Shapes: T tokens, N texts, H hidden size, L tokens of a text, n texts of one length.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def pool(hidden: torch.Tensor, runs: Sequence[Run], modes: Sequence[str]) -> torch.Tensor:
-    """hidden [T, H] of texts that lie one after another to [N, H * modes], in hidden's dtype; sums
-    are float32's.
-    """
+    """Return [N, H * modes] of the hidden states [T, H] of consecutive texts. Sums are float32."""
     vectors = []
     for run in runs:
         states = run.sequences(hidden)
@@ -37,7 +35,7 @@ def pool(hidden: torch.Tensor, runs: Sequence[Run], modes: Sequence[str]) -> tor
 
 
 def _pool(states: torch.Tensor, mode: str) -> torch.Tensor:
-    """states [n, L, H] to [n, H]."""
+    """Return [n, H] of states [n, L, H]."""
     length = states.shape[1]
     match mode:
         case "cls":

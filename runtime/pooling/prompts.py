@@ -1,4 +1,4 @@
-"""Prompts: what texts begin with, by the names that sentence-transformers' folders give them."""
+"""Prompts, which texts begin with, by their names in folders of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ _DOCUMENTS = ("document", "passage", "corpus", "retrieval.passage")
 
 
 class Start(NamedTuple):
-    """What texts begin with, and the number of the model's adapter for them."""
+    """The beginning of texts, and the number of the adapter for them."""
 
     text: str
     adapter: int = NO_ADAPTER
 
 
 class Prompts(NamedTuple):
-    """`texts` by name. `default`: the name of the prompt of texts for which nobody names one.
-    `adapters`: names of prompts for which the model has adapters, in the order of these.
+    """The prompts of a model.
+
+    Attributes:
+        texts: Prompts by name.
+        default: Name of the prompt that is used if a request names none.
+        adapters: Names of prompts that have an adapter, in the order of the adapters.
     """
 
     texts: Mapping[str, str]
@@ -32,7 +36,7 @@ class Prompts(NamedTuple):
     adapters: tuple[str, ...] = ()
 
     def start(self, name: str | None) -> Start:
-        """The prompt of a name, or the default one. Raises `KeyError` for an unknown name."""
+        """Return the prompt of a name, or the default. Raises `KeyError` for an unknown name."""
         name = self.default if name is None else name
         if name is None:
             return Start("")
@@ -41,12 +45,12 @@ class Prompts(NamedTuple):
 
     @property
     def of_query(self) -> Start:
-        """The prompt of texts that look for others, as sentence-transformers' `encode_query`."""
+        """The prompt of queries, like `encode_query` of sentence-transformers."""
         return self.start(next((name for name in _QUERIES if name in self.texts), None))
 
     @property
     def of_document(self) -> Start:
-        """The prompt of texts that are looked for, as `encode_document`."""
+        """The prompt of documents, like `encode_document` of sentence-transformers."""
         return self.start(next((name for name in _DOCUMENTS if name in self.texts), None))
 
 
@@ -56,8 +60,9 @@ NO_PROMPTS = Prompts(MappingProxyType({}))
 def read_prompts(
     folder: Path, poolings: Sequence[Path], model_content: Mapping[str, Any]
 ) -> Prompts:
-    """The prompts of a folder, whose pooling modules lie in `poolings`. `model_content`: what
-    config.json says, by which a model may have adapters of its tasks. Raises `ValueError` with a
+    """Return the prompts of a folder, whose pooling modules lie in `poolings`.
+
+    `model_content` is config.json, which may name adapters of tasks. Raises `ValueError` with a
     remedy.
     """
     file = folder / _FILE

@@ -1,4 +1,4 @@
-"""Which inputs of which requests are computed together."""
+"""Chooses which inputs of which requests are computed together."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Job:
-    """A request, and what there is of it. Its inputs come longest first, so that those of one batch
-    are of a length.
+    """A request and its results. Inputs are sorted by length, longest first, so that those of a
+    batch are similar.
     """
 
     def __init__(self, request: PoolRequest, size: int) -> None:
@@ -35,14 +35,15 @@ class _Job:
         return len(self.inputs[self.order[self.begun]].token_ids)
 
     def take(self) -> int:
-        """The number of an input that none has computed yet."""
+        """Return the number of the next input."""
         self.begun += 1
         return self.order[self.begun - 1]
 
 
 class PoolingScheduler:
-    """Requests take turns: a batch gets one input of each, round and round, until its tokens are as
-    many as the budget.
+    """Fills batches from all requests in turn, one input of each.
+
+    A batch ends when its tokens reach the budget.
     """
 
     def __init__(self, model: PoolingModel) -> None:
@@ -61,7 +62,7 @@ class PoolingScheduler:
         self._turns.append(job)
 
     def abort(self, rids: Iterable[str]) -> None:
-        """Unknown ids are ignored."""
+        """End these requests. Unknown ids are ignored."""
         for rid in rids:
             if (job := self._jobs.pop(rid, None)) is not None:
                 self._turns.remove(job)
@@ -76,7 +77,7 @@ class PoolingScheduler:
         )
 
     def step(self) -> PoolStep:
-        """Compute a batch; returns what has ended."""
+        """Compute a batch and return the requests that ended."""
         batch = self._plan()
         outputs = self._compute(batch)
         self._totals["steps_total"] += 1
@@ -86,7 +87,9 @@ class PoolingScheduler:
         return PoolStep(outputs=outputs, stats=self.stats())
 
     def _plan(self) -> list[tuple[_Job, int]]:
-        """At least one input. Requests of which all are under way leave the turns."""
+        """Return the inputs of a batch, at least one. Requests without further inputs leave the
+        queue.
+        """
         batch: list[tuple[_Job, int]] = []
         left = self._model.token_budget
         while self._turns and (not batch or self._turns[0].next_length <= left):
@@ -98,7 +101,7 @@ class PoolingScheduler:
         return batch
 
     def _compute(self, batch: list[tuple[_Job, int]]) -> list[PoolOutput]:
-        """What fails for an input ends its request, and no other."""
+        """Compute inputs. A failure ends only the request of the input."""
         outputs = []
         try:
             vectors = self._model.run([job.inputs[number] for job, number in batch])
