@@ -35,6 +35,7 @@ PLAIN = (
     "runtime/pooling/",
     "runtime/process/",
     "runtime/quantization/",
+    "runtime/sampling/",
     "server/anthropic/",
     "server/app.py",
     "server/auth/",

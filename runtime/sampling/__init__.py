@@ -1,1 +1,1 @@
-"""Logits become tokens."""
+"""Chooses tokens from logits."""

@@ -35,7 +35,7 @@ _NAMES = (*_GGUF_KEYS.values(), "max_new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """`values` by the names of `SamplingParams`, and where they come from."""
+    """Default values by the names of `SamplingParams`, and their source."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     source: str = "OpenAI's defaults"
@@ -72,7 +72,7 @@ def read_sampling_defaults(choice: str, model: str, path: str) -> SamplingDefaul
 
 
 def _of_gguf(path: Path) -> SamplingDefaults:
-    # Imported where needed: the gguf library brings numpy.
+    # Imported here, because the gguf library imports numpy.
     from ..files.gguf_reader import metadata, open_gguf
 
     reader = open_gguf(path)

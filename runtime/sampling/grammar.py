@@ -32,34 +32,31 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 
-INVALID_GRAMMAR = "invalid_grammar"
-"""Error code of requests whose grammar cannot be followed."""
+INVALID_GRAMMAR = "invalid_grammar"  # Error code of requests whose grammar cannot be followed.
+# Until the engine knows its size, a character may take 500 bytes of memory.
 MAX_GRAMMAR_CHARS = 256 * 1024
-"""Each may take 500 bytes of memory until the engine knows how many."""
+# Stack of a thread that compiles. llguidance recurses, with about 3 KB per rule of a chain, and a
+# stack overflow ends the process. The memory is reserved, and allocated when used.
 _STACK_BYTES = 512 * 2**20
-"""Of a thread that compiles: llguidance goes a level deeper, of some 3 KB, with each rule of a
-chain, and ends the process where the stack does. Reserved, and taken as far as it is used.
-"""
 _stack_lock = threading.Lock()
 _unchecked = threading.local()
+# Maximum of characters times rules. The library reads GBNF in Python, in quadratic time.
 _MAX_GBNF = 10_000_000
-"""Characters times rules: the library reads GBNF rule by rule, in Python, as often as it has rules.
-"""
+# CPU time that a grammar may take, once per text and per token. Most masks take microseconds, those
+# of large schemas some milliseconds. Slower grammars would delay all other requests.
 _SECONDS, _SECONDS_A_TOKEN = 0.5, 0.01
-"""Of the processor that a grammar may take: once a text, and for each token. Large schemas take
-some milliseconds now and then, others microseconds; what takes more keeps all others waiting.
-"""
 _SOURCE_LINES = re.compile(r"\n +\d+ \| ")
 
 
 class GrammarFault(ValueError):
-    """A grammar that passed its check, and that the engine cannot follow."""
+    """A grammar that passed its check but that the engine cannot follow."""
 
 
 def from_json_schema(schema: Any, *, strict: bool = True, closed: bool = False) -> str:
-    """A grammar of the values that a JSON schema describes. Raises `ValueError` for a schema that
-    no text satisfies, and if it is `strict` for a keyword that texts cannot be held to. `closed`:
-    objects that name their properties have no others.
+    """Return a grammar of the values that a JSON schema describes.
+
+    If `closed`, objects that name their properties have no others. Raise `ValueError` for a schema
+    that no text satisfies, and, if `strict`, for a keyword that grammars cannot follow.
     """
     from llguidance import LLMatcher
 
@@ -68,23 +65,24 @@ def from_json_schema(schema: Any, *, strict: bool = True, closed: bool = False) 
 
 
 def from_regex(pattern: str) -> str:
-    """A grammar of the texts that a regular expression matches whole. Raises `ValueError`."""
+    """Return a grammar of the texts that a regular expression matches whole. Raise `ValueError`."""
     from llguidance import LLMatcher
 
     return checked(LLMatcher.grammar_from_regex(pattern))
 
 
 def from_choice(choices: Sequence[str]) -> str:
-    """A grammar of these texts. Raises `ValueError` where there is none."""
+    """Return a grammar of these texts. Raise `ValueError` if there is none or one is empty."""
     if not choices or not all(choices):
-        raise ValueError("a choice is of one text or more, none of them empty")
-    # A terminal: thousands of rules would be too many for the parser.
+        raise ValueError("a choice needs one text or more, and none may be empty")
+    # One terminal, because the parser does not take thousands of rules.
     return from_lark("start: TEXT\nTEXT: " + " | ".join(json.dumps(each) for each in choices))
 
 
 def from_lark(grammar: str, special_ids: Collection[int] = ()) -> str:
-    """A grammar in llguidance's form of Lark. `special_ids`: of tokens that it names. Raises
-    `ValueError`.
+    """Return a grammar in llguidance's form of Lark. Raise `ValueError`.
+
+    `special_ids` are the tokens that the grammar names.
     """
     from llguidance import LLMatcher
 
@@ -92,7 +90,7 @@ def from_lark(grammar: str, special_ids: Collection[int] = ()) -> str:
 
 
 def from_ebnf(grammar: str) -> str:
-    """A grammar in GBNF, as llama.cpp's, or in Lark. Raises `ValueError`."""
+    """Return a grammar from llama.cpp's GBNF or from Lark. Raise `ValueError`."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     check_length(grammar)
@@ -105,16 +103,17 @@ def from_ebnf(grammar: str) -> str:
     try:
         lark = any_to_lark(grammar)
     except Exception as error:
-        # A parser in Python, whose errors have no type of their own that is public.
+        # The errors of this Python parser have no public type.
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"the grammar cannot be read: {reason}") from None
     return from_lark(lark)
 
 
 def from_structural_tag(structures: Sequence[tuple[str, Any, str]], triggers: Sequence[str]) -> str:
-    """A grammar of free text in which, where a trigger appears, one of the structures that begin
-    with it must follow: (begin, JSON schema of what comes then, end), as SGLang's. Raises
-    `ValueError`.
+    """Return SGLang's structural tag as a grammar. Raise `ValueError`.
+
+    The text is free until a trigger appears. Then a structure that begins with the trigger must
+    follow. A structure is (begin, JSON schema of the content, end).
     """
     from llguidance import StructTag
 
@@ -133,7 +132,7 @@ def from_structural_tag(structures: Sequence[tuple[str, Any, str]], triggers: Se
 
 
 def after(lark: str, grammar: str) -> str:
-    """A grammar in Lark that goes on with another one, its `@body`."""
+    """Return a grammar in Lark that contains another grammar as its `@body`."""
     body = json.loads(grammar) if grammar.startswith("{") else {}
     parts = body.get("grammars") or [{"lark_grammar": grammar}]
     return json.dumps(
@@ -143,7 +142,7 @@ def after(lark: str, grammar: str) -> str:
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """Within this, grammars are made and not checked: the caller checks them otherwise."""
+    """Skip the checks of grammars that are made in this block. The caller checks them."""
     before, _unchecked.on = getattr(_unchecked, "on", False), True
     try:
         yield
@@ -152,14 +151,16 @@ def unchecked() -> Iterator[None]:
 
 
 def checked(grammar: str, last_id: int = 0) -> str:
-    """The same. `last_id`: the highest token that it names. Raises `ValueError` for one that
-    llguidance does not take, that no text satisfies, or whose size is out of bounds.
+    """Return the grammar after a check. `last_id` is the highest token id that it names.
+
+    Raise `ValueError` if llguidance refuses it, no text satisfies it, or it is too large.
     """
     check_length(grammar)
     if getattr(_unchecked, "on", False):
         return grammar
     matcher = compiled(_bytes(last_id and last_id.bit_length()), grammar)
-    # The first mask finds out what no text satisfies, a token what is too much for one.
+    # The first mask shows whether any text satisfies the grammar. A token shows whether it is too
+    # slow.
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     first = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:256])
     if len(first) and not matcher.is_error():
@@ -173,8 +174,10 @@ def checked(grammar: str, last_id: int = 0) -> str:
 
 
 def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher, made on a stack that is deep enough for any grammar. Raises `GrammarFault` where
-    the library panics, which is no `Exception` and would end the process.
+    """Return a matcher, made on a stack that is deep enough for any grammar.
+
+    Raise `GrammarFault` if the library panics. A panic is not an `Exception` and would end the
+    process.
     """
     from llguidance import LLMatcher
 
@@ -201,7 +204,7 @@ def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 @cache
 def _bytes(bits: int = 0) -> LLTokenizer:
-    """A vocabulary of the 256 bytes, and of special tokens to id 2 ** bits."""
+    """Return a vocabulary of the 256 bytes, and of special tokens up to id 2 ** bits."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     if not bits:
@@ -212,7 +215,7 @@ def _bytes(bits: int = 0) -> LLTokenizer:
 
 def reason_of(matcher: LLMatcher) -> str:
     told = matcher.get_error().replace("<non-verbose/>", "")
-    # A schema's error goes on with lines of the grammar around it, which clients never wrote.
+    # Errors of schemas end with lines of the internal grammar. Cut them off.
     schema, _, reason = told.partition("failed to compile JSON schema: ")
     told = _SOURCE_LINES.split(reason)[0] if reason else schema
     reason = " ".join(told.split())[:500]
@@ -220,7 +223,7 @@ def reason_of(matcher: LLMatcher) -> str:
 
 
 def check_length(text: str) -> None:
-    """Raises `ValueError` for a text that is too long for a grammar."""
+    """Raise `ValueError` for a text that is too long for a grammar."""
     if len(text) > MAX_GRAMMAR_CHARS:
         raise ValueError(
             f"the grammar has {len(text)} characters, more than {MAX_GRAMMAR_CHARS}; send a "
@@ -229,8 +232,10 @@ def check_length(text: str) -> None:
 
 
 def _limits() -> LLParserLimits:
-    """What one token may cost at most, for other requests wait for it: some milliseconds, and a
-    fifth of a second where a grammar reads one text in thousands of ways.
+    """Return the limits of the work for one token, because other requests wait for it.
+
+    The limits allow some milliseconds, or a fifth of a second if a text can be read in thousands of
+    ways.
     """
     from llguidance import LLParserLimits
 
@@ -245,17 +250,17 @@ def _limits() -> LLParserLimits:
 
 
 class Matcher:
-    """Where one output stands in its grammar."""
+    """The position of one output in its grammar."""
 
     def __init__(self, matcher: LLMatcher, spent: Callable[[float], None] | None = None) -> None:
-        """`spent` is told of each time that the processor took for it, in seconds."""
+        """`spent` is called with the CPU time of each call, in seconds."""
         self._matcher, self._spent = matcher, spent
+        # Number of accepted tokens, and the CPU time of the tokens and their masks.
         self._tokens, self._seconds = 0, 0.0
-        """Behind which it stands, and the processor's time that they and their masks took."""
 
     @property
     def fault(self) -> str | None:
-        """Why it cannot go on, where it cannot."""
+        """The reason why the matcher cannot continue, or None."""
         if self._matcher.is_error():
             return reason_of(self._matcher)
         if self._seconds > _SECONDS + _SECONDS_A_TOKEN * self._tokens:
@@ -267,36 +272,36 @@ class Matcher:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether no token can follow."""
         stopped: bool = self._matcher.is_stopped() and not self._matcher.is_error()
         return stopped
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Go on behind these tokens; one that cannot follow is a fault."""
+        """Accept these tokens. A token that may not follow is a fault."""
         began = time.thread_time()
         self._matcher.consume_tokens(list(tokens))
         self._took(time.thread_time() - began)
         self._tokens += len(tokens)
 
     def takes(self, tokens: Sequence[int]) -> bool:
-        """Whether these may follow."""
+        """Return whether these tokens may follow."""
         began = time.thread_time()
         taken: int = self._matcher.validate_tokens(list(tokens))
         self._took(time.thread_time() - began)
         return taken == len(tokens)
 
     def takes_only(self, tokens: Collection[int]) -> bool:
-        """Whether none but these may follow."""
+        """Return whether no other tokens may follow."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return set(np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()) <= set(tokens)
 
     def forced(self) -> list[int]:
-        """The tokens that must follow, whatever the model says; none where there is a choice."""
+        """Return the tokens that must follow. Empty if there is a choice."""
         forced: list[int] = self._matcher.compute_ff_tokens()
         return forced
 
     def fill(self, bits: npt.NDArray[np.int32]) -> None:
-        """Set the bit of each token that may follow, in bits [ceil(V / 32)], the lowest first."""
+        """Set the bit of each token that may follow, in bits [ceil(V / 32)], lowest bit first."""
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._took(time.thread_time() - began)

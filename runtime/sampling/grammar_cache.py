@@ -1,10 +1,10 @@
-"""The grammars of an engine, each compiled once, bounded by the memory that they take.
+"""Compiles each grammar of an engine once, within a limit of memory.
 
-    grammars.matcher(grammar)     # at the beginning of a text; compiles what is not kept
+    grammars.matcher(grammar)     # at the beginning of a text; compiles a new grammar
 
-llguidance does not tell the size of what it compiles, and characters do not either: a text of
-300,000 letters takes 150 MB, as many characters of short texts 1 MB. So the allocator is asked
-before and after.
+llguidance does not report the size of a compiled grammar, and its text does not determine the size:
+a text of 300,000 letters takes 150 MB, short texts with as many characters take 1 MB. Therefore the
+allocator is read before and after.
 """
 
 from __future__ import annotations
@@ -26,32 +26,28 @@ if TYPE_CHECKING:
 
     from ..tokenizer.tokenizer import Tokenizer
 
+# Limit of all grammars of an engine. Above it, unused grammars are dropped and new grammars wait.
 MOST_BYTES = 64 * 2**20
-"""All grammars of an engine, those that requests use among them. Above it, grammars that no request
-uses are dropped, and new ones wait.
-"""
 _MOST_OF_ONE = 32 * 2**20
-_KEPT = 64
-"""Grammars that are kept for requests to come."""
+_KEPT = 64  # Number of unused grammars that are kept.
+# Memory that the masks of a text add, per second of CPU time: 8 to 40 MB were measured.
 _BYTES_A_SECOND = 64 * 2**20
-"""What the masks of a text add to its grammar, by the processor's time that they take: 8 to 40 MB
-in a second were measured.
-"""
-_BYTES_A_CHARACTER = 600
-"""Of a grammar, where the system does not tell what is allocated."""
+_BYTES_A_CHARACTER = 600  # Estimated size of a grammar, if the system does not report allocations.
 _IN_A_STRING = r'[^"\\\x00-\x1F\x7F]'
+# Sets of tokens that llguidance allows at once within a string: its own slices and more lengths,
+# for strings of bounded length.
 _SLICES = [
     r"[\x20\x0A\x0D\x09]+",
     *(f"{_IN_A_STRING}{{1,{most}}}" for most in (2, 4, 6, 8, 10, 13, 17, 30)),
     f"{_IN_A_STRING}+",
 ]
-"""Tokens that llguidance allows together, without a look at each, where a string may go on with all
-of them: its own slices and more lengths, for a string whose length is bounded comes to its end.
-"""
 
 
 class _Compiled:
-    """A grammar, or the `fault` of one that cannot be compiled. `num_bytes`: of memory."""
+    """A compiled grammar, or the `fault` of a grammar that cannot be compiled.
+
+    `num_bytes` is its size in memory.
+    """
 
     def __init__(self, matcher: LLMatcher | None, fault: str | None, num_bytes: int) -> None:
         self.matcher, self.fault, self._at_first = matcher, fault, num_bytes
@@ -67,7 +63,7 @@ class _Compiled:
         return bool(self._users)
 
     def at_the_beginning(self) -> Matcher:
-        """A matcher of its own for one text. Raises `GrammarFault`."""
+        """Return a new matcher for one text. Raise `GrammarFault`."""
         if self.matcher is None:
             raise GrammarFault(self.fault)
         matcher = Matcher(self.matcher.deep_copy(), self._spent)
@@ -81,8 +77,10 @@ class _Compiled:
 class Grammars:
     """The grammars of an engine. May be used from several threads.
 
-    `load`: gives the tokenizer, when the first grammar comes. `vocab_size` V of the model;
-    `eos_token_ids`: the model's own ends of a text, beside the tokenizer's.
+    Args:
+        load: Returns the tokenizer. Called for the first grammar.
+        vocab_size: V of the model.
+        eos_token_ids: The model's own end tokens, besides the tokenizer's.
     """
 
     def __init__(
@@ -91,31 +89,29 @@ class Grammars:
         self._load, self._vocab_size, self._eos = load, vocab_size, eos_token_ids
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[str, _Compiled] = OrderedDict()
+        # The kept grammars, and forgotten grammars that requests still use.
         self._alive: weakref.WeakSet[_Compiled] = weakref.WeakSet()
-        """What is kept, and what was forgotten while requests use it."""
+        # Locks: of the compiled grammars, held briefly, and of compiling, held as long as it takes.
         self._lock, self._turn = Lock(), Lock()
-        """Of what is compiled, held for a moment; of compiling, held as long as it takes."""
 
     def is_compiled(self, grammar: str) -> bool:
-        """Whether `matcher` answers at once."""
+        """Return whether `matcher` returns without compiling."""
         return grammar in self._kept
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that all compiled grammars take."""
+        """Size of all compiled grammars in bytes."""
         return sum(each.num_bytes for each in list(self._alive))
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may be compiled. One always may while no request uses any."""
+        """Whether another grammar may be compiled. Always true if no request uses a grammar."""
         with self._lock:
             self._drop_unused(MOST_BYTES)
             return self.num_bytes <= MOST_BYTES or not any(each.is_used for each in self._alive)
 
     def matcher(self, grammar: str) -> Matcher:
-        """At the beginning of the grammar. Raises `GrammarFault` for one that cannot be
-        compiled.
-        """
+        """Return a matcher at the beginning of the grammar. Raise `GrammarFault`."""
         found = self._find(grammar)
         if found is None:
             with self._turn:
@@ -123,8 +119,9 @@ class Grammars:
         return found.at_the_beginning()
 
     def forget(self, grammar: str) -> None:
-        """Compile it anew for the next request: a matcher that has come to a bound has filled the
-        lexer that all of one grammar share.
+        """Compile the grammar again for the next request.
+
+        A matcher that reached a limit has filled the lexer that all matchers of a grammar share.
         """
         with self._lock:
             self._kept.pop(grammar, None)
@@ -146,7 +143,7 @@ class Grammars:
         return made
 
     def _drop_unused(self, most: int) -> None:
-        """Drop grammars that no request uses, the least recently used first."""
+        """Drop unused grammars, the least recently used first."""
         excess = self.num_bytes - most
         for grammar, each in list(self._kept.items()):
             if excess <= 0:
@@ -163,14 +160,14 @@ class Grammars:
         matcher = compiled(self._tokenizer, grammar)
         if matcher.is_error():
             return _Compiled(None, f"its grammar: {reason_of(matcher)}", len(grammar))
-        # The first mask takes more memory and time than all else about some grammars.
+        # For some grammars the first mask takes more memory and time than all other work.
         first = Matcher(matcher.deep_copy())
         first.fill(np.zeros(-(-self._vocab_size // 32), np.int32))
         after = allocated_memory()
         if before is None or after is None:
             num_bytes = len(grammar) * _BYTES_A_CHARACTER
         else:
-            # What other threads have freed meanwhile makes no grammar smaller than its text.
+            # Other threads may have freed memory meanwhile. A grammar is not smaller than its text.
             num_bytes = max(after - before, len(grammar))
         if num_bytes > _MOST_OF_ONE:
             fault = (

@@ -1,11 +1,10 @@
-"""Grammars of clients are checked in processes that can be ended: a few hundred bytes may ask for
-any time and memory.
+"""Checks grammars of clients in processes that can be killed.
 
     await check("start: /a+/")     # raises ValueError
 
-A process ends when a grammar takes too much, or when nobody waits for its answer any more. If
-something else ends it, such as the system when memory runs out, the grammar is checked once more in
-a new process.
+A few hundred bytes of grammar may take any time and memory. A process ends when a grammar takes too
+much, or when its caller stops waiting. If something else ends the process, such as the system when
+memory runs out, the grammar is checked once more in a new process.
 """
 
 from __future__ import annotations
@@ -22,41 +21,38 @@ from threading import Lock
 
 from . import grammar
 
-SECONDS, MEGABYTES = 3, 96
-"""Of the processor, and of memory, that one grammar may take."""
+SECONDS, MEGABYTES = 3, 96  # Limits of CPU time in seconds and of memory in MB for one grammar.
 _PROCESSES = 2
 _STACK_BYTES = 128 * 2**20
-_KEPT_KILOBYTES = 16 * 2**10
-"""A process that has taken more for a grammar ends behind its answer, for its heap stays large."""
-_NO_MEMORY = 3
-"""Exit code of a process that got no more memory, where Python notices first."""
+_KEPT_KILOBYTES = 16 * 2**10  # A process whose heap has grown beyond this ends after its answer.
+_NO_MEMORY = 3  # Exit code of a process without memory, if Python notices first.
+# The exceeded limit, by the return code of the process.
 _LIMITS = {
     -signal.SIGXCPU: f"{SECONDS} s of the processor's time",
-    # A library that gets no memory aborts, or comes to the end of the stack.
+    # A library without memory aborts or overflows the stack.
     **dict.fromkeys((-signal.SIGABRT, -signal.SIGSEGV, _NO_MEMORY), f"{MEGABYTES} MB of memory"),
 }
-"""Which limit a grammar has exceeded, by how its process ended."""
+# Grammars that need no check do not wait for grammars that take seconds.
 _makers = ThreadPoolExecutor(1, thread_name_prefix="grammar-make")
-"""Grammars that need no check do not wait behind those that take seconds."""
 _threads = ThreadPoolExecutor(_PROCESSES, thread_name_prefix="grammar-check")
 _idle: list[subprocess.Popen[bytes]] = []
 
 
 class CheckUnavailable(Exception):
-    """A grammar could not be checked, through no fault of its own."""
+    """A grammar could not be checked, for a reason outside of it."""
 
 
 async def check(text: str, last_id: int = 0) -> None:
-    """Raise `ValueError` for a grammar that cannot be followed, as `grammar.checked` does, or that
-    takes too much time or memory.
-    """
+    """Raise `ValueError` for a grammar that `grammar.checked` refuses or that takes too much."""
     await made(lambda: (text, last_id))
 
 
 async def made(make: Callable[[], tuple[str, int | None]]) -> str:
-    """The grammar that `make` gives, checked. `make` runs in a thread, one at a time. It also gives
-    the highest token that the grammar names, or None for a grammar that needs no check. Raises what
-    `make` and `check` do, and `CheckUnavailable`.
+    """Return the grammar that `make` returns, after a check.
+
+    `make` runs in a thread, one call at a time. It also returns the highest token id of the
+    grammar, or None for a grammar that needs no check. Raise the errors of `make` and `check`, and
+    `CheckUnavailable`.
     """
     loop = asyncio.get_running_loop()
     text, last_id = await loop.run_in_executor(_makers, make)
@@ -79,7 +75,7 @@ class _Job:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Raises `ValueError` and `CheckUnavailable`."""
+        """Check the grammar. Raise `ValueError` or `CheckUnavailable`."""
         try:
             error = self._error(_idle_one)
         except CheckUnavailable:
@@ -107,7 +103,9 @@ class _Job:
         return error
 
     def _ended(self, process: subprocess.Popen[bytes]) -> str | None:
-        """Why a process ended. It has closed its output, or is stopped because nobody waits."""
+        """Return why a process ended: it closed its output, or it is killed because no caller
+        waits.
+        """
         if self._is_ended:
             process.kill()
         code = process.wait()
@@ -118,7 +116,7 @@ class _Job:
         raise CheckUnavailable(f"the process that checks grammars ended with code {code}")
 
     def end(self) -> None:
-        """Nobody waits for the answer."""
+        """Stop the check, because no caller waits for it."""
         with self._lock:
             self._is_ended = True
             if self._process is not None:
@@ -126,7 +124,7 @@ class _Job:
 
 
 def _idle_one() -> subprocess.Popen[bytes]:
-    """A process that waits for a grammar: the system may have ended others meanwhile."""
+    """Return an idle process. The system may have ended others meanwhile."""
     while _idle:
         process = _idle.pop()
         if process.poll() is None:
@@ -152,7 +150,7 @@ def _bound_memory() -> None:
 
 
 def _kilobytes(name: str) -> int:
-    """What Linux tells of this process."""
+    """Return what Linux reports about this process."""
     from pathlib import Path
 
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -168,7 +166,7 @@ def _bound_time() -> None:
 
 
 def main() -> None:
-    """Answer grammars, a line of JSON each, with what is wrong with them."""
+    """Read grammars, one line of JSON each, and write their faults."""
     import os
     import resource
 
@@ -177,7 +175,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(5)
     at_first = most = 0
-    # Other systems than Linux bound the time alone.
+    # Other systems than Linux limit only the time.
     with contextlib.suppress(OSError):
         _bound_memory()
         at_first = _kilobytes("VmHWM")
@@ -190,7 +188,7 @@ def main() -> None:
         except ValueError as reason:
             error = str(reason)
         except (MemoryError, RuntimeError):
-            # Python starts no thread where its stack finds no memory.
+            # Python cannot start a thread without memory for its stack.
             os._exit(_NO_MEMORY)
         print(json.dumps(error), flush=True)
         with contextlib.suppress(OSError):

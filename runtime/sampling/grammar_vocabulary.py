@@ -1,4 +1,4 @@
-"""Vocabularies as llguidance's `TokenizerWrapper` takes them."""
+"""Vocabularies in the form of llguidance's `TokenizerWrapper`."""
 
 from __future__ import annotations
 

@@ -23,22 +23,22 @@ KINDS = frozenset(("string", "number", "integer", "boolean", "null", "object", "
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
+# White space between JSON's tokens. The limit prevents endless blanks.
 WHITESPACE = r"[ \n\r\t]{0,20}"
-"""Between JSON's tokens: as models write it, and no endless row of blanks."""
 OPTIONS = "x-guidance"
+# Keywords about values that llguidance does not follow.
 _UNKNOWN = (
     *("not", "if", "then", "else", "contains", "minContains", "maxContains", "propertyNames"),
     *("dependentRequired", "dependentSchemas", "dependencies", "uniqueItems"),
     *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
 )
-"""Keywords that say something of values, and that llguidance does not follow."""
+# Values of these keywords that allow everything.
 _ALLOWING: Mapping[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     **dict.fromkeys(("propertyNames", "unevaluatedItems", "unevaluatedProperties"), ({}, True)),
 }
-"""Values of those keywords that allow everything."""
+# Keywords that llguidance follows only in some schemas.
 _APPROXIMATED = ("oneOf", "minProperties", "maxProperties")
-"""Keywords that llguidance follows in some schemas alone."""
 _LISTS = ("anyOf", "oneOf", "allOf")
 _logged: set[str] = set()
 
@@ -46,18 +46,18 @@ _logged: set[str] = set()
 def held_schema(
     schema: Any, *, whose: str, strict: bool = False, closed: bool = False, root: bool = False
 ) -> dict[str, Any]:
-    """The schema as llguidance can follow it, with options for it.
+    """Return the schema in a form that llguidance can follow, with its options.
 
     Args:
-        whose: what the schema belongs to, for errors and the log
-        strict: raise for a keyword that is unknown, or used wrongly; otherwise ignore it
-        closed: objects that name their properties have no others, unless they say so
-        root: the schema describes the arguments of a function, which are an object. A keyword that
-            is used wrongly is ignored there unless the function is strict
+        whose: The owner of the schema, for errors and the log.
+        strict: Raise for a keyword that is unknown or used wrongly. Otherwise ignore it.
+        closed: Objects that name their properties have no others, unless they say so.
+        root: The schema describes the arguments of a function, which are an object. A keyword that
+            is used wrongly is ignored unless the function is strict.
 
     Raises:
-        ValueError: a keyword is used wrongly, or the schema is strict and has a keyword that
-            cannot be followed
+        ValueError: A keyword is used wrongly, or the schema is strict and has a keyword that
+            llguidance cannot follow.
     """
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")
@@ -69,7 +69,7 @@ def held_schema(
 
 
 def with_definitions(part: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of what `held_schema` gave as a schema of its own, with the definitions it needs."""
+    """Return a part of a schema from `held_schema` as a schema, with the definitions it needs."""
     own = dict(part) if isinstance(part, dict) else {"not": {}} if part is False else {}
     definitions = root.get("$defs", {})
     found: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def with_definitions(part: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ignore(whose: str, keyword: str, reason: str) -> None:
-    """Log that texts are not held to a keyword, once for each keyword."""
+    """Log once per keyword that texts do not follow the keyword."""
     if keyword not in _logged:
         _logged.add(keyword)
         logger.warning(
@@ -98,7 +98,7 @@ def ignore(whose: str, keyword: str, reason: str) -> None:
 
 
 def find(pointer: str, root: Any) -> Any:
-    """What a JSON pointer such as `#/$defs/a` names; None where there is nothing."""
+    """Return the value of a JSON pointer such as `#/$defs/a`, or None."""
     found = root
     for part in pointer.removeprefix("#").split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
@@ -134,7 +134,7 @@ class _Holder:
     def document(self) -> dict[str, Any]:
         root, is_arguments = self._root, self._is_arguments
         if is_arguments and not any(name in root for name in ("$ref", *_LISTS)):
-            # A function that says nothing of its arguments has none.
+            # A function whose schema says nothing about arguments has no arguments.
             says = any(root.get(name) is not None for name in _OBJECT_KEYWORDS)
             root = {**root, "type": "object", **({} if says else {"properties": {}})}
         made = self._schema(root, "", closes=self._closed and is_arguments)
@@ -172,7 +172,7 @@ class _Holder:
         return held
 
     def _member(self, held: dict[str, Any], name: str, value: Any, path: str) -> None:
-        """Put what is left of a keyword into `held`."""
+        """Add the supported part of a keyword to `held`."""
         is_right, reason = _KEYWORDS[name]
         if not is_right(value):
             self._refuse(name, path, reason, is_wrong=True)
@@ -213,7 +213,7 @@ class _Holder:
             held[name] = int(value) if name in _COUNTS else value
 
     def _names_of_properties(self, schema: Any, held: dict[str, Any], path: str) -> None:
-        """Hold an object without properties of its own to the names that `propertyNames` allows."""
+        """Limit an object without named properties to the names that `propertyNames` allows."""
         names = schema.get("propertyNames")
         if isinstance(names, dict) and isinstance(names.get("$ref"), str):
             names = find(names["$ref"], self._root)
@@ -235,7 +235,7 @@ class _Holder:
         held["additionalProperties"] = False
 
     def _reference(self, reference: str) -> str | None:
-        """A `$ref` to a definition of the result; None where it names nothing."""
+        """Return a `$ref` to a definition of the result, or None if it points to nothing."""
         own = self._root.get("$id", self._root.get("id"))
         if isinstance(own, str) and own and reference.startswith(own.rstrip("#")):
             reference = "#" + reference.removeprefix(own.rstrip("#")).removeprefix("#")
@@ -266,8 +266,9 @@ class _Holder:
         return None
 
     def _composed_objects(self) -> set[int]:
-        """Ids of schemas that describe one object together with others: none of them says which
-        properties the object has.
+        """Return the ids of schemas that describe one object together with other schemas.
+
+        None of them lists all properties of the object.
         """
         composed: set[int] = set()
         pending: list[Any] = [self._root]
@@ -333,6 +334,7 @@ _NUMBER: _Rule = (_is_number, "must be a number")
 _TEXT: _Rule = (lambda value: isinstance(value, str), "must be a string")
 _MAP: _Rule = (lambda value: isinstance(value, dict), "must be an object")
 _SOME: _Rule = (lambda value: isinstance(value, list) and bool(value), "must be a list of schemas")
+# Keywords that llguidance follows: a check of their value, and its description.
 _KEYWORDS: Mapping[str, _Rule] = {
     "$ref": _TEXT,
     "type": (
@@ -355,12 +357,11 @@ _KEYWORDS: Mapping[str, _Rule] = {
     "pattern": _TEXT,
     "format": _TEXT,
 }
-"""Keywords that llguidance follows: whether a value is one, and what it must be."""
 
 
 @lru_cache(maxsize=1024)
 def is_pattern(pattern: str) -> bool:
-    """Whether a regular expression of a schema can be followed."""
+    """Return whether llguidance can follow a schema's regular expression."""
     from llguidance import LLMatcher
 
     schema = json.dumps({"type": "string", "pattern": pattern})

@@ -1,10 +1,10 @@
-"""What requests change about their logits before a token is chosen. N rows, V vocabulary size.
+"""Processors that change logits before a token is chosen. N rows, V vocabulary size.
 
     request = Request(message, ..., make_processors=processors_for)
     adjust(logits, requests, sampled)
 
-Whatever changes is addressed in the flat logits [N * V], so that a batch takes no more operations
-than one request.
+All changes address the flat logits [N * V], so that a batch takes as many operations as one
+request.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from ..core.sampling_params import SamplingParams
 
 
 class Penalties:
-    """Repetition: over prompt and output, as in CTRL (arXiv:1909.05858); presence and frequency:
-    over the output, as OpenAI's.
+    """Repetition, presence and frequency penalties.
+
+    Repetition counts prompt and output, as in CTRL (arXiv:1909.05858). Presence and frequency count
+    the output, as in OpenAI's API.
     """
 
     needs_last_token: ClassVar[bool] = False
@@ -37,8 +39,8 @@ class Penalties:
         )
         self._over_prompt = params.repetition_penalty != 1.0
         self._prompt = prompt
+        # Created with the first token, because hundreds of long prompts may wait in the queue.
         self._counts: TokenCounts | None = None
-        """Made with the first token: hundreds of long prompts may wait in the queue."""
 
     @classmethod
     def wanted(
@@ -85,7 +87,7 @@ class Penalties:
 
 
 class Bias:
-    """`logit_bias`: added to the logits of given tokens."""
+    """`logit_bias`: adds values to the logits of given tokens."""
 
     needs_last_token: ClassVar[bool] = False
 
@@ -111,7 +113,7 @@ class Bias:
 
 
 class EarlyEndBan:
-    """`min_new_tokens`: what would end the sequence before cannot be sampled."""
+    """`min_new_tokens`: bans tokens that would end the sequence too early."""
 
     needs_last_token: ClassVar[bool] = False
 
@@ -132,7 +134,7 @@ class EarlyEndBan:
     @classmethod
     def apply(cls, logits: torch.Tensor, rows: Rows[Self], sampled: torch.Tensor | None) -> None:
         vocab = logits.shape[1]
-        # A model's own may lie outside of its vocabulary, in the row of another request.
+        # A model's end token may be outside of its vocabulary, in the row of another request.
         places = [
             row * vocab + token
             for row, own, request in rows
@@ -146,7 +148,7 @@ class EarlyEndBan:
 
 
 class GrammarMask:
-    """Bans what cannot follow."""
+    """Bans tokens that may not follow in the grammar."""
 
     needs_last_token: ClassVar[bool] = True
 
@@ -179,13 +181,13 @@ class GrammarMask:
         numbers = np.array([row for row, _, _ in rows])
         ops.mask_logits(logits, *to_device([numbers, bits], logits.device))
         if faulty:
-            # Of these no token is chosen, which every rank of the engine learns.
+            # These rows get no token. Every rank of the engine learns that.
             (index,) = to_device([np.array(faulty)], logits.device)
             logits.index_fill_(0, index, float("nan"))
 
 
+# In the order of application.
 PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, Bias, EarlyEndBan, GrammarMask)
-"""In the order in which they are applied."""
 
 
 def processors_for(
@@ -194,13 +196,13 @@ def processors_for(
     stop_ids: frozenset[int],
     matcher: GrammarState | None = None,
 ) -> list[LogitsProcessor]:
-    """What a request asks for. `matcher`: of its grammar."""
+    """Return the processors of a request. `matcher` is that of its grammar."""
     found = (kind.wanted(params, prompt, stop_ids, matcher) for kind in PROCESSORS)
     return [processor for processor in found if processor is not None]
 
 
 def ban_by_grammar(logits: torch.Tensor, requests: Sequence[Progress]) -> None:
-    """Apply the masks of grammars alone to the rows [N, V] of requests that each have one."""
+    """Apply only the masks of grammars to the rows [N, V] of requests with a grammar."""
     rows = [
         (row, processor, request)
         for row, request in enumerate(requests)
@@ -216,9 +218,10 @@ def adjust(
     sampled: torch.Tensor | None = None,
     unmasked: Collection[int] = (),
 ) -> None:
-    """Apply each request's processors to its row of the logits [N, V] float32, in place, a kind at
-    a time; in rows that stay `unmasked` all but the masks of grammars. `sampled` as in
-    `LogitsProcessor.apply`.
+    """Apply each request's processors to its row of the logits [N, V] float32, in place.
+
+    Processors run kind by kind. In rows that stay `unmasked`, masks of grammars are not applied.
+    `sampled` is described in `LogitsProcessor.apply`.
     """
     batches: dict[type[LogitsProcessor], list[tuple[int, LogitsProcessor, Progress]]] = {}
     for row, request in enumerate(requests):
@@ -232,8 +235,9 @@ def adjust(
 
 
 class TokenCounts:
-    """The distinct tokens of a sequence that grows, and how often each is in its output, counted as
-    they come: no step looks at all of them.
+    """The distinct tokens of a growing sequence, and their counts in its output.
+
+    They are counted as they arrive, so that no step reads the whole sequence.
     """
 
     def __init__(self, prompt: npt.NDArray[np.int64]) -> None:
@@ -246,8 +250,10 @@ class TokenCounts:
     def of(
         self, output: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """The distinct tokens of prompt and output [U], and how often `output` has each [U]; it
-        begins with what was counted before. Both are views that the next call may change.
+        """Return the distinct tokens [U] of prompt and output, and their counts [U] in `output`.
+
+        `output` begins with the tokens that were already counted. The next call may change both
+        views.
         """
         for token in output[self._num_output :].tolist():
             place = self._place.setdefault(token, len(self._place))
@@ -267,10 +273,10 @@ def _count_in_flight(
     sampled: torch.Tensor,
     shape: torch.Size,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places and counts with one token more in each (row, sampled row) of `in_flight`, which the
-    host does not know: sampled[sampled row].
+    """Add one token to each (row, sampled row) of `in_flight`. Return places and counts.
 
-    A token that a row has had before is then there twice, with the same count.
+    The host does not know the token, which is sampled[sampled row]. If the row has the token
+    already, the token is there twice, with the same count.
     """
     rows, taken = to_device([np.array(part) for part in zip(*in_flight, strict=True)], index.device)
     last = sampled.index_select(0, taken) + rows * shape[1]

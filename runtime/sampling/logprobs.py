@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens and of the likeliest alternatives. N rows, V vocabulary size, K
+"""Log-probabilities of tokens and of the likeliest alternatives. N rows, V vocabulary size, K
 alternatives.
 """
 
@@ -13,11 +13,10 @@ from ..core.generation import TokenLogprob
 
 
 def gather_logprobs(logits: torch.Tensor, tokens: torch.Tensor, widest: int) -> list[torch.Tensor]:
-    """What `read_logprobs` makes answers of, where the logits [N, V] float32 and the tokens [N]
-    int64 are.
+    """Return tensors for `read_logprobs`, on the device of the logits [N, V] float32.
 
-    Log-probabilities of the tokens [N]; unless `widest` is 0, those of the K = min(widest, V)
-    likeliest [N, K], and their ids.
+    These are the log-probabilities of the tokens [N] int64, and, unless `widest` is 0, those of the
+    K = min(widest, V) likeliest tokens [N, K] and their ids.
     """
     logprobs = logits.log_softmax(dim=-1)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
@@ -27,8 +26,9 @@ def gather_logprobs(logits: torch.Tensor, tokens: torch.Tensor, widest: int) -> 
 def read_logprobs(
     gathered: Sequence[torch.Tensor], tokens: Sequence[int], top_counts: Sequence[int]
 ) -> list[TokenLogprob]:
-    """One `TokenLogprob` a row: its token's log-probability and the `top_counts[row]` likeliest.
-    `gathered` lies on the host.
+    """Return one `TokenLogprob` per row, with the `top_counts[row]` likeliest tokens.
+
+    `gathered` must be on the host.
     """
     chosen = gathered[0].tolist()
     if len(gathered) == 1:
@@ -48,10 +48,10 @@ def read_logprobs(
 
 
 def gather_ranks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """How many of the logits [N, V] are at least as large as those of the tokens [N] int64: [N]."""
+    """Return for each token [N] int64 how many logits of [N, V] are at least as large: [N]."""
     return (logits >= logits.gather(1, tokens[:, None])).sum(dim=1)
 
 
 def with_ranks(entries: Sequence[TokenLogprob], ranks: torch.Tensor) -> list[TokenLogprob]:
-    """The same, with ranks [N] that lie on the host."""
+    """Return the entries with ranks [N], which must be on the host."""
     return [replace(entry, rank=rank) for entry, rank in zip(entries, ranks.tolist(), strict=True)]

@@ -1,7 +1,7 @@
-"""Logits to tokens, for a whole batch at once. N rows, V vocabulary size.
+"""Samples tokens from logits, for a whole batch at once. N rows, V vocabulary size.
 
-The only randomness of a token is one uniform number that depends on (seed, position) and nothing
-else, so a request gives the same text alone, in a crowd, and after it was resumed.
+The only randomness of a token is one uniform number, which depends only on (seed, position).
+Therefore a request gives the same text alone, in a batch, and after it was resumed.
 """
 
 from __future__ import annotations
@@ -22,28 +22,24 @@ from ..core.request import Request
 from .logits_processors import adjust, ban_by_grammar
 from .logprobs import gather_logprobs, read_logprobs
 
-NO_TOKEN = -1
-"""What is chosen from logits that are not finite."""
+NO_TOKEN = -1  # The token chosen from logits that are not finite.
+# Added to a seed for the next draw. It is odd and far from neighbouring seeds.
 _NEXT_SEED = 0xD1B54A32D192ED03
-"""Added to a seed; odd, and far from any that are given side by side."""
-_NO_TOP_K = np.iinfo(np.int32).max
-"""More than any vocabulary has."""
-_STEPS = 2.0**24
-"""How many numbers in [0, 1) float32 holds at even distances."""
+_NO_TOP_K = np.iinfo(np.int32).max  # More than any vocabulary has.
+_STEPS = 2.0**24  # Count of evenly spaced numbers that float32 holds in [0, 1).
 
 
 class Sampled(NamedTuple):
-    """The next token of a request, `NO_TOKEN` where it has none, with its log-probability where the
-    request asks for it.
-    """
+    """The next token of a request, or `NO_TOKEN`, and its log-probability if requested."""
 
     token: int
     logprob: TokenLogprob | None
 
 
 class KnownSamples:
-    """The next tokens of a step's requests, a token or `NO_TOKEN` each, of a device that is the
-    host: nothing of torch's is needed to look at them.
+    """The next tokens of a step on the host, each a token or `NO_TOKEN`.
+
+    Reading them needs no call of torch.
     """
 
     def __init__(self, chosen: list[int]) -> None:
@@ -51,11 +47,11 @@ class KnownSamples:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """As of `Samples`."""
+        """The tokens, as in `Samples`."""
         return torch.tensor(self._chosen).clamp_min(0)
 
     def read(self) -> list[Sampled]:
-        """One a request."""
+        """Return one result per request."""
         return [Sampled(token, None) for token in self._chosen]
 
 
@@ -68,8 +64,12 @@ class Samples:
         asking: list[tuple[int, int]],
         logprobs: list[torch.Tensor],
     ) -> None:
-        """`chosen`: a token or `NO_TOKEN` of each row; `asking`: (row, how many alternatives) of
-        those that want log-probabilities; `logprobs`: as gathered for them.
+        """Keep the results of a step.
+
+        Args:
+            chosen: A token or `NO_TOKEN` per row.
+            asking: (row, number of alternatives) of rows that want log-probabilities.
+            logprobs: The tensors that were gathered for these rows.
         """
         self.chosen = chosen
         self._asking = asking
@@ -77,13 +77,11 @@ class Samples:
 
     @cached_property
     def tokens(self) -> torch.Tensor:
-        """[N] int64 of the vocabulary, on the device: for the next step to begin with, where that
-        does not wait for this one.
-        """
+        """Tokens [N] int64 on the device, for a next step that does not wait for this one."""
         return self.chosen.clamp_min(0)
 
     def read(self) -> list[Sampled]:
-        """One a request, as soon as the device has them."""
+        """Wait for the device and return one result per request."""
         on_host, *logprobs = self._copy.wait()
         tokens = on_host.tolist()
         results = [Sampled(token, None) for token in tokens]
@@ -101,10 +99,10 @@ class Samples:
 def sample(
     logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None
 ) -> Samples:
-    """The next token of each request from its row of logits [N, V] float32, which may be
-    overwritten.
+    """Choose the next token of each request from its row of logits [N, V] float32.
 
-    `sampled` int64: what the step in flight samples, the placeholders' tokens among it.
+    The logits may be overwritten. `sampled` int64 are the tokens of the step in flight, which
+    replace placeholders.
     """
     asking = [
         (row, request.params.logprobs)
@@ -112,7 +110,7 @@ def sample(
         if request.params.logprobs is not None
     ]
     if asking:
-        # Log-probabilities are those of the model, before anything changes the logits.
+        # Log-probabilities are the model's own, before processors change the logits.
         (index,) = to_device([np.array([row for row, _ in asking])], logits.device)
         raw = logits.index_select(0, index)
     unmasked = [row for row, one in enumerate(requests) if _draws_first(one)]
@@ -130,8 +128,9 @@ def sample(
 
 
 def _draws_first(request: Request) -> bool:
-    """Whether a token may be drawn before it is known what the grammar allows: filters look at what
-    is allowed alone.
+    """Return whether a token may be drawn before the grammar's mask is known.
+
+    Filters need the mask first, because they compare only allowed tokens.
     """
     return request.grammar is not None and _kind(request) is not _sample_filtered
 
@@ -139,10 +138,11 @@ def _draws_first(request: Request) -> bool:
 def _draw_again(
     logits: torch.Tensor, requests: list[Request], chosen: torch.Tensor, rows: list[int]
 ) -> None:
-    """Of these rows those whose token the grammar refuses get another one of `chosen` [N], of what
-    it allows: so each token comes as often as if the others had been banned from the start
-    (rejection sampling), and most tokens need no mask, which costs ten times as much as a look at
-    one token.
+    """Draw again for rows whose token the grammar refuses, among allowed tokens (rejection
+    sampling).
+
+    The distribution is the same as if the other tokens had been banned from the start. Most tokens
+    need no mask, which costs ten times as much as a check of one token. Changes `chosen` [N].
     """
     tokens = chosen.tolist()
     refused = [
@@ -157,7 +157,7 @@ def _draw_again(
     allowed = logits.index_select(0, index)
     ban_by_grammar(allowed, again)
     second = choose(allowed, again, draw=1)
-    # What the mask allows all the same stays: else it would come less often.
+    # Keep a token that the mask allows after all. Otherwise it would be drawn too seldom.
     first = chosen.index_select(0, index)
     stays = allowed.gather(1, first[:, None])[:, 0] > -torch.inf
     chosen.index_copy_(0, index, torch.where(stays, first, second))
@@ -169,8 +169,9 @@ def _may_follow(request: Request, token: int) -> bool:
 
 
 def choose(logits: torch.Tensor, requests: list[Request], draw: int = 0) -> torch.Tensor:
-    """Token ids [N], or `NO_TOKEN`. What a row costs depends on its own parameters, and what it
-    gives on nothing else. `draw`: the how manyth for the same position.
+    """Return token ids [N], or `NO_TOKEN`. `draw` counts the draws for the same position.
+
+    The cost and the result of a row depend only on its own parameters.
     """
     kinds = [_kind(request) for request in requests]
     present = set(kinds)
@@ -187,8 +188,9 @@ def choose(logits: torch.Tensor, requests: list[Request], draw: int = 0) -> torc
 
 
 def draws_of(requests: Sequence[Request]) -> npt.NDArray[np.void] | None:
-    """What `choose` would do to the row of each, for kernels that do it with a whole step; None:
-    each gets the likeliest token.
+    """Return the parameters of `choose` for kernels that sample within a step.
+
+    None means that each request gets its likeliest token.
     """
     if all(request.params.greedy for request in requests):
         return None
@@ -214,7 +216,7 @@ def _kind(request: Request) -> Callable[[torch.Tensor, list[Request], int], torc
 
 def _take_likeliest(logits: torch.Tensor, requests: list[Request], draw: int) -> torch.Tensor:
     tokens = ops.argmax(logits)
-    # A NaN is the largest.
+    # `argmax` treats NaN as the largest value.
     return _where_finite(tokens, logits.gather(1, tokens[:, None])[:, 0])
 
 
@@ -226,8 +228,9 @@ def _sample_plain(logits: torch.Tensor, requests: list[Request], draw: int) -> t
 
 
 def _sample_filtered(logits: torch.Tensor, requests: list[Request], draw: int) -> torch.Tensor:
-    """Temperature, then what min-p, top-k and top-p (of what top-k left) all keep; each keeps at
-    least the likeliest.
+    """Apply temperature, then keep tokens that pass min-p, top-k and top-p (after top-k).
+
+    Each filter keeps at least the likeliest token.
     """
     vocab = logits.shape[1]
     temperature, top_k, top_p, min_p = to_device(
@@ -254,8 +257,9 @@ _CHOOSING: dict[Callable[[torch.Tensor, list[Request], int], torch.Tensor], Choo
 
 
 def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
-    """The tokens [N], and `NO_TOKEN` where the witness [N] is not finite: softmax makes all of a
-    row NaN where one of it is.
+    """Return the tokens [N], with `NO_TOKEN` where the witness [N] is not finite.
+
+    If one logit of a row is NaN, softmax makes the whole row NaN.
     """
     return torch.where(witness.isfinite(), tokens, NO_TOKEN)
 
@@ -265,9 +269,7 @@ def _column(requests: Sequence[Request], name: str) -> npt.NDArray[np.float32]:
 
 
 def _uniform_of(requests: list[Request], draw: int, device: torch.device) -> torch.Tensor:
-    """A number [N] for each request's next token, in the dtype that the device's `sample_filtered`
-    takes.
-    """
+    """Return a number [N] per request, in the dtype that the device's `sample_filtered` takes."""
     numbers = _numbers_of(requests, draw)
     dtype = ops.uniform_dtype(device.type)
     return to_device([numbers if dtype == np.float64 else _split(numbers)[:, 0]], device)[0]
@@ -279,16 +281,14 @@ def _numbers_of(requests: Sequence[Request], draw: int) -> npt.NDArray[np.float6
 
 
 def _seeds_of(requests: Sequence[Request], draw: int) -> npt.NDArray[np.uint64]:
-    # Another draw is that of another seed.
+    # Another draw uses another seed.
     return np.array(
         [(r.seed + draw * _NEXT_SEED) & 0xFFFFFFFFFFFFFFFF for r in requests], np.uint64
     )
 
 
 def _split(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Numbers [N] in [0, 1) to two each [N, 2] that float32 holds, made of bits of their own: the
-    first 24, and the 24 after them.
-    """
+    """Split numbers [N] in [0, 1) into two float32 each [N, 2]: their first and next 24 bits."""
     scaled = numbers * _STEPS
     first = np.floor(scaled)
     return np.ascontiguousarray(
@@ -299,8 +299,9 @@ def _split(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
 def uniform(
     seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1), a function of (seed, position): SplitMix64's output mix (Steele et al.,
-    OOPSLA 2014), applied twice.
+    """Return numbers in [0, 1) that depend only on (seed, position).
+
+    They are SplitMix64's output mix (Steele et al., OOPSLA 2014), applied twice.
     """
     return (_mix(_mix(seeds) + positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

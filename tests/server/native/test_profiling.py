@@ -162,7 +162,7 @@ def test_a_profile_ends_after_its_steps_and_leaves_no_part(tmp_path: Path) -> No
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     answer = Profiler().start(StartProfile(folder=str(tmp_path / "file" / "x")))
-    assert "cannot begin" in (answer.error or "")
+    assert "cannot start" in (answer.error or "")
 
 
 def test_a_machine_without_a_gpu_says_so(tmp_path: Path) -> None:
