@@ -21,9 +21,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DEFAULT = "default"
+# Names of templates of a model with several. The second is for conversations with tools.
 TOOL_USE = "tool_use"
-"""Names that a model with several templates gives them; the second is for conversations with tools.
-"""
 _END_OF_FINAL_MESSAGE = "END_OF_FINAL_MESSAGE "
 _OURS = ("messages", "tools", "add_generation_prompt")
 
@@ -33,8 +32,9 @@ class ChatTemplateError(ValueError):
 
 
 def read_chat_template(path_or_template: str) -> str:
-    """What `--chat-template` names: a file, or a template itself. Raises `ValueError` for neither,
-    and for a broken template.
+    """Return the template of `--chat-template`: a file, or a template itself.
+
+    Raise `ValueError` for neither of them, and for a broken template.
     """
     path = Path(path_or_template)
     if "{{" in path_or_template or "{%" in path_or_template:
@@ -51,7 +51,7 @@ def read_chat_template(path_or_template: str) -> str:
 
 
 class ChatTemplates:
-    """A model's templates by name. `variables`: what they may name besides messages, such as
+    """A model's templates by name. `variables` are texts that templates read, such as
     `bos_token`.
     """
 
@@ -77,10 +77,9 @@ class ChatTemplates:
         tools: Sequence[dict[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt, special tokens included. `continue_final_message` leaves the last message
-        open, so that the model goes on with it.
+        """Return the prompt, special tokens included. Raise `ChatTemplateError`.
 
-        Raises `ChatTemplateError`.
+        `continue_final_message` leaves the last message open, so that the model continues it.
         """
         if add_generation_prompt and continue_final_message:
             raise ChatTemplateError(
@@ -110,7 +109,8 @@ class ChatTemplates:
             text = _compile(source).render(variables)
         except (
             Exception
-        ) as error:  # A template is a program: whatever it raises, these messages are not for it.
+            # A template is a program and may raise anything. Then these messages do not fit it.
+        ) as error:
             raise ChatTemplateError(f"{error}" or type(error).__name__) from error
         return _cut_at_end_of_final_message(text) if continue_final_message else text
 
@@ -137,15 +137,15 @@ def _cut_at_end_of_final_message(text: str) -> str:
         raise ChatTemplateError(
             "the chat template leaves the final message out, so it cannot be continued"
         )
-    # A template that trims messages has taken the blank behind the mark, and would have taken those
-    # before it.
+    # A template that trims messages has removed the blank after the mark, and would have removed
+    # the blanks before it.
     trimmed = not text.startswith(_END_OF_FINAL_MESSAGE, end)
     return text[:end].rstrip() if trimmed else text[:end]
 
 
 @lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
-    """Compiled once: that takes milliseconds, rendering some microseconds."""
+    """Compile a template once: compiling takes milliseconds, rendering some microseconds."""
     try:
         return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
@@ -156,8 +156,8 @@ def _compile(template: str) -> jinja2.Template:
 
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What transformers gives a template: the functions, filters, tags and white-space rules that
-    templates count on.
+    """Return transformers' environment of templates: functions, filters, tags and white-space
+    rules.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -169,9 +169,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for training; a server only sees through
-    it.
-    """
+    """`{% generation %}` marks the model's text for training. A server renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it so)
 
@@ -189,7 +187,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; jinja2's own filter escapes it for HTML."""
+    """Return plain JSON, because jinja2's own filter escapes it for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -17,9 +17,9 @@ from .template_reads import Message, TemplateReads, template_reads
 
 
 def conversation_text(templates: ChatTemplates, messages: Sequence[Message]) -> str:
-    """Return the prompt of messages in OpenAI's form, in the form that the template reads.
+    """Return the prompt of messages in OpenAI's format.
 
-    Raises `ValueError` for what the template cannot be told.
+    Raise `ValueError` for messages that the template cannot render.
     """
     reads = template_reads(templates, tools=False)
     apply = partial(templates.render, tools=[] if reads.empty_tools else None)
@@ -42,7 +42,7 @@ def _plain(message: Message, index: int) -> Message:
         raise ValueError(f"messages[{index}] has no role; give system, user, assistant or tool")
     parts = [{"type": "text", "text": content or ""}] if not isinstance(content, list) else content
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise ValueError(f"messages[{index}].content has a part that is no text; send text alone")
+        raise ValueError(f"messages[{index}].content has a part that is not text; send only text")
     return {**message, "role": "system" if role == "developer" else role, "content": parts}
 
 
@@ -68,8 +68,8 @@ def calls_by_template(
 
 
 class _Marks:
-    """Messages whose calls have names that occur nowhere else: a rendering shows whether the
-    template has passed over a call.
+    """Messages whose calls have unique names, so that a rendering shows whether it has all
+    calls.
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -96,7 +96,7 @@ class _Marks:
         return len(found) == len(self._names)
 
     def named(self, text: str) -> str:
-        """The text with the names themselves."""
+        """Return the text with the original names."""
         return str(
             regex.sub(rf"{self._key}x(\d+)x", lambda match: self._names[int(match[1])], text)
         )

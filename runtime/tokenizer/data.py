@@ -1,4 +1,4 @@
-"""What the readers of tokenizers, `hf` and `gguf`, find out."""
+"""The result of the readers of tokenizers, `hf` and `gguf`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import tokenizers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerData:
-    """What a model's files say of its tokenizer.
+    """The facts in a model's files about its tokenizer.
 
-    `special_tokens`: by name, such as `bos_token`. `eos_token_ids`: every token that ends a turn or
-    a text. `chat_templates`: Jinja templates by name; the usual one is called "default".
+    Attributes:
+        special_tokens: By name, such as `bos_token`.
+        eos_token_ids: Every token that ends a turn or a text.
+        chat_templates: Jinja templates by name. The usual name is "default".
     """
 
     backend: tokenizers.Tokenizer

@@ -1,5 +1,6 @@
-"""Token ids to text as they arrive: never half a character, stop strings held back, constant time
-per token.
+"""Converts token ids to text as they arrive, in constant time per token.
+
+Incomplete characters and possible stop strings are held back.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ from .stop_strings import StopStrings
 from .token_bytes import Spelling, has_byte_tokens, incomplete_character
 from .tokenizer import Tokenizer
 
-_CONTEXT = 8
-"""Tokens of the prompt that tell a decoder what the first new token follows."""
-_LOOK_BACK = 64
-"""Tokens without text after which a decoder's replacement characters are taken for final."""
+_CONTEXT = 8  # Tokens of the prompt that give a decoder the context of the first new token.
+_LOOK_BACK = 64  # Tokens without text after which a decoder's replacement characters are final.
 _REPLACEMENT = "\ufffd"
 
 
 class Decoded(NamedTuple):
-    """`text` is new and final. `stop` is the stop string that was met, after which `consumed` of
-    the pushed ids count.
+    """New final text. `stop` is the stop string that was found, with `consumed` of the pushed
+    ids.
     """
 
     text: str
@@ -35,11 +34,10 @@ class Decoded(NamedTuple):
 class Detokenizer:
     """Decodes one sequence.
 
-    What `push` and `finish` give adds up to `tokenizer.decode` of all ids as a continuation of the
-    prompt, cut where the first stop string is complete: before it, or behind it with
-    `include_stop`. The texts of special tokens count for stop strings, also where they are hidden.
-    A character that the last id leaves incomplete is left out, for the ids may end anywhere; bytes
-    that no more bytes can make a character become U+FFFD.
+    The results of `push` and `finish` add up to `tokenizer.decode` of all ids as a continuation of
+    the prompt. The text is cut before the first complete stop string, or after it with
+    `include_stop`. Texts of hidden special tokens count for stop strings. An incomplete character
+    at the end is left out. Bytes that cannot become a character become U+FFFD.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class Detokenizer:
         visible: frozenset[int] = frozenset(),
         min_tokens: int = 0,
     ) -> None:
-        """`min_tokens`: stop strings that are complete before this many tokens are text."""
+        """Stop strings that are complete before `min_tokens` tokens are text."""
         self._hidden: frozenset[int] = (
             tokenizer.special_token_ids - visible if skip_special_tokens else frozenset()
         )
@@ -77,7 +75,7 @@ class Detokenizer:
         self._read = self._given = 0  # characters that went into `_stops`, and that it gave
 
     def push(self, token_ids: Sequence[int]) -> Decoded:
-        """Take new ids, give the text that is certain by now."""
+        """Add ids and return the text that is certain."""
         assert not self._stopped, "a sequence that met its stop string goes on"
         text = ""
         for count, token_id in enumerate(token_ids, 1):
@@ -100,7 +98,7 @@ class Detokenizer:
         return Decoded(text, None, len(token_ids))
 
     def finish(self) -> str:
-        """The text that was held back; the sequence has ended."""
+        """End the sequence and return the text that was held back."""
         if self._stopped:
             return ""
         if self._stops is None:
@@ -111,7 +109,7 @@ class Detokenizer:
         return self._cut(text if stop is not None else text + self._stops.finish(), stop)
 
     def _cut(self, text: str, stop: str | None) -> str:
-        """Return what is visible of the text that `_stops` gave."""
+        """Return the visible part of a text that `_stops` returned."""
         end = len(text)
         if stop is not None:
             self._stopped = True
@@ -127,21 +125,21 @@ class Detokenizer:
 
 
 class _Stream(Protocol):
-    """Text of tokens in a row, without half characters."""
+    """Converts consecutive tokens to text without incomplete characters."""
 
     def push(self, token_id: int) -> str: ...
 
     def finish(self) -> str:
-        """What was held back; the part of a character at the end is not text."""
+        """Return the text that was held back, without an incomplete character at the end."""
         ...
 
 
 class _ByteStream:
-    """Tokens that are bytes in a row. At most the three bytes of an incomplete character are kept.
+    """Tokens that are bytes. At most three bytes of an incomplete character are kept.
 
-    `DecodeStream` would decode all ids since it last gave text anew with each one: ever more where
-    tokens leave a character incomplete, and it fails where bytes follow a SentencePiece character
-    that make it part of no character.
+    `DecodeStream` decodes all ids since its last text again for each id, which gets slow if tokens
+    leave a character incomplete. It also fails if bytes after a SentencePiece character make that
+    character invalid.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
@@ -166,10 +164,10 @@ class _ByteStream:
 
 
 class _DecoderStream:
-    """Tokens of which a decoder of the tokenizers library makes text, such as WordPiece.
+    """Tokens that a decoder of the tokenizers library, such as WordPiece, converts to text.
 
-    Its `DecodeStream` looks back to where it last gave text. How far that is has a limit here, and
-    what it still holds at the end is had by decoding that much again.
+    `DecodeStream` looks back to its last text. This class limits the distance, and decodes the rest
+    again at the end.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:

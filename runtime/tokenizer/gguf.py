@@ -1,4 +1,4 @@
-"""A tokenizer out of a GGUF file's metadata."""
+"""Reads the tokenizer of a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SPECIAL_KEYS = {
     "sep_token": "seperator_token_id",  # spelled so in the files
     "mask_token": "mask_token_id",
 }
+# Tokens that files of BERT need not name.
 _BERT = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
-"""Tokens that files of BERT need not name."""
 
 
 def read_gguf_tokenizer(path: Path, pre_tokenizer: str | None = None) -> TokenizerData:
@@ -57,7 +57,7 @@ def read_gguf_tokenizer(path: Path, pre_tokenizer: str | None = None) -> Tokeniz
             (last, source.get("add_eos_token", False)),
         )
     )
-    # BERT knows the texts of a pair by kinds, others by the end of a text, twice between them.
+    # BERT separates the texts of a pair by kinds, other models by two end tokens.
     second = ["$B:1", *(f"{one}:1" for one in after)] if pairs_by_kind else [*after, "$B", *after]
     ids = {token: kind.backend.token_to_id(token) for token in [*before, *after]}
     kind.backend.post_processor = TemplateProcessing(
@@ -79,9 +79,7 @@ def gguf_eos_token_ids(reader: FastGGUFReader) -> list[int]:
 
 
 def _add_tokens(backend: Tokenizer, source: Vocabulary) -> None:
-    """Control tokens are special; user-defined ones are plain text that is never cut into
-    pieces.
-    """
+    """Add tokens. Control tokens are special. User-defined tokens are text that is never split."""
     named = [
         token
         for key in (*_SPECIAL_KEYS.values(), *END_KEYS)

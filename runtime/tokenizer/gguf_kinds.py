@@ -7,6 +7,8 @@
 | `gemma4` | BPE | SentencePiece BPE with its merges |
 | `bert` | WPM | WordPiece: BERT and embedders made from it |
 | `t5` | UGM | SentencePiece unigram: XLM-RoBERTa and T5 |
+
+`byte_level_bpe` and the functions below build one kind each.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class Kind(NamedTuple):
-    """A tokenizer without its special tokens. `add_bos`: whether a text begins with the bos token
-    unless the file says otherwise.
+    """A tokenizer without its special tokens.
+
+    `add_bos` says whether a text begins with the bos token, unless the file says otherwise.
     """
 
     backend: Tokenizer
@@ -45,9 +48,7 @@ def byte_level_bpe(source: Vocabulary, forced: str | None) -> Kind:
 
 
 def _pre_tokenizer(source: Vocabulary, forced: str | None) -> PreTokenizer:
-    """Return the forced pre-tokenizer, or the one that the file names. Raises `ValueError` for an
-    unknown name.
-    """
+    """Return the forced pre-tokenizer, or the file's. Raise `ValueError` for an unknown name."""
     named = source.get("pre")
     if named is None and forced is None:
         logger.warning(
@@ -70,8 +71,9 @@ def _pre_tokenizer(source: Vocabulary, forced: str | None) -> PreTokenizer:
 
 
 def scored_bpe(source: Vocabulary, _forced: str | None) -> Kind:
-    """SentencePiece BPE. A blank is put before a text, and before what follows a special token, as
-    by SentencePiece's `add_dummy_prefix` and in the tokenizer.json files of such models.
+    """SentencePiece BPE. A blank is added before a text and after a special token.
+
+    That is SentencePiece's `add_dummy_prefix`, and the rule of such models' tokenizer.json.
     """
     backend = _spelled_bpe(source, _merges_of_scores(source))
     if source.get("add_space_prefix", True):
@@ -83,8 +85,9 @@ def scored_bpe(source: Vocabulary, _forced: str | None) -> Kind:
 
 
 def merged_bpe(source: Vocabulary, _forced: str | None) -> Kind:
-    """SentencePiece BPE whose merges the file has. Lines are cut apart: a run of line ends is one
-    token if the vocabulary has it, whatever the merges say.
+    """SentencePiece BPE with the file's merges. Lines are split.
+
+    A run of line ends is one token if the vocabulary has it, whatever the merges say.
     """
     backend = _spelled_bpe(source, _merges(source), ignore_merges=True)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
@@ -101,8 +104,9 @@ _SPELLED: list[decoders.Decoder] = [
 def _spelled_bpe(
     source: Vocabulary, merges: Sequence[tuple[str, str]], **options: Any
 ) -> Tokenizer:
-    """BPE of a SentencePiece vocabulary: a blank is spelled U+2581, and a character without a token
-    is spelled by its bytes.
+    """BPE of a SentencePiece vocabulary.
+
+    A blank is spelled U+2581. A character without a token is spelled by its bytes.
     """
     unknown = source.of_type(TokenType.UNKNOWN)
     options["unk_token"] = unknown[0] if unknown else source.token("unknown_token_id")
@@ -125,17 +129,16 @@ def _broken(source: Vocabulary, error: Exception) -> ValueError:
 
 
 def _merges(source: Vocabulary) -> list[tuple[str, str]]:
-    """The file's merges. A blank cannot stand in a token, except as its first character."""
+    """Return the file's merges. A blank can only be the first character of a token."""
     cut = ((merge, merge.find(" ", 1)) for merge in source.get("merges", []))
     return [(merge[:at], merge[at + 1 :]) for merge, at in cut]
 
 
 def _merges_of_scores(source: Vocabulary) -> list[tuple[str, str]]:
-    """Merges that do what SentencePiece does with scores: join the neighbours whose union has the
-    highest score.
+    """Return the merges that replace SentencePiece's scores.
 
-    A token can be joined from any two others, so each such pair is a merge; the order among those
-    of one token is that of transformers' converter.
+    SentencePiece joins the neighbours whose union has the highest score. Every pair of tokens whose
+    union is a token is a merge. The pairs of one token have the order of transformers' converter.
     """
     vocab = {token: index for index, token in enumerate(source.tokens)}
     ranked: list[tuple[float, int, int, int]] = []
@@ -153,8 +156,10 @@ def _merges_of_scores(source: Vocabulary) -> list[tuple[str, str]]:
 
 
 def word_piece(source: Vocabulary, _forced: str | None) -> Kind:
-    """BERT's WordPiece. The file marks the begin of a word by U+2581, BERT what goes on in one by
-    `##`. A file that does not say whether texts are put in lower case is read by its words.
+    """BERT's WordPiece. The file marks the beginning of a word by U+2581, BERT marks the rest by
+    `##`.
+
+    If the file does not say whether texts are put in lower case, its words tell.
     """
     source.tokens = [
         token
@@ -177,7 +182,7 @@ def word_piece(source: Vocabulary, _forced: str | None) -> Kind:
 
 
 def unigram(source: Vocabulary, _forced: str | None) -> Kind:
-    """SentencePiece's unigram model: the cut of a text whose tokens' scores add up to most."""
+    """SentencePiece's unigram model: the split of a text with the highest sum of scores."""
     if source.get("treat_whitespace_as_suffix", False):
         raise ValueError(
             f"{source.path} has a vocabulary whose blanks end words, which is not supported; name "

@@ -16,21 +16,19 @@ from ..files.gguf_reader import metadata
 from .chat_template import DEFAULT
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Control tokens that end a turn or a text. The file names one or two, but models use more.
 _END_TOKENS = {
     "<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
     "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>", "<turn|>",
     "<|tool_response>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "</s>",
     "<｜end▁of▁sentence｜>", "[e~[", "<|END_OF_TURN_TOKEN|>",
 }  # fmt: skip
-"""Control tokens that end a turn or a text wherever they occur. The file names one or two, models
-use more of them.
-"""
+# If a vocabulary has one of the second tokens, the first token ends neither a turn nor a text.
 _END_NOTHING = (
     ("<|end|>", {"<|return|>", "<|call|>"}),  # gpt-oss: it ends a message of several
     ("<|end|>", {"<|flush|>", "<|calls|>"}),  # Solar Open: as gpt-oss
     ("</s>", {"<|tool_response>"}),  # Gemma 4: it is HTML
 )
-"""A token of `_END_TOKENS` that ends neither a turn nor a text in a vocabulary with the others."""
 
 
 class TokenType(IntEnum):

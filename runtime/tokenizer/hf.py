@@ -38,11 +38,11 @@ with open(sys.argv[2], "w", encoding="utf-8") as file:
 
 
 def read_hf_tokenizer(path: Path) -> TokenizerData:
-    """The tokenizer of a folder, or a tokenizer.json with what lies beside it. Raises `ValueError`
-    with a remedy.
+    """Read the tokenizer of a folder, or a tokenizer.json and the files beside it.
 
-    What is added around a text is tokenizer.json's matter alone; as in transformers 5, flags such
-    as `add_bos_token` in tokenizer_config.json do not change it.
+    Only tokenizer.json decides which tokens are added around a text. As in transformers 5, flags
+    such as `add_bos_token` in tokenizer_config.json do not change that. Raise `ValueError` with a
+    remedy.
     """
     folder = path if path.is_dir() else path.parent
     file = path / "tokenizer.json" if path.is_dir() or path.name == "tekken.json" else path
@@ -79,7 +79,7 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The object in a file, {} if there is no file."""
+    """Return the object in a file, or {} if there is no file."""
     content = read_json(path) if path.exists() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")
@@ -87,7 +87,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _content(token: object) -> str | None:
-    """A special token's text; files give it plain or as {"content": ...}."""
+    """Return a special token's text, which files store plain or as {"content": ...}."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
@@ -95,8 +95,8 @@ def _content(token: object) -> str | None:
 def _add_tokens(
     backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
 ) -> None:
-    """Tokens that tokenizer_config.json adds or changes, and special tokens that tokenizer.json has
-    as plain ones.
+    """Return the tokens that tokenizer_config.json adds or changes, and the special tokens that are
+    plain in tokenizer.json.
     """
     known = {
         token.content: token.__getstate__() for token in backend.get_added_tokens_decoder().values()
@@ -121,7 +121,7 @@ def _add_tokens(
 
 
 def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """Let transformers read an older format; takes some seconds."""
+    """Convert an older format with transformers, which takes some seconds."""
     if not any((folder / name).is_file() for name in _OTHER_FORMATS):
         raise ValueError(
             f"{folder} has no tokenizer (tokenizer.json, {', '.join(_OTHER_FORMATS)}); name one "
@@ -149,9 +149,7 @@ def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """From tokenizer_config.json (one, or a list of named ones), or from files, which count
-    more.
-    """
+    """Return the templates of tokenizer_config.json and of files. Files override the former."""
     listed = config.get("chat_template")
     if isinstance(listed, str):
         listed = [{"name": DEFAULT, "template": listed}]

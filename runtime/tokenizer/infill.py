@@ -1,8 +1,9 @@
-"""Fill-in-the-middle prompts: how models that learned it are given what stands before and behind
-the text that they are to write.
+"""Fill-in-the-middle prompts, for models that can write the text between two other texts.
 
 >>> infill = find_infill(tokenizer)
 >>> infill.prompt(tokenizer.encode(before), infill.encode(behind))
+
+Each family of models marks the parts by its own tokens.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from .tokenizer import Tokenizer
 
 
 class _Names(NamedTuple):
-    """Tokens by which a family marks the three parts. `suffix_first`: the prompt begins with what
-    comes behind; `end`: what such a text ends with, beside the usual.
+    """The tokens with which a family marks the three parts.
+
+    If `suffix_first`, the prompt begins with the text after the gap. `end` are additional tokens
+    that end the new text.
     """
 
     prefix: str
@@ -44,7 +47,7 @@ _FAMILIES = (
 
 
 class Infill(NamedTuple):
-    """One tokenizer's way. `stop_token_ids` end such a text, beside the usual."""
+    """The format of one tokenizer. `stop_token_ids` are additional tokens that end the new text."""
 
     tokenizer: Tokenizer
     prefix: int
@@ -54,8 +57,10 @@ class Infill(NamedTuple):
     stop_token_ids: list[int]
 
     def prompt(self, before: Sequence[int], behind: Sequence[int]) -> list[int]:
-        """Token ids of a prompt. `before` the gap: with what the tokenizer puts in front of a text;
-        `behind` it: as `encode` gives it.
+        """Return the token ids of a prompt.
+
+        `before` the gap includes the tokens that the tokenizer adds to a text. `behind` is a result
+        of `encode`.
         """
         bos = self.tokenizer.bos_token_id
         start = [bos] if bos is not None and list(before[:1]) == [bos] else []
@@ -65,7 +70,7 @@ class Infill(NamedTuple):
         return [*start, *parts, *([] if self.middle is None else [self.middle])]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text that is no beginning: without the blank that SentencePiece puts there."""
+        """Return the ids of a text without the blank that SentencePiece puts before a text."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         if self.tokenizer.spelling is None or not self.tokenizer.spelling.strips_blank:
             return ids
@@ -75,7 +80,7 @@ class Infill(NamedTuple):
 
 
 def find_infill(tokenizer: Tokenizer) -> Infill | None:
-    """The way whose tokens a tokenizer has; None where it has none of them."""
+    """Return the format whose tokens the tokenizer has, or None."""
     for names in _FAMILIES:
         prefix, suffix, middle, end = (
             None if name is None else tokenizer.backend.token_to_id(name)

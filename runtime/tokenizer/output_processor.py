@@ -1,9 +1,10 @@
-"""Turns the tokens of a step into what whoever asked for them gets: text, cut at stop strings,
-with its end and its counts.
+"""Turns the tokens of a step into the outputs of requests: text, finish reasons and counts.
 
 >>> state = RequestState("r", tokenizer.encode("Hi"), SamplingParams(), tokenizer)
 >>> state.deliver = print
 >>> process_outputs({"r": state}, [TokenOutput(rid="r", token_ids=[5])])
+
+Texts are cut at stop strings.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ _FAULT = "its output could not be processed; the log has the details"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """How tokens become text. `stop`: strings that end the text and are not part of it unless
-    `include_stop`. Of the special tokens those that are `visible` are text all the same.
+    """How tokens become text.
+
+    Attributes:
+        stop: Strings that end the text and are not part of it, unless `include_stop`.
+        visible: Special tokens that are always part of the text.
     """
 
     stop: list[str] = field(default_factory=list)
@@ -37,12 +41,14 @@ class TextOptions:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """What is new since the last output of a request.
+    """New output of a request since the last output.
 
-    `text` may lag behind `token_ids` while a character is incomplete or may still become a stop
-    string; the output that carries `finish_reason` brings the rest. `matched_stop` is the stop
-    string or token id that ended it. `completion_tokens` counts all so far. `error` and `code`
-    are as in `TokenOutput`.
+    Attributes:
+        text: May be behind `token_ids` while a character is incomplete or may become a stop string.
+            The output with `finish_reason` has the rest.
+        matched_stop: The stop string or token id that ended the text.
+        completion_tokens: Number of all tokens up to now.
+        error, code: See `TokenOutput`.
     """
 
     text: str
@@ -59,7 +65,7 @@ class RequestOutput:
 
 
 def merge(outputs: list[RequestOutput]) -> RequestOutput:
-    """Several outputs of one request, in order, as one."""
+    """Return several consecutive outputs of one request as one output."""
     logprobs = [entry for output in outputs for entry in output.logprobs or ()]
     return replace(
         outputs[-1],
@@ -74,12 +80,13 @@ def merge(outputs: list[RequestOutput]) -> RequestOutput:
 
 
 class RequestState:
-    """One request on the text side: what was asked, and what has come so far, so that it can be
-    resumed should the engine die.
+    """One request in the text process, with its output up to now, so that it can be resumed if the
+    engine dies.
 
-    `name`: what its client calls it, where that is not its id; `belongs_to`: ids of the client's
-    requests that it is a part of. By these it can be aborted too. `deliver` is called with each
-    output.
+    Attributes:
+        name: The client's name of the request, if it is not the id.
+        belongs_to: Ids of the client's requests that contain this request. They abort it, too.
+        deliver: Called with each output.
     """
 
     deliver: Callable[[RequestOutput], None]
@@ -107,11 +114,10 @@ class RequestState:
         self.belongs_to = belongs_to
         self.output_ids: list[int] = []
         self.finished = False
+        # Whether the current engine process has sent a token of the request.
         self.delivered = False
-        """Whether the present life of the engine has sent a token of it."""
         self.cached_tokens: int | None = None
-        self.started: float | None = None
-        """When the engine began to compute it, by `time.monotonic`."""
+        self.started: float | None = None  # Start of the computation, by `time.monotonic`.
         self.prompt_logprobs_sent = False
         self.eos_token_ids = tokenizer.end_token_ids
         self.detokenizer = Detokenizer(
@@ -125,11 +131,11 @@ class RequestState:
         )
 
     def goes_by(self, rid: str) -> bool:
-        """Whether whoever says `rid` means this request."""
+        """Return whether `rid` names this request."""
         return rid in (self.rid, self.name) or rid in self.belongs_to
 
     def to_message(self) -> GenerateRequest:
-        """What the engine is asked: the prompt and every token already delivered."""
+        """Return the message for the engine: the prompt and every token that was delivered."""
         return GenerateRequest(
             rid=self.rid,
             input_ids=self.prompt_ids,
@@ -141,8 +147,8 @@ class RequestState:
         )
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
-        """End it from this side, with the text that was held back. Cannot fail, for it also ends
-        what has failed.
+        """End the request with the text that was held back. Must not fail, because it ends failed
+        requests, too.
         """
         self.finished = True
         try:
@@ -163,9 +169,7 @@ class RequestState:
 
 
 class Processed(NamedTuple):
-    """`ended`: requests that are over. `to_abort`: those of them that the engine does not know
-    to be.
-    """
+    """`ended` are requests that ended. `to_abort` are those that the engine still runs."""
 
     ended: list[str]
     to_abort: list[str]
@@ -174,7 +178,7 @@ class Processed(NamedTuple):
 def process_outputs(
     states: Mapping[str, RequestState], outputs: Iterable[TokenOutput]
 ) -> Processed:
-    """Deliver what one step gave. Where that goes wrong for a request, it ends, and no other."""
+    """Deliver the results of one step. An error in one request ends only that request."""
     processed = Processed([], [])
     for output in outputs:
         state = states.get(output.rid)
@@ -185,7 +189,7 @@ def process_outputs(
             ids, reason, matched = output.token_ids, output.finish_reason, output.stop_token_id
             text, stop, used = state.detokenizer.push(ids if matched is None else ids[:-1])
 
-            # 2. The end. Tokens behind a stop string are dropped; else the last output brings the
+            # 2. The end. Tokens after a stop string are dropped. Otherwise the last output has the
             # text that was held back.
             if stop is not None:
                 ids, reason = ids[:used], FinishReason.STOP
@@ -193,7 +197,7 @@ def process_outputs(
                 text += state.detokenizer.finish()
             state.finished = reason is not None
 
-            # 3. Counts, and what comes once, though a new life of the engine tells it again.
+            # 3. Counts, and values that are sent once, even if a restarted engine sends them again.
             state.delivered = True
             state.output_ids += ids
             if state.cached_tokens is None:
@@ -201,7 +205,7 @@ def process_outputs(
             prompt_logprobs = None if state.prompt_logprobs_sent else output.prompt_logprobs
             state.prompt_logprobs_sent |= prompt_logprobs is not None
 
-            # 4. To whoever waits for it.
+            # 4. Delivery.
             state.deliver(
                 RequestOutput(
                     text=text,
@@ -225,7 +229,7 @@ def process_outputs(
                 logger.exception("request %s cannot be told that it has ended", output.rid)
         if state.finished:
             processed.ended.append(output.rid)
-            # A stop string, or a fault here: the engine would go on.
+            # After a stop string, or an error here, the engine would continue.
             if output.finish_reason is None:
                 processed.to_abort.append(output.rid)
     return processed

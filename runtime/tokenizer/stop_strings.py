@@ -1,4 +1,4 @@
-"""Cuts a text that comes in pieces at the first of many stop strings."""
+"""Cuts a text that arrives in pieces at the first of many stop strings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The stop strings of one sequence, and the end of its text that may still become one.
+    """The stop strings of one sequence, and the end of its text that may become a stop string.
 
-    There is at least one. The string that is complete first ends the text, and of those that are
-    complete with the same character the longest, so the result does not depend on how the text is
-    cut into pieces.
+    There is at least one stop string. The stop string that is complete first ends the text. If
+    several are complete with the same character, the longest counts. Therefore the result does not
+    depend on how the text is cut into pieces.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -18,10 +18,10 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str, *, may_stop: bool = True) -> tuple[str, str | None]:
-        """Go on with `piece`: the text that is certain, a stop string at its end included, and that
+        """Add `piece`. Return the certain text, which includes a stop string at its end, and that
         string.
 
-        Without `may_stop` stop strings that are complete with this piece are text.
+        Without `may_stop`, stop strings that are complete with this piece are text.
         """
         text, searched = self._held + piece, len(self._held)
         ends = []
@@ -38,13 +38,13 @@ class StopStrings:
         return text[:certain], None
 
     def finish(self) -> str:
-        """What was held back; the text has ended."""
+        """End the text and return the part that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, string: str) -> int:
-    """How many characters at the end of `text` begin `string`, short of all of it."""
+    """Return how many characters at the end of `text` begin `string`, but not all of it."""
     begin = text.find(string[0], max(0, len(text) - len(string) + 1))
     while begin >= 0:
         if string.startswith(text[begin:]):

@@ -1,7 +1,9 @@
-"""What a chat template reads, learned by rendering small conversations.
+"""Finds out what a chat template reads.
 
 reads = template_reads(tokenizer.templates, tools=True)
-messages = native_messages(messages, reads)      # chat_messages.py
+messages = native_calls(messages, reads)      # chat_messages.py
+
+The template renders small conversations, and the result shows what it has read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What bytes a token's spelling stands for, in the two families of vocabularies that language
-models use.
-"""
+"""The bytes of tokens, in the two families of vocabularies of language models."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-METASPACE = "\u2581"
-"""How SentencePiece vocabularies spell a blank."""
+METASPACE = "\u2581"  # The blank in SentencePiece vocabularies.
 
 
 class Spelling(NamedTuple):
-    """`to_bytes` reads a token; a text is its tokens' bytes in a row, less one blank at its start
-    if `strips_blank`.
+    """`to_bytes` returns the bytes of a token. A text is the bytes of its tokens.
+
+    If `strips_blank`, one blank at the beginning of the text is removed.
     """
 
     to_bytes: Callable[[str], bytes]
@@ -25,7 +23,7 @@ class Spelling(NamedTuple):
 
 
 def spelling_of(backend: tokenizers.Tokenizer) -> Spelling | None:
-    """How this tokenizer spells bytes; None where its decoder does more than put bytes in a row."""
+    """Return how a tokenizer spells bytes, or None if its decoder does more than join bytes."""
     match _decoders(backend):
         case [{"type": "ByteLevel"}]:
             return Spelling(byte_level_bytes, strips_blank=False)
@@ -68,8 +66,8 @@ _BYTE_OF = {char: byte for byte, char in enumerate(byte_alphabet())}
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """A token of byte-level BPE: a byte a character. One with other characters is no such spelling
-    but plain text.
+    """Return the bytes of a token of byte-level BPE. A token with other characters is plain
+    text.
     """
     try:
         return bytes(_BYTE_OF[char] for char in token)
@@ -78,9 +76,7 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def byte_fallback_bytes(token: str) -> bytes:
-    """A token of a SentencePiece vocabulary: text with U+2581 for blanks, or one byte, spelled
-    `<0xE2>`.
-    """
+    """Return the bytes of a token of a SentencePiece vocabulary: text, or a byte like `<0xE2>`."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return bytes([int(token[3:5], 16)])
@@ -90,15 +86,11 @@ def byte_fallback_bytes(token: str) -> bytes:
 
 
 def has_byte_tokens(backend: tokenizers.Tokenizer) -> bool:
-    """Whether some tokens are single bytes, spelled `<0xE2>`, though the decoder may do more than
-    put bytes in a row.
-    """
+    """Return whether some tokens are single bytes, spelled `<0xE2>`."""
     return any(step["type"] == "ByteFallback" for step in _decoders(backend))
 
 
 def incomplete_character(tokens: Sequence[str]) -> bytes:
-    """The bytes at the end of tokens of a SentencePiece vocabulary that more bytes would make a
-    character.
-    """
+    """Return the bytes at the end of SentencePiece tokens that begin a character."""
     content = b"".join(map(byte_fallback_bytes, tokens))
     return content[codecs.utf_8_decode(content, "replace", False)[1] :]

@@ -1,4 +1,4 @@
-"""Text to token ids and back, chat templates included; no torch."""
+"""Converts text to token ids and back, and holds the chat templates. Does not import torch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ class Tokenizer:
     """A model's tokenizer."""
 
     backend: tokenizers.Tokenizer
-    vocab_size: int
-    """Ids from 0 to vocab_size - 1 exist in the tokenizer (added tokens included)."""
+    vocab_size: int  # Ids from 0 to vocab_size - 1 exist in the tokenizer, added tokens included.
     eos_token_ids: list[int]
     bos_token_id: int | None
     templates: ChatTemplates
     chat_template: str | None
+    # `eos_token_ids`, and the special token with which the chat template ends an assistant's turn.
     end_token_ids: list[int]
-    """`eos_token_ids`, and the special token that the chat template ends a turn of the assistant
-    with.
-    """
-    special_token_ids: frozenset[int]
-    """Ids of the tokens that `skip_special_tokens` leaves out of a text."""
+    special_token_ids: frozenset[int]  # Ids of the tokens that `skip_special_tokens` removes.
 
     def __init__(self, data: TokenizerData) -> None:
         self.backend = data.backend
@@ -53,7 +49,7 @@ class Tokenizer:
         self.spelling = spelling_of(self.backend)
         self._bytes: dict[int, bytes] = {}
         if self.spelling is not None and self.spelling.to_bytes is byte_level_bytes:
-            # The decoder reads added tokens as it reads others. Read so, "é" is half a character.
+            # The decoder treats added tokens like others. Then "é" is a part of a character.
             contents = {token_id: token.content for token_id, token in added.items()}
             self._bytes = {
                 token_id: content.encode()
@@ -63,10 +59,10 @@ class Tokenizer:
         self.end_token_ids = list(dict.fromkeys([*self.eos_token_ids, *self._turn_end()]))
 
     def _turn_end(self) -> list[int]:
-        """What stands behind the assistant's text in a conversation: a model that learned the
-        template says it when it is done.
+        """Return the tokens after the assistant's text, with which a trained model ends its turn.
 
-        Files that name another token, a base model's, make it go on with a turn of the user.
+        If a model's files name another token, such as that of its base model, the model would
+        continue with a turn of the user.
         """
         if self.chat_template is None:
             return []
@@ -82,19 +78,18 @@ class Tokenizer:
         return [token_id for token_id in ids[:1] if token_id in self.special_token_ids]
 
     def special_ids(self, marks: Iterable[str]) -> dict[str, int]:
-        """Those of the marks that are special tokens, with their ids."""
+        """Return the marks that are special tokens, with their ids."""
         ids = {mark: self.backend.token_to_id(mark) for mark in marks}
         return {mark: id for mark, id in ids.items() if id in self.special_token_ids}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. `add_special_tokens` adds what the model expects around a text, such as its
-        first token.
+        """Return token ids. Raise `ValueError` for a text that is not Unicode.
 
-        Raises `ValueError` for a text that is not Unicode.
+        `add_special_tokens` adds the tokens that the model expects around a text.
         """
         try:
-            # The batch method without offsets takes little more than half of the time of `encode`
-            # on long texts.
+            # On long texts the batch method without offsets takes little more than half of the time
+            # of `encode`.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[
                 0
             ].ids
@@ -104,10 +99,10 @@ class Tokenizer:
             ) from None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`, as transformers gives it; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of `ids` like transformers. Bytes that are not UTF-8 become U+FFFD.
 
-        For SentencePiece vocabularies a character keeps its text also where bytes that are none
-        follow it (transformers takes it back), so that a text never changes while it grows.
+        In SentencePiece vocabularies a character keeps its text even if invalid bytes follow,
+        unlike in transformers. Therefore a growing text never changes.
         """
         if self.spelling is None:
             return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -118,8 +113,8 @@ class Tokenizer:
         return text.removeprefix(" ") if self.spelling.strips_blank else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, also where they are part of a character; none for an
-        id without a token.
+        """Return the bytes of a token, which may be a part of a character. Empty for an unused
+        id.
         """
         found = self._bytes.get(token_id)
         if found is None:
@@ -141,15 +136,16 @@ def load_tokenizer(
     *,
     gguf_pre_tokenizer: str | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a resolved model folder or .gguf file.
+    """Load the tokenizer of a model folder or .gguf file. Raise `ValueError` with a remedy.
 
-    `tokenizer_path`: the folder, tokenizer.json or .gguf file to take it from instead; what ends a
-    text is then taken from both. `chat_template`: a file or a template, used instead of the
-    model's. `gguf_pre_tokenizer`: the name of a pre-tokenizer, used instead of the one that a
-    .gguf file names. Raises `ValueError` with a remedy.
+    Args:
+        tokenizer_path: A folder, tokenizer.json or .gguf file to use instead. The end tokens are
+            then those of both.
+        chat_template: A file or a template that replaces the model's.
+        gguf_pre_tokenizer: Name of a pre-tokenizer that replaces the one of a .gguf file.
     """
-    # Prompts come one at a time, and a thread pool in this process would warn at every child
-    # process it starts.
+    # Prompts arrive one at a time, and a thread pool in this process would warn whenever it starts
+    # a child process.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if tokenizer_path is not None and not Path(tokenizer_path).exists():
         raise ValueError(f"--tokenizer-path {tokenizer_path} does not exist")
@@ -163,7 +159,7 @@ def load_tokenizer(
 
 
 def _read(path: Path, gguf_pre_tokenizer: str | None) -> TokenizerData:
-    # Imported where needed: the gguf library brings numpy.
+    # Imported here, because the gguf library imports numpy.
     if path.suffix == ".gguf":
         from .gguf import read_gguf_tokenizer
 
