@@ -45,6 +45,7 @@ PLAIN = (
     "server/engine/",
     "server/fleet/",
     "server/fleet_service.py",
+    "server/http/",
     "server/image_service.py",
     "server/images/",
     "server/launch.py",

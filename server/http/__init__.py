@@ -1,1 +1,1 @@
-"""HTTP with bounds: connections, headers, bodies."""
+"""HTTP/1.1 with limits on connections, headers and bodies."""

@@ -1,4 +1,4 @@
-"""Request bodies: JSON only, of bounded size each and together, read once."""
+"""Reads and parses JSON request bodies, with limits for one body and for all together."""
 
 from __future__ import annotations
 
@@ -18,46 +18,42 @@ from ..serving.collector import unless_client_goes
 from .turns import Room, Turns
 
 MAX_BODY_BYTES = 4 * 2**20
+# Bodies up to this size are always read; larger ones share `MAX_LARGE_BYTES`.
 LARGE_BODY_BYTES = 2**16
-"""Bodies up to this size are always read; larger ones share `MAX_LARGE_BYTES`."""
 MAX_LARGE_BYTES = 32 * MAX_BODY_BYTES
+# Objects, members and arrays in one body. The longest conversation has a fifth of that.
 MAX_STRUCTURE = 50_000
-"""Objects, members and arrays in one body: the longest conversation has a fifth."""
+# Estimated bytes of all parsed bodies that have not become prompts yet.
 MAX_WEIGHT = 64 * 2**20
-"""Estimated bytes of the objects that bodies have become and that are no prompts yet."""
-LIGHT_WEIGHT = 2**15
-"""Bodies up to this weight wait for no others."""
+LIGHT_WEIGHT = 2**15  # Bodies up to this weight do not wait for others.
+# Memory of an object, list or member, and of an item of a list, with their checked copies.
 _MEMBER_BYTES, _ITEM_BYTES = 350, 60
-"""What an object, list or member, and an item of a list takes in memory, its check included."""
-MAX_STRINGS = 200_000
-"""Texts in one body, names of members among them."""
+MAX_STRINGS = 200_000  # Strings in one body, including names of members.
 _STRUCTURE = (b"{", b"[", b":")
 _JSON = (b"content-type", b"application/json")
 _parse = partial(pydantic_core.from_json, allow_inf_nan=False, cache_strings="none")
 
 
 class JsonRequest(Request):
-    """A request whose body has been read and parsed. `size`: bytes of the body."""
+    """A request with a parsed body. `size` is the body's size in bytes."""
 
     size: int = 0
     parsed: Any
 
     async def body(self) -> bytes:
-        return b"{}"  # FastAPI asks whether there is one, and then for its JSON.
+        return b"{}"  # FastAPI checks that the body is not empty and then calls `json`.
 
     async def json(self) -> Any:
         return self.parsed
 
 
 class JsonRoute(APIRoute):
-    """A route that takes a JSON body, and drops its work when the client goes away before the
-    answer begins.
+    """A route with a JSON body. It is cancelled if the client leaves before the answer begins.
 
     Parsing is strict: no NaN or Infinity, no invalid UTF-8, no lone surrogates, at most 200 levels.
     """
 
-    empty: ClassVar[bytes] = b""
-    """What an empty body means."""
+    empty: ClassVar[bytes] = b""  # The JSON that an empty body stands for.
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
         super().__init__(path, tells_checked(endpoint), **settings)
@@ -69,7 +65,7 @@ class JsonRoute(APIRoute):
             bodies: Bodies = request.app.state.bodies
             scope, is_left_out = request.scope, self.empty and has_no_body(request)
             if is_left_out:
-                # FastAPI parses what says that it is JSON.
+                # FastAPI parses a body only if its content type is JSON.
                 others = [each for each in scope["headers"] if each[0] != _JSON[0]]
                 scope = {**scope, "headers": [*others, _JSON]}
             read = JsonRequest(scope, request.receive)
@@ -95,13 +91,13 @@ async def _handled(
 
 
 def _forget(parsed: Any) -> None:
-    """Drop what the endpoint has no member for, and what it has a copy of."""
+    """Clear the parsed objects. The endpoint has its own copies of those it needs."""
     if isinstance(parsed, dict):
         parsed.clear()
 
 
 class OptionalJsonRoute(JsonRoute):
-    """The same, whose body may be left out."""
+    """A `JsonRoute` whose body may be empty."""
 
     empty = b"{}"
 
@@ -112,11 +108,11 @@ def has_no_body(request: Request) -> bool:
 
 
 class Bodies:
-    """The bodies of a server, of which clients may send many at once.
+    """The bodies of all requests of a server.
 
-    Objects that a body becomes take many times its bytes, and the event loop's time. So large
-    bodies wait as bytes until those before them have become prompts, and each is parsed and checked
-    in a turn of the loop that it shares with few others.
+    The objects of a parsed body take much more memory than its bytes, and parsing blocks the event
+    loop. Large bodies therefore wait as bytes until earlier ones have become prompts, and only a
+    few bodies are parsed in one turn of the loop.
     """
 
     def __init__(self) -> None:
@@ -126,8 +122,8 @@ class Bodies:
 
     @contextmanager
     def hold(self, content: bytearray) -> Iterator[Body]:
-        """A body until its request is over. Raises `InvalidRequest` and `Unavailable`."""
-        size = len(content)  # what is still arriving is bounded by `--max-unfinished-bodies`
+        """Hold a body during its request. Raises `InvalidRequest` and `Unavailable`."""
+        size = len(content)  # `--max-unfinished-bodies` limits arriving bodies
         if not content:
             raise InvalidRequest(
                 "The request body is empty; send a JSON object.", code="invalid_json"
@@ -147,7 +143,7 @@ class Bodies:
 
 
 class Body:
-    """One body: first bytes, then objects, until its prompt is made."""
+    """One body: first bytes, then objects, until the prompt is made."""
 
     def __init__(self, bodies: Bodies, content: bytearray) -> None:
         self._bodies = bodies
@@ -156,7 +152,7 @@ class Body:
         self._held = 0
 
     async def parse(self) -> Any:
-        """The JSON value, once there is room for it. Raises `InvalidRequest`."""
+        """Wait for room, then return the JSON value. Raises `InvalidRequest`."""
         assert self._content is not None
         weight = weight_of(self._content)
         if weight > LIGHT_WEIGHT:
@@ -173,23 +169,21 @@ class Body:
             raise InvalidRequest(message, code="invalid_json") from None
 
     def release(self) -> None:
-        """Its objects are gone. A second call does nothing."""
+        """Release the room of the body's objects. A second call does nothing."""
         self._bodies.room.give(self._held)
         self._held = 0
 
 
 def weight_of(content: bytes | bytearray) -> int:
-    """About how many bytes the objects of a body take, and the text itself."""
+    """Estimate the bytes of a body's text and its parsed objects."""
     members = sum(map(content.count, _STRUCTURE))
     return len(content) + _MEMBER_BYTES * members + _ITEM_BYTES * content.count(b",")
 
 
 async def read_json_body(request: Request) -> bytearray:
-    """The bytes of a body that says it is JSON, not yet parsed. Raises `UnsupportedMedia`,
-    `BodyTooLarge` or `ClientGone`.
-    """
-    # Browsers send other types across sites without asking first, so a page could reach a
-    # server on its reader's machine.
+    """Return a JSON body. Raises `UnsupportedMedia`, `BodyTooLarge` or `ClientGone`."""
+    # Browsers send other content types to other sites without a preflight, so a page could use a
+    # server on its visitor's machine.
     kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
     if kind != "application/json" and not (
         kind.startswith("application/") and kind.endswith("+json")
@@ -198,7 +192,7 @@ async def read_json_body(request: Request) -> bytearray:
             f"The content type is {kind:.60}; send the header `Content-Type: application/json`."
         )
         raise UnsupportedMedia(message, param="Content-Type")
-    # Never more than MAX_BODY_BYTES in memory, whatever Content-Length says or does not say.
+    # Content-Length may be missing or wrong, so the loop below checks the size too.
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
         raise _too_large()
@@ -214,8 +208,9 @@ async def read_json_body(request: Request) -> bytearray:
 
 
 def check_structure(raw: bytes | bytearray) -> None:
-    """Raises `InvalidRequest` where parsing would make objects by the million, which takes seconds
-    to make, to search and to free.
+    """Raise `InvalidRequest` for a body of too many objects or strings.
+
+    Millions of objects would take seconds to create, check and free.
     """
     if sum(map(raw.count, _STRUCTURE)) <= MAX_STRUCTURE and raw.count(b'"') <= 2 * MAX_STRINGS:
         return

@@ -1,6 +1,4 @@
-"""The open connections of a server together: how many there are, which of them may give way, and
-what they hold.
-"""
+"""The open connections of a server: their number, which may be closed, and their memory."""
 
 from __future__ import annotations
 
@@ -11,36 +9,33 @@ from typing import Protocol
 from ..config.http_limits import HttpLimits
 from ..core.open_paths import HEALTH_PATHS
 
+# Connections beyond `--max-connections` for monitoring. Other requests on them are answered 503.
 RESERVE = 32
-"""Connections beyond `--max-connections`, for monitoring: one that asks for anything else is
-answered 503.
-"""
 _MIB = 2**20
-MAX_UNREAD = 128 * _MIB
-"""Bytes of answers that may wait for all clients together."""
+MAX_UNREAD = 128 * _MIB  # Maximum bytes of unread answers of all clients together.
 
 
 class Connection(Protocol):
-    """A connection as the others see it."""
+    """The interface of a connection for `Connections`."""
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that its client has not read."""
+        """Return the bytes of answers that the client has not read."""
         ...
 
     def give_way(self) -> None:
-        """Close at once: it waits for a request, and others have one."""
+        """Close at once to make room for another connection."""
 
     def drop_body(self) -> None:
-        """Give up the body that is arriving, and what has arrived of it."""
+        """Refuse the body that is arriving and free its bytes."""
 
 
 class Connections:
-    """What the connections of one server hold together.
+    """The connections of one server.
 
-    A connection waits where no request of it is under way: it is idle, or has not sent all headers.
-    `most`: connections that may be open, those for monitoring not counted. `count_error`: called
-    with the type of each error that is answered.
+    A connection is waiting if it has no request: it is idle or has not sent all headers. `most` is
+    the maximum number of connections without those for monitoring. `count_error` is called with the
+    type of each error that is answered.
     """
 
     def __init__(self, limits: HttpLimits, most: int, count_error: Callable[[str], None]) -> None:
@@ -55,14 +50,13 @@ class Connections:
 
     @property
     def crowded(self) -> bool:
-        """As many requests as there may be are under way: one more is answered only where it is for
-        monitoring.
-        """
+        """Whether the maximum number of requests runs, so that only monitoring is answered."""
         return len(self._open) - len(self._waiting) >= self._most
 
     def enter(self, connection: Connection) -> bool:
-        """Count a new connection, which waits. False where there is no room, and nobody who could
-        give way.
+        """Count a new, waiting connection. Return False if there is no room for it.
+
+        If the server is full, the longest waiting connection is closed.
         """
         if len(self._open) >= self._most + RESERVE:
             oldest = next((other for other in self._waiting if not other.unsent), None)
@@ -75,15 +69,16 @@ class Connections:
         return True
 
     def leave(self, connection: Connection) -> None:
-        """The connection is closed, or as good as closed. Leaving twice does nothing."""
+        """Remove a connection that is closed or closing. A second call does nothing."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
         self._unread.discard(connection)
         self.release(connection)
 
     def set_unread(self, connection: Connection, unread: bool) -> None:
-        """Its client reads more slowly than answers come. Where all that waits for clients is too
-        much, those for whom most waits are cut off.
+        """Set whether a client reads more slowly than its answers are written.
+
+        If the unread bytes of all clients exceed `MAX_UNREAD`, the largest ones are disconnected.
         """
         self._unread.discard(connection)
         if not unread:
@@ -94,7 +89,7 @@ class Connections:
             largest = max(self._unread, key=lambda each: each.unsent)
             total -= largest.unsent
             self._unread.discard(largest)
-            # It may be the one that is writing just now.
+            # Call it later, because it may be the connection that is writing now.
             asyncio.get_running_loop().call_soon(largest.give_way)
 
     def set_waiting(self, connection: Connection, waiting: bool) -> None:
@@ -104,9 +99,7 @@ class Connections:
             self._waiting.setdefault(connection)
 
     def hold(self, connection: Connection, size: int) -> None:
-        """`size` more bytes of an unfinished body have come; where all are too much, the oldest is
-        dropped.
-        """
+        """Count `size` more bytes of an unfinished body. Above the limit, drop the oldest body."""
         self._bodies[connection] = self._bodies.get(connection, 0) + size
         self._body_bytes += size
         while self._body_bytes > self.limits.max_unfinished_bodies * _MIB:
@@ -115,18 +108,18 @@ class Connections:
             oldest.drop_body()
 
     def give_back(self, connection: Connection, size: int) -> None:
-        """So many bytes of its unfinished body are elsewhere."""
+        """Subtract `size` bytes of an unfinished body, which are not held any more."""
         if connection in self._bodies:
             self._bodies[connection] -= size
             self._body_bytes -= size
 
     def release(self, connection: Connection) -> None:
-        """The connection's body is whole, or gone."""
+        """Forget the body of a connection, which is complete or dropped."""
         self._body_bytes -= self._bodies.pop(connection, 0)
 
 
 def is_monitoring(method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a request is one that the reserve is for, and has no body that could keep it."""
+    """Return whether a request is for monitoring and has no body."""
     has_body = any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
         for name, value in headers

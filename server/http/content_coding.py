@@ -1,4 +1,4 @@
-"""ASGI middleware: compressed request bodies are decoded while they arrive (RFC 9110, 8.4)."""
+"""ASGI middleware that decodes compressed request bodies while they arrive (RFC 9110, 8.4)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from ..core.errors import InvalidRequest, UnsupportedMedia
 from ..observability.metrics import MetricRegistry
 from ..serving.sse import CONNECTION, Connection
 
-_PART = 2**17
-"""Decoded bytes that are made at a time, so that whoever reads them can refuse the rest."""
+_PART = 2**17  # Bytes that are decoded at a time, so that the reader can refuse the rest.
+# Compressed bytes may exceed decoded bytes by this many. More would be padding without content.
 _OVERHEAD = 2**16
-"""Compressed bytes that may come beyond the decoded ones; more would be bytes that mean nothing."""
-_MOST_WINDOW_LOG = 23
-"""zstd keeps 2 ** this many bytes of the text at most (RFC 8878 asks for 8 MiB)."""
+# The window of zstd has at most 2 ** this many bytes (RFC 8878 recommends 8 MiB).
+_MAX_WINDOW_LOG = 23
 _HEADER = b"content-encoding"
 _GZIP, _ZLIB, _RAW = zlib.MAX_WBITS | 16, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 class Decoder(Protocol):
-    """Decodes one body. `eof`: its end has been read; `unused_data`: what came behind that."""
+    """Decodes one body. `eof`: its end was decoded. `unused_data` holds the bytes after it."""
 
     @property
     def eof(self) -> bool: ...
@@ -35,12 +34,12 @@ class Decoder(Protocol):
     def unused_data(self) -> bytes: ...
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Yield what `data` adds, in parts of at most `_PART` bytes. Raises `ValueError`."""
+        """Decode `data` and yield parts of at most `_PART` bytes. Raises `ValueError`."""
         ...
 
 
 class _Deflate:
-    """gzip, or what HTTP calls deflate: zlib's format, for which some send bare deflate."""
+    """Decodes gzip, and deflate in zlib's format or (as some clients send it) raw."""
 
     def __init__(self, bits: int | None) -> None:
         self._inner = None if bits is None else zlib.decompressobj(bits)
@@ -66,7 +65,7 @@ class _Deflate:
 
 class _Zstd:
     def __init__(self, library: Any) -> None:
-        options = {library.DecompressionParameter.window_log_max: _MOST_WINDOW_LOG}
+        options = {library.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
         self._inner = library.ZstdDecompressor(options=options)
         self._error = library.ZstdError
 
@@ -93,7 +92,7 @@ class _Zstd:
 def _decoders() -> Iterator[tuple[str, Callable[[], Decoder]]]:
     yield "gzip", lambda: _Deflate(_GZIP)
     yield "deflate", lambda: _Deflate(None)
-    for name in ("compression.zstd", "backports.zstd"):  # Python 3.14 has it, older ones do not
+    for name in ("compression.zstd", "backports.zstd"):  # the first exists since Python 3.14
         with contextlib.suppress(ImportError):
             library = importlib.import_module(name)
             yield "zstd", partial(_Zstd, library)
@@ -104,10 +103,10 @@ DECODERS: Mapping[str, Callable[[], Decoder]] = dict(_decoders())
 
 
 class DecodeBodies:
-    """Give the application bodies as they were before they were compressed.
+    """Passes decoded bodies to the application.
 
-    Another coding is answered 415, with those that are known in `Accept-Encoding`. A body is
-    decoded only as far as the application reads it, so that a limit on its size ends it early.
+    An unknown coding is answered 415, and `Accept-Encoding` lists the known ones. A body is decoded
+    only as far as the application reads, so limits on its size end the decoding early.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: MetricRegistry) -> None:
@@ -142,7 +141,7 @@ class DecodeBodies:
 
 
 def _decoded(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers of the decoded body, whose length nobody knows: it comes in chunks."""
+    """Return the headers of the decoded body. Its length is unknown, so it is chunked."""
     kept = [field for field in headers if field[0] != _HEADER]
     return [
         (b"transfer-encoding", b"chunked")
@@ -153,7 +152,7 @@ def _decoded(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 
 class _Body:
-    """One compressed body. `connection` is told how much of it is held in memory."""
+    """One compressed body. It reports its bytes in memory to `connection`."""
 
     def __init__(self, coding: str, receive: Receive, connection: Connection | None) -> None:
         self._coding, self._receive, self._connection = coding, receive, connection
@@ -164,7 +163,7 @@ class _Body:
         self._taken = self._made = 0
 
     async def receive(self) -> Message:
-        """The next part, decoded; behind the last one what else comes."""
+        """Return the next decoded part, and after the last part the other messages."""
         while not self._is_whole:
             if part := self._next():
                 return {"type": "http.request", "body": part, "more_body": True}

@@ -1,4 +1,4 @@
-"""Answers for clients of HTTP/1.0, by uvicorn's cycle of request and response."""
+"""Sends answers to clients of HTTP/1.0, by uvicorn's request cycle."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 def send_without_chunks(cycle: RequestResponseCycle) -> None:
-    """Send the answer to a client of HTTP/1.0, which knows no chunks: without a length it ends with
-    the connection (RFC 9112, 6.3).
+    """Send the answer without chunks, which HTTP/1.0 does not have.
+
+    An answer without a length ends with the connection (RFC 9112, 6.3).
     """
     send = cycle.send
     has_length = False

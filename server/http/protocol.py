@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections with bounds: uvicorn's, and what no client may do to them.
+"""HTTP/1.1 connections: uvicorn's protocol with limits for clients.
 
-Every name of uvicorn's classes that is used, beyond what asyncio calls, is used in this file and in
-`old_client.py`; `tests/server/http/test_http_protocol.py` names what a release of uvicorn lacks.
+Only this file and `old_client.py` use internal names of uvicorn's classes.
+`tests/server/http/test_http_protocol.py` lists names that a release of uvicorn lacks.
 """
 
 from __future__ import annotations
@@ -31,23 +31,18 @@ from .refusals import (
 )
 from .slow_reader import SECOND_LOOK, SlowReader, least_bytes
 
-MAX_PIPELINED = 32
-"""Requests that may have come on a connection before the first of them is answered."""
-MAX_BEHIND = 2**16
-"""Bytes of the requests that wait on a connection behind the one that is being answered."""
-MAX_CHUNKS = 2**16
-"""Chunks of a body: each is a call, whatever its size."""
-MAX_CHUNK_OVERHEAD = 2**20
-"""Bytes of a chunked body's sizes, extensions and trailers, none of which mean anything here."""
+MAX_PIPELINED = 32  # Unanswered requests of a connection.
+MAX_BEHIND = 2**16  # Bytes of requests that wait behind the one that is being answered.
+MAX_CHUNKS = 2**16  # Chunks of a body. Each costs a call, regardless of its size.
+MAX_CHUNK_OVERHEAD = 2**20  # Bytes of a chunked body's sizes, extensions and trailers.
+# Bytes that are parsed at a time. A limit may be exceeded by that many bytes before it is noticed.
 _SLICE, _BODY_SLICE = 4096, 2**15
-"""Bytes that are parsed at a time: so many more than a limit may be read before it is noticed."""
+# Seconds for which a refused client may still send. Otherwise it could not read the error.
 _LINGER = 2.0
-"""Seconds that a client whose request was refused may go on sending, so that it gets to read why.
-"""
 
 
 class Awaited(Enum):
-    """What must come from the client next, or nothing, because it waits for us."""
+    """What the client must send next, or nothing because it waits for an answer."""
 
     NOTHING = "nothing"
     REQUEST = "request"
@@ -57,7 +52,7 @@ class Awaited(Enum):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. Requests beyond the limits are refused, and end the connection."""
+    """One connection. A request that exceeds a limit is refused and ends the connection."""
 
     def __init__(self, connections: Connections, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -109,7 +104,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._reading is Awaited.BODY and len(self._unanswered) == 1:
             self._peers.hold(self, size)
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -154,7 +149,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._slow_reader.stop()
         self._peers.set_unread(self, False)
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -168,8 +163,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is Awaited.BODY:
-            # Trailers mean nothing here. Among the headers they would change a request that is
-            # already being answered.
+            # Trailers are ignored. As headers they would change a request that is already being
+            # answered.
             self._trailers += 1
             check_headers(self._limits, count=self._trailers)
             return
@@ -195,8 +190,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if full and not is_monitoring(method, self.url, self.headers):
             raise Refused(crowded())
         super().on_headers_complete()
-        # uvicorn stops reading where a request waits behind another one, and would not notice that
-        # the client is gone.
+        # uvicorn stops reading while a request waits behind another one. It would then not notice
+        # that the client has left.
         self.flow.resume_reading()
         if self.scope["http_version"] == "1.0":
             send_without_chunks(self.cycle)
@@ -233,8 +228,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self.unsent:
             self._slow_reader.watch(self.transport)
-        # Without "100 Continue" the client may leave its body out: what comes next could be that or
-        # another request.
+        # Without "100 Continue" the client may omit its body, so the next bytes are either the body
+        # or another request.
         unsure = self._reading is Awaited.BODY and self.expect_100_continue and not self._unanswered
         if self._refused or unsure:
             self._linger()
@@ -243,8 +238,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # Reading.
 
     def _feed(self, rest: memoryview) -> int:
-        """Parse the next bytes; returns how many. Raises `Refused`, bare or within httptools'
-        errors.
+        """Parse the next bytes and return their number.
+
+        Raises `Refused`, directly or inside an error of httptools.
         """
         if self._reading is Awaited.REQUEST:
             self._reading, self._head_bytes = Awaited.HEAD, 0
@@ -267,15 +263,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return fed
 
     def _count_behind(self, size: int) -> None:
-        """What waits for its turn is kept in memory, whether or not its client stays."""
+        """Count bytes of waiting requests, which stay in memory even if the client leaves."""
         self._behind += size
         if self._behind > MAX_BEHIND:
             raise Refused(too_much_waits(f"{MAX_BEHIND} bytes of requests"))
 
     def _ignore_upgrade(self) -> None:
-        """Read the head again without its wish for another protocol, as RFC 9110, 7.8 allows: the
-        request is one of HTTP/1.1 then.
-        """
+        """Parse the head again as HTTP/1.1, without its Upgrade header (RFC 9110, 7.8)."""
         self._upgrade_asked = False
         line = b"%s %s HTTP/%s" % (
             self.parser.get_method(),
@@ -300,7 +294,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # Refusing.
 
     def _refuse(self, error: ApiError) -> None:
-        """End the connection, with an answer where one can be given in order."""
+        """Send an error, unless another answer is being sent, and end the connection."""
         if self._refused:
             return
         self._refused = True
@@ -325,8 +319,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.write(answer(error, path, self.server_state.default_headers))
 
     def _linger(self) -> None:
-        """Say that nothing more comes, and read on for a while: closed at once, the client could
-        lose the answer that it has not read.
+        """End the sending side and read for `_LINGER` seconds.
+
+        If the socket were closed at once, the client could lose the answer.
         """
         self._refused = True
         if not self.transport.is_closing():
@@ -337,8 +332,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # Time.
 
     def _restart_clock(self) -> None:
-        """Set the timer where something else is awaited than before."""
-        # While earlier requests are answered nothing has to come behind them.
+        """Restart the timer if another part of a request is awaited than before."""
+        # While earlier requests are being answered, the client need not send more.
         awaited = self._reading if not self._unanswered else Awaited.NOTHING
         if self._reading is Awaited.BODY and len(self._unanswered) <= 1 and not self._refused:
             awaited = Awaited.BODY
@@ -393,7 +388,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _tell_applications(self) -> None:
-        """Their client is gone, and they say nothing more: what they wrote would raise."""
+        """Tell the applications that the client is gone, and drop what they still send."""
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()

@@ -1,4 +1,4 @@
-"""Why a connection is refused, and the answer that says so without an application."""
+"""Refuses requests without calling the application."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _RETRY_SECONDS = 5
 
 
 class Refused(Exception):
-    """Leaves the parser's callback."""
+    """Raised in a callback of the parser to refuse a request."""
 
     def __init__(self, error: ApiError) -> None:
         self.error = error
 
 
 def answer(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A whole response, after which the connection ends. `path`: as far as it has come."""
+    """Return a response that ends the connection. `path` may be incomplete."""
     request_id = uuid.uuid4().hex
     status, content = error.told(path, request_id)
     body = msgspec.json.encode(content)
@@ -57,7 +57,7 @@ def url_too_long(most: int) -> UrlTooLong:
 
 
 def check_headers(limits: HttpLimits, *, count: int = 0, size: int = 0) -> None:
-    """Raises `Refused` for more headers, or bytes of them, than `limits` allow."""
+    """Raise `Refused` if the number or size of the headers exceeds `limits`."""
     message = None
     if size > limits.max_header_bytes:
         message = (

@@ -1,4 +1,4 @@
-"""Sees to it that a client reads what has been written for it."""
+"""Disconnects clients that do not read their answers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from collections.abc import Callable
 
 from ..config.http_limits import HttpLimits
 
+# Seconds between a timeout and its effect. Data that arrived while this process was suspended is
+# read first.
 SECOND_LOOK = 0.2
-"""Seconds between a time-out and its effect: what came while this process stood still is read
-first.
-"""
-_NO_LINGER = struct.pack("ii", 1, 0)
-"""SO_LINGER: on, for no time."""
+_NO_LINGER = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds.
 
 
 class SlowReader:
-    """Calls `give_up` where a client takes less than `--min-transfer-rate` of what waits for it,
-    for `--timeout-write` seconds.
+    """Calls `give_up` if a client reads more slowly than `--min-transfer-rate`.
+
+    The rate is measured over `--timeout-write` seconds.
     """
 
     def __init__(self, limits: HttpLimits, give_up: Callable[[], None]) -> None:
@@ -29,7 +28,7 @@ class SlowReader:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, transport: asyncio.Transport) -> None:
-        """From now on, anew."""
+        """Start to watch a transport. This restarts the measurement."""
         self.stop()
         self._unsent = transport.get_write_buffer_size()
         self._timer = asyncio.get_running_loop().call_later(
@@ -45,7 +44,7 @@ class SlowReader:
         if self._unsent - unsent >= least_bytes(self._limits, self._limits.timeout_write):
             self.watch(transport)
         elif unsent and looked_again:
-            # Have the kernel forget what it would otherwise try to send for minutes.
+            # Drop the kernel's buffer, which it would otherwise try to send for minutes.
             transport.get_extra_info("socket").setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
             )
@@ -57,5 +56,5 @@ class SlowReader:
 
 
 def least_bytes(limits: HttpLimits, seconds: float) -> float:
-    """What must move in so many seconds, either way."""
+    """Return the minimum number of bytes to transfer in `seconds`."""
     return max(1.0, limits.min_transfer_rate * seconds)

@@ -1,21 +1,19 @@
-"""Bounds on what is worked on at a time, by what it costs."""
+"""Limits the work of one turn of the event loop, and the work in progress."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 
-TURN_WEIGHT = 2**17
-"""Weight of the work that begins in one turn of the event loop, and the rest of the last piece."""
-_PAUSE = 0.01
-"""Seconds behind a piece that is heavier than a turn: others need several turns to be answered."""
-_LEAST = 2**13
-"""Weight of the smallest piece: a request takes half a millisecond, whatever it says."""
+TURN_WEIGHT = 2**17  # Weight of the work that may begin in one turn of the event loop.
+_PAUSE = 0.01  # Seconds after a piece heavier than a turn, in which others can be answered.
+_MIN_WEIGHT = 2**13  # Weight of the smallest piece, because every request takes 0.5 ms.
 
 
 class Turns:
-    """Begins work that keeps the event loop, a little at a time, first come, first served. Whatever
-    else waits for the loop has its turn in between.
+    """Spreads work that blocks the event loop over several turns, in order of arrival.
+
+    Other callbacks of the loop run between the turns.
     """
 
     def __init__(self) -> None:
@@ -24,8 +22,8 @@ class Turns:
         self._is_armed = False
 
     async def take(self, weight: int) -> None:
-        """Return in a turn of the loop that has time for work of this weight."""
-        weight = max(weight, _LEAST)
+        """Return in a turn of the loop that has room for work of this weight."""
+        weight = max(weight, _MIN_WEIGHT)
         self._arm()
         if self._left > 0 and not self._waiting:
             self._left -= weight
@@ -52,7 +50,7 @@ class Turns:
 
 
 class Room:
-    """A bound on the weight of what is there at a time. One piece is let in, however heavy."""
+    """Limits the total weight of pieces in progress. A single piece may exceed the limit."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -60,7 +58,7 @@ class Room:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     async def take(self, weight: int) -> None:
-        """Return once there is room, first come, first served. The room is to be given back."""
+        """Wait for room in order of arrival. The caller must call `give` afterwards."""
         if not self._waiting and self._fits(weight):
             self._taken += weight
             return
@@ -76,7 +74,7 @@ class Room:
             raise
 
     def give(self, weight: int) -> None:
-        """Give room back."""
+        """Release room."""
         self._taken -= weight
         self._let_in()
 
