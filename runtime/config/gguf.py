@@ -80,7 +80,7 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
     return architecture, {
         **content,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
-        # One a layer where some layers have none.
+        # A number for each layer, if some layers have none.
         "num_key_value_heads": max(kv_heads) if isinstance(kv_heads, list) else kv_heads,
         "head_dim": head_dim,
         "rms_norm_eps": get(eps, kind=float),
@@ -102,7 +102,7 @@ def _needed(get: Callable[..., Any], lists: Sequence[str], *, most_layers: int) 
     """
     content = {}
     for key, member in _GGUF_KEYS.items():
-        # The converter leaves the key out where all layers have experts.
+        # The converter omits the key if all layers have experts.
         of_experts = get("expert_feed_forward_length", 0) or None
         default = of_experts if key == "feed_forward_length" else None
         value = get(key, default, kind=list if key in lists else int)

@@ -75,7 +75,7 @@ def asked_of(path: str, asked: str, config: Mapping[str, Any] | None) -> str:
     held = None if found is None else found["quant_method"]
     if asked == held:
         return "auto"
-    # The weights of a .gguf file may be of 16 bits, too: the loader finds out.
+    # A .gguf file may also hold weights of 16 bits. The loader checks that.
     if asked in ON_LOAD and (held is None or config is None):
         return asked
     if asked in ON_LOAD:

@@ -145,7 +145,7 @@ def resolve_cache(
                 f"{max(0, most_pages(free_bytes - states, pages)) * page_size} tokens fit"
             )
     else:
-        # More than every running request at full length would never be used.
+        # Running requests at full length never use more.
         each = -(-steps.context_length // page_size)
         most = _MOST_PAGES if has_pages else max(each, _MOST_TOKENS_OF_STATES // page_size)
         pages = most_pages(

@@ -272,7 +272,7 @@ def reordered(
     moved = skipped + torch.tensor(units)[:, None] * unit + torch.arange(unit)
     order = torch.cat((torch.arange(skipped), moved.flatten()))
     if dim >= len(tensor.shape) or len(order) != tensor.shape[dim]:
-        # Sizes that do not fit are told by `loader`.
+        # `loader` reports sizes that do not fit.
         return tensor
     stored_blocks, kind = tensor.blocks, tensor.kind or ""
     block = _LARGE_BLOCK if "_K" in kind or kind.startswith(("IQ", "TQ")) else _BLOCK

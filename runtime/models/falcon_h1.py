@@ -169,7 +169,7 @@ class FalconH1ForCausalLM(CausalLM):
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        # The converter leaves out what such names end with.
+        # The converter omits the end of these names.
         names = {r"^blk\.(\d+)\.ffn_norm$": r"model.layers.\1.pre_ff_layernorm.weight"}
         return from_llama_cpp(renamed(tensors, names), "mamba")
 

@@ -135,7 +135,7 @@ def _intermediate_size(config: Any) -> int:
 def _check_windows(config: Any, calls: Sequence[AttentionCall], longest: int) -> None:
     """Raise `ValueError` if a layer needs a mask to see less than its call states."""
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    # A class without the member has no use for what a config.json says of it.
+    # A class without the member ignores it in config.json.
     window = (
         getattr(config, "sliding_window", None) if hasattr(type(config), "sliding_window") else 0
     )
@@ -294,7 +294,7 @@ class TransformersForCausalLM(CausalLM):
             setattr(model.get_submodule(call.module), _LAYER, layer)
         for name, child in model.named_children():
             self.add_module(name, child)
-        # No module of this one: names would come twice.
+        # Not a submodule, because names would appear twice.
         self._head = [model]
         self._base = [model.base_model]
         setattr(model, model.base_model_prefix, _Given())
@@ -340,7 +340,7 @@ class TransformersForCausalLM(CausalLM):
         if (found := _read_by_name(config, tensors)) is not None:
             return found
         disable_progress_bar()
-        # The widest of the files, whatever config.json says, so that a conversion does not round.
+        # The widest dtype of the files, independent of config.json, so that nothing is rounded.
         dtype = reduce(torch.promote_types, (each.dtype for each in tensors), torch.uint8)
         try:
             model = AutoModelForCausalLM.from_pretrained(

@@ -87,7 +87,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
             "attention_bias": any(name.endswith("attn_q.bias") for name in tensors),
             "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
             "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in tensors),
-            # As llama.cpp has it: whether there are positions at all.
+            # Whether there are positions at all, as in llama.cpp.
             "position_embedding_type": "rope" if turned else None,
         }
 
@@ -97,7 +97,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        # As older files call them.
+        # The names in older files.
         kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
         if isinstance(kinds, list):
             old = {"mamba": "linear_attention", "attention": "full_attention"}

@@ -181,7 +181,7 @@ class Llama4ForCausalLM(CausalLM):
             kind = UnturnedAttention if config.attn_temperature_tuning else SelfAttention
             rotary = 1 if config.attn_temperature_tuning else None
             return kind(config, layer, rotary=rotary, **settings)
-        # Transformers norms behind the rotation, which changes no norm.
+        # Transformers normalises after the rotation, which gives the same result.
         norms = [UnweightedRMSNorm(config.norm_eps) if config.use_qk_norm else None] * 2
         return SelfAttention(
             config, layer, q_norm=norms[0], k_norm=norms[1], interleaved=True, **settings

@@ -39,7 +39,7 @@ class MambaForCausalLM(CausalLM):
         # It has no attention and no feed-forward.
         "num_attention_heads": 0,
         "intermediate_size": 0,
-        # Nothing limits it: what llama.cpp's converter writes.
+        # There is no limit. The number is that of llama.cpp's converter.
         "max_position_embeddings": 2**20,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,

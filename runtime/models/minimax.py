@@ -121,7 +121,7 @@ class MiniMaxForCausalLM(CausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        # transformers writes what follows from the configuration, too.
+        # transformers also writes tensors that follow from the configuration.
         kept = renamed(tensors, {r".*\.self_attn\.(slope_rate|\w+_decay)$": ""})
         return MixtralForCausalLM.checkpoint_tensors(config, kept)
 

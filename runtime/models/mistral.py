@@ -12,7 +12,7 @@ from .llama import LlamaForCausalLM
 
 ARCHITECTURE = "MistralForCausalLM"
 MODEL_TYPE = "mistral"
-# Its GGUF files call it llama.
+# GGUF files name it llama.
 
 
 class MistralForCausalLM(LlamaForCausalLM):

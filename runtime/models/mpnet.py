@@ -31,7 +31,7 @@ class MPNet(Roberta):
         **Bert.config_defaults,
         "vocab_size": 30527,
         "relative_attention_num_buckets": 32,
-        # Where positions begin is no matter of config.json.
+        # config.json does not state where positions begin.
         "pad_token_id": 1,
     }
     tensor_names: ClassVar = {

@@ -118,7 +118,7 @@ class NemotronHForCausalLM(CausalLM):
         "vocab_size": 131072,
         "hidden_size": 4096,
         "intermediate_size": 21504,
-        # As many as there are kinds of them.
+        # One for each kind.
         "num_hidden_layers": 0,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
@@ -142,7 +142,7 @@ class NemotronHForCausalLM(CausalLM):
         {
             "attn_norm": "norm",
             **{key: name.replace("mamba.", "mixer.") for key, name in GGUF_MAMBA.items()},
-            # Without positions it is no matter in which order a head's rows stand.
+            # Without positions the order of the rows of a head does not matter.
             "attn_q": "mixer.q_proj",
             "attn_k": "mixer.k_proj",
             "attn_v": "mixer.v_proj",
@@ -232,7 +232,7 @@ class NemotronHForCausalLM(CausalLM):
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
         names = {
-            # Layers that predict more than the next token.
+            # Layers that predict further tokens.
             r"^mtp\..*": "",
             r"^(backbone|model)\.embeddings\.": "model.embed_tokens.",
             r"^(backbone|model)\.norm_f\.": "model.norm.",

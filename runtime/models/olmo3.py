@@ -10,7 +10,7 @@ from .olmo2 import Olmo2ForCausalLM
 
 ARCHITECTURE = "Olmo3ForCausalLM"
 MODEL_TYPE = "olmo3"
-# Its GGUF files call it olmo2.
+# GGUF files name it olmo2.
 
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):

@@ -47,7 +47,7 @@ class Phi3ForCausalLM(CausalLM):
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        # Files say 0 for none.
+        # 0 means none.
         return {"windows": sliding_windows(config, config.sliding_window or None, 0)}
 
     @staticmethod

@@ -84,7 +84,7 @@ class PhimoeForCausalLM(MixtralForCausalLM):
                 f"num_experts_per_tok is {config.num_experts_per_tok}, and SparseMixer takes 2; "
                 "choose another model"
             )
-        # Files say 0 for none.
+        # 0 means none.
         return {"windows": sliding_windows(config, config.sliding_window or None, 0)}
 
     @staticmethod

@@ -58,7 +58,7 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
         fields = Qwen3ForCausalLM.config_fields(config)
-        # As transformers 5 calls it.
+        # The name in transformers 5.
         count = getattr(config, "num_local_experts", config.num_experts)
         if type(count) is not int:
             raise ValueError(

@@ -230,7 +230,7 @@ class ZambaForCausalLM(CausalLM):
                 "model again"
             )
         if isinstance(kinds := config.layer_types, list):
-            # As older files call them.
+            # The names in older files.
             old = {"mamba": "linear_attention"}
             config.layer_types = [old.get(str(kind), kind) for kind in kinds]
         period, offset = config.attn_layer_period, config.attn_layer_offset
@@ -259,13 +259,13 @@ class ZambaForCausalLM(CausalLM):
             r"\.shared_transf\.(self_attn\.|feed_forward\.)?": ".use.block.",
         }
         channels = config.mamba_expand * config.hidden_size
-        # Rows of x and of gates take turns.
+        # Rows of x and of gates alternate.
         turns = [*range(0, 2 * channels, 2), *range(1, 2 * channels, 2)]
         home, found = _homes(config), []
         for tensor in take_apart(renamed(tensors, names), _MERGED):
             name = tensor.name.replace(".mamba.experts.", ".mamba.heads.")
             if (shared := _OF_A_BLOCK.match(name)) and int(shared[1]) not in home:
-                # Files may hold the block's weights at each of its uses.
+                # Files may repeat the weights of the block at each use.
                 continue
             if ".mamba.in_proj." in name:
                 tensor = reordered(tensor, 0, turns, 1)

@@ -145,7 +145,7 @@ class Zamba2ForCausalLM(CausalLM):
                 f"{heads} heads cannot share twice a hidden_size of {size}; fetch the model again"
             )
         if isinstance(kinds := config.layer_types, list):
-            # As older files call them.
+            # The names in older files.
             old = {"mamba": "linear_attention"}
             config.layer_types = [old.get(str(kind), kind) for kind in kinds]
         default = ["linear_attention"] * 54
@@ -172,7 +172,7 @@ class Zamba2ForCausalLM(CausalLM):
                 layer, adapter, use = shared.groups()
                 home = homes[int(use) % len(homes)] if use and homes else int(layer)
                 if int(layer) != home or home not in homes:
-                    # Files may hold a block's weights at each of its uses.
+                    # Files may repeat the weights of a block at each use.
                     continue
                 if use is not None and int(use) < len(uses):
                     own = f"model.layers.{uses[int(use)]}.use.{adapter}_adapter."

@@ -1,4 +1,4 @@
-"""The engine of a pooling model in its own process. See `engine.text_process`."""
+"""The engine of a pooling model in its own process. See `engine.process`."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class PoolingProcess:
                 self._scheduler.add(message)
             case AbortRequests(rids=rids):
                 self._scheduler.abort(rids)
-                # No step may follow: without this the figures would stay as they were.
+                # If no step follows, the figures would otherwise stay outdated.
                 self._mailbox.send(PoolStep(outputs=[], stats=self._scheduler.stats()))
 
 
 def build(settings: dict[str, Any], mailbox: Mailbox) -> PoolingProcess:
-    """Build the process. See `process.Build`."""
+    """Build the process. See `engine.process.Build`."""
     return PoolingProcess(PoolingConfig(**settings), mailbox)

@@ -172,7 +172,7 @@ def _read(
         activation = _classifier_activation(root, content, len(labels))
         return PoolingFolder(**common, labels=labels, activation=activation)
     if not sentence:
-        # What sentence-transformers does with a bare encoder, and vLLM with a bare decoder.
+        # The defaults of sentence-transformers for bare encoders and of vLLM for bare decoders.
         chosen = {"modes": ("mean",)} if encoder else {"modes": ("lasttoken",), "normalizes": True}
         return PoolingFolder(**common, **chosen)
     poolings = [path for kind, path in modules if kind == "Pooling"]

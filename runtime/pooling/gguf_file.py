@@ -112,7 +112,7 @@ def _classifier(
         "architectures": ["RobertaForSequenceClassification"],
         "model_type": encoder.model_type,
         "num_labels": 1,
-        # The file has no rows before the first position.
+        # The file lacks the rows before the first position.
         "pad_token_id": -1,
     }
     return {

@@ -26,7 +26,7 @@ def read_transformer_config(folder: PoolingFolder) -> EncoderConfig | ModelConfi
     """Return the config. Raises `ValueError` that names the file."""
     if folder.encoder is None:
         if folder.path.suffix == ".gguf":
-            # Machines that only measure have no gguf library.
+            # Imported here, because machines that only measure have no gguf library.
             from ..files.gguf_reader import open_gguf
 
             return ModelConfig.from_gguf(open_gguf(folder.path), eos_token_ids=[])
@@ -63,7 +63,7 @@ def load_transformer(
     if folder.path.suffix == ".gguf":
         placed = _gguf_tensors(folder.path, model, config)
     else:
-        # Old checkpoints have whole numbers among their tensors, which nothing reads.
+        # Old checkpoints hold integer tensors that are not used.
         placed = model.place_tensors(safetensors.list_tensors(folder.path, quantized=True))
     fill(model, placed, str(folder.path), progress=False, unused=model.unused)
     finish(model, kernels, progress=False)

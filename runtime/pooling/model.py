@@ -66,7 +66,7 @@ class PoolingModel:
             self._stored_dtype() if config.dtype == "auto" else getattr(torch, config.dtype)
         )
         began = time.perf_counter()
-        # For its norms and rotations too, where decoders have kernels for them.
+        # Decoders may have kernels for norms and rotations too.
         backend = self.platform.attention_backend()
         kernels = self.platform.linear_kernels(self.dtype, backend)
         place = self.dtype, self.device, kernels
@@ -76,7 +76,7 @@ class PoolingModel:
         for part in (self.transformer, *self.denses):
             pack_numbers(part, self.platform)
         layouts = self.transformer.kv_layouts(self.dtype)
-        # Nothing is kept: the one page is there because attention is told of a cache.
+        # Attention needs a cache, so there is one page. Nothing is kept in it.
         cache = KVPool(layouts, num_pages=1, page_size=1, platform=self.platform)
         self._attention = PagedAttention(backend=VarlenAttention(), pool=cache)
         self._nothing = torch.empty(0, dtype=torch.int64)
