@@ -1,5 +1,6 @@
-"""What answers look like, for `/openapi.json`: the models that declare them are never filled, and
-tests hold real answers to them.
+"""Declares the JSON of answers for `/openapi.json`.
+
+The models are only declarations. Tests compare them with real answers.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 _REFERENCE = "#/components/schemas/{model}"
+# Errors of endpoints that read a body and use the engine. 404: the model is unknown.
 BODY_ERRORS = (400, 404, 413, 415, 500, 503)
-"""Of what reads a body and asks the engine; 404 is for a model that is not here."""
 _MEANINGS = {
     400: "A parameter is wrong or not supported.",
     401: "The API key is missing or wrong.",
@@ -26,7 +27,7 @@ _MEANINGS = {
 
 
 class Answer(BaseModel):
-    """A JSON object that has the declared members and no others."""
+    """A JSON object with exactly the declared fields."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -39,13 +40,13 @@ class ErrorDetail(Answer):
 
 
 class ErrorAnswer(Answer):
-    """OpenAI's shape of an error; `param` names the parameter that is wrong."""
+    """An error in OpenAI's format. `param` names the invalid parameter."""
 
     error: ErrorDetail
 
 
 class Health(Answer):
-    """`replicas`: their states, where some do not serve."""
+    """The health of a server. `replicas` has their states if some do not serve."""
 
     status: str
     replicas: list[str] = Field(default_factory=list)
@@ -63,8 +64,10 @@ def answers(
     errors: tuple[int, ...] = (),
     error: Any = ErrorAnswer,
 ) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: JSON as `model` says, events with `stream` as their data, or other
-    `media` types; and its errors, as `error` says.
+    """Return the `responses` of a route.
+
+    They are JSON of `model`, events with data of `stream`, or other `media` types, and the errors
+    in the form of `error`.
     """
     content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in media}
     if model is not None:
@@ -82,7 +85,7 @@ def answers(
 
 
 def _schema(model: Any) -> dict[str, Any]:
-    """A reference to the schema, which it carries along until `describe` puts it into its place."""
+    """Return a reference that contains the schema, until `describe` moves the schema."""
     schema = TypeAdapter(model).json_schema(ref_template=_REFERENCE)
     defined = schema.pop("$defs", {})
     if not isinstance(model, type):
@@ -94,9 +97,10 @@ def _schema(model: Any) -> dict[str, Any]:
 
 
 class Application(FastAPI):
-    """Describes its answers as they are. `state.needs_key`: a path to whether it asks for a key.
+    """An application whose OpenAPI document describes its answers.
 
-    `openapi` takes about a second: call it in a thread.
+    `state.needs_key` tells whether a path needs a key. `openapi` takes about a second, so call it
+    in a thread.
     """
 
     def openapi(self) -> dict[str, Any]:
@@ -107,9 +111,7 @@ class Application(FastAPI):
 
 
 def describe(document: dict[str, Any], needs_key: Any) -> None:
-    """Put schemas into their place, and say where a key is needed. `needs_key`: a path to whether
-    it is one of these.
-    """
+    """Move schemas to the components, and mark the paths for which `needs_key` is true."""
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for path, operations in document["paths"].items():

@@ -1,4 +1,4 @@
-"""Errors as Anthropic has them: https://docs.anthropic.com/en/api/errors."""
+"""Errors in Anthropic's format: https://docs.anthropic.com/en/api/errors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 VERSION_HEADER = "anthropic-version"  # Anthropic's clients send it with every request.
 PATH = "/v1/messages"
-_SHARED_PATH = "/v1/models"
-"""Answered in the shape of either, by a header."""
+_SHARED_PATH = "/v1/models"  # A header decides between OpenAI's and Anthropic's format.
 OVERLOADED = 529
 _TYPES = {
     401: "authentication_error",
@@ -21,7 +20,7 @@ _TYPES = {
 
 
 def is_messages(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bool:
-    """Whether an answer to a request of this path and these headers is to be as Anthropic's."""
+    """Return whether a request with this path and headers gets Anthropic's format."""
     return path.startswith(PATH) or (
         path.startswith(_SHARED_PATH) and VERSION_HEADER.encode() in dict(headers)
     )
@@ -30,11 +29,12 @@ def is_messages(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bool:
 def as_anthropic(
     status: int, code: str | None, message: str, request_id: str
 ) -> tuple[int, dict[str, Any]]:
-    """Status and JSON object of an error with OpenAI's status and code. A server that is full is
-    `overloaded_error`; one whose engine does not serve stays 503, an `api_error`.
+    """Convert an error with OpenAI's status and code to Anthropic's status and JSON object.
+
+    A full server becomes `overloaded_error`. An engine that does not serve stays 503 `api_error`.
     """
     if code == "context_length_exceeded":
-        # By these words clients know when to shorten a conversation.
+        # Clients recognize these words and shorten the conversation.
         message = f"prompt is too long: {message}"
     if status == 503 and code != "engine_unavailable":
         status = OVERLOADED

@@ -1,4 +1,4 @@
-"""What becomes of a request's body: objects, then an endpoint's checked copy, then a prompt."""
+"""The stages of a request's body: parsed objects, the endpoint's checked copy, the prompt."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _watch: ContextVar[_Watch | None] = ContextVar("body_stages", default=None)
 
 @contextmanager
 def watched(*, checked: Callable[[], None], became_prompt: Callable[[], None]) -> Iterator[None]:
-    """Call these when the body of the current request has been checked, and when it has become a
-    prompt.
-    """
+    """Set the callbacks of the current request: its body is checked, or has become a prompt."""
     token = _watch.set(_Watch(checked, became_prompt))
     try:
         yield
@@ -30,7 +28,7 @@ def watched(*, checked: Callable[[], None], became_prompt: Callable[[], None]) -
 
 
 def tells_checked(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """The same endpoint. It is called once its body has been checked."""
+    """Wrap an endpoint, which is called after its body was checked, to report that."""
 
     @wraps(endpoint)
     async def called(*arguments: Any, **values: Any) -> Any:
@@ -42,6 +40,6 @@ def tells_checked(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def became_prompt() -> None:
-    """Tell that the current request's body has become a prompt, and is not needed any more."""
+    """Report that the body of the current request is now a prompt and not needed any more."""
     if (watch := _watch.get()) is not None:
         watch.became_prompt()

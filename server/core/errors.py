@@ -1,5 +1,6 @@
-"""Every error that leaves the server, in OpenAI's shape: `{"error": {"message", "type", "param",
-"code"}}`, or in that of the endpoint family that it was asked of.
+"""The errors of the server in OpenAI's format, or in that of another endpoint family.
+
+OpenAI's format is `{"error": {"message", "type", "param", "code"}}`.
 """
 
 from __future__ import annotations
@@ -18,23 +19,20 @@ from starlette.types import Scope
 from ..engine.state import EngineUnavailable, QueueFull
 from .anthropic_errors import as_anthropic, is_messages
 
-ERROR = "piecework.error"
-"""Of a request's scope: the `ApiError` that its answer is."""
-MODEL = "piecework.model"
-"""Of a request's scope: the model of the server that refused it."""
-REQUEST_ID = "piecework.request_id"
-"""Of a request's scope: what `X-Request-Id` of its answer says."""
+# Keys of a request's scope.
+ERROR = "piecework.error"  # The `ApiError` that answers the request.
+MODEL = "piecework.model"  # The model of the server that refused the request.
+REQUEST_ID = "piecework.request_id"  # `X-Request-Id` of the answer.
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _TOO_MANY = "too_many_sequences"
-ENGINE_RETRY_SECONDS = 5
-"""What `Retry-After` says while the engine starts, or starts again."""
+ENGINE_RETRY_SECONDS = 5  # `Retry-After` while the engine starts or restarts.
 
 
 class ApiError(Exception):
-    """An answer that is an error; `param` names the parameter that is wrong.
+    """An error that is sent to the client. `param` names the invalid parameter.
 
     ApiError
-    ├── InvalidRequest          400  what the client can mend
+    ├── InvalidRequest          400  errors of the client
     │   ├── Unauthorized        401
     │   ├── Forbidden           403
     │   ├── NotFound            404
@@ -45,7 +43,7 @@ class ApiError(Exception):
     │   ├── UnsupportedMedia    415
     │   ├── TooManyRequests     429  with Retry-After
     │   └── HeadersTooLarge     431
-    ├── ClientGone              499  nobody is left to read the answer
+    ├── ClientGone              499  the client has left
     ├── InternalError           500
     └── Unavailable             503  with Retry-After
     """
@@ -62,7 +60,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
         reason: str | None = None,
     ) -> None:
-        """`reason`: the message for the log, where it must not quote what a user wrote."""
+        """`reason` replaces the message in the log if the message quotes a user's text."""
         super().__init__(message)
         self.message = message
         self.reason = reason
@@ -71,7 +69,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON object in OpenAI's shape."""
+        """Return the JSON object in OpenAI's format."""
         return {
             "error": {
                 "message": self.message,
@@ -84,13 +82,13 @@ class ApiError(Exception):
     def told(
         self, path: str, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()
     ) -> tuple[int, dict[str, Any]]:
-        """Status and JSON object in the shape that `path` and `headers` of the request ask for."""
+        """Return status and JSON object in the format for the request's path and headers."""
         if is_messages(path, headers):
             return as_anthropic(self.status, self.code, self.message, request_id)
         return self.status, self.body()
 
     def response(self, scope: Scope) -> Response:
-        """The answer to the request of this scope."""
+        """Return the answer to the request of this scope."""
         scope[ERROR] = self
         status, body = self.told(scope["path"], scope.get(REQUEST_ID, ""), scope["headers"])
         return Response(msgspec.json.encode(body), status, self.headers, "application/json")
@@ -157,8 +155,8 @@ class Unavailable(ApiError):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The answer to an exception. What nobody foresaw gives an `InternalError` that tells nothing
-    of the inside.
+    """Convert an exception to an error. Unexpected exceptions give an `InternalError` without
+    details.
     """
     match error:
         case ApiError():
@@ -182,14 +180,11 @@ def as_api_error(error: Exception) -> ApiError:
     return InternalError("Internal error; the server's log has the details.", code="internal_error")
 
 
-UNION_TAG = "union:"
-"""The tag of a choice in a union of wire models begins with it."""
+UNION_TAG = "union:"  # Prefix of the tags of unions of wire models.
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """The first of pydantic's validation errors, as a sentence that names the parameter and what it
-    takes.
-    """
+    """Convert the first of pydantic's validation errors. The message names the parameter."""
     first = errors[0]
     param = parameter_path(first["loc"]) or first.get("ctx", {}).get("param")
     message = first["msg"][0].lower() + first["msg"][1:]
@@ -207,11 +202,12 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
 
 
 def parameter_path(location: Sequence[str | int]) -> str | None:
-    """pydantic's location as a path: ("body", "messages", 0, "role") gives "messages[0].role"; None
-    for the body itself. Tags of unions are no members.
+    """Convert pydantic's location: ("body", "messages", 0, "role") gives "messages[0].role".
+
+    Return None for the body itself. Tags of unions are left out.
     """
     path = ""
-    # The first part says where it came; behind it "query" is a member like any other.
+    # The first part is the origin. Later, "query" is the name of a member.
     for part in location[tuple(location[:1]) in (("body",), ("query",)) :]:
         if isinstance(part, int):
             path += f"[{part}]"
@@ -234,7 +230,7 @@ def _from_http_exception(error: HTTPException) -> ApiError:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """Exception handler of the application: counts the error and answers it."""
+    """Count and answer an error. This is the exception handler of the application."""
     known = as_api_error(error)
     if isinstance(error, HTTPException) and isinstance(known, NotFound):
         known.message = (
@@ -250,7 +246,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Every method that the request's path takes; a route of its own may exist for each."""
+    """Return all methods of the request's path. Each may have a route of its own."""
     taken = [
         method
         for method in _METHODS

@@ -1,6 +1,4 @@
-"""What a request may ask for: prompts that fit the context, token ids that exist, bounded
-amounts.
-"""
+"""Limits of a request: the context length, valid token ids, and maximum counts."""
 
 from __future__ import annotations
 
@@ -9,49 +7,41 @@ from typing import NamedTuple
 
 from .errors import InvalidRequest
 
-MAX_SAMPLES = 128
-"""Largest `n` and `best_of`."""
-MAX_SEQUENCES = 4096
-"""Most prompts of one request, each counted once for every sample."""
-MAX_STOP_STRINGS = 64
-"""OpenAI takes 4."""
+MAX_SAMPLES = 128  # Maximum of `n` and `best_of`.
+MAX_SEQUENCES = 4096  # Maximum of prompts times samples of a request.
+MAX_STOP_STRINGS = 64  # OpenAI accepts 4.
+# Characters of a stop string. Text that may become a stop string is held back.
 MAX_STOP_LENGTH = 1024
-"""Characters of one stop string: text that may become one is held back so far."""
+# Characters of all stop strings of a sequence. Each new text is compared with all of them.
 MAX_STOP_CHARS = 8192
-"""Characters of all stop strings of a sequence, which each new piece of its text is compared with.
-"""
 MAX_STOP_TOKEN_IDS = 1024
-MAX_LOGIT_BIASES = 2048
-"""Each sample of a prompt takes all of them along."""
+MAX_LOGIT_BIASES = 2048  # Each sample of a prompt has a copy.
 MAX_MESSAGES = 4096
+# Characters that a request may have tokenised without a context length. Each takes up to 200 bytes
+# meanwhile.
 MAX_TOKENIZED_CHARS = 2**20
-"""Characters that one request has tokenised where no context length bounds them: each takes up to
-200 bytes meanwhile.
-"""
+# Log-probabilities of generated tokens in one answer, with alternatives and samples. Each takes
+# about 110 bytes, and up to 90 bytes in the written answer.
 MAX_LOGPROBS = 2**19
-"""Log-probabilities of generated tokens that one answer may hold, alternatives and samples counted:
-each takes about 110 bytes, and up to 90 once it is written.
-"""
-MAX_KEPT_LOGPROBS = 2**20
-"""All answers together."""
+MAX_KEPT_LOGPROBS = 2**20  # The same of all answers together.
+# Log-probabilities of prompts in one answer, with alternatives and samples. Each takes up to 200
+# bytes.
 MAX_PROMPT_LOGPROBS = 2**18
-"""Log-probabilities of prompts that one request is given, alternatives and samples counted: each
-takes up to 200 bytes.
-"""
-MAX_STREAMED_PROMPT_LOGPROBS = 2**15
-"""The same of a stream, whose chunks the event loop writes."""
+MAX_STREAMED_PROMPT_LOGPROBS = 2**15  # Fewer in a stream, which the event loop writes.
 
 
 class Limits(NamedTuple):
-    """`context_length`: most tokens of prompt and completion together. Token ids lie in [0,
-    vocab_size).
+    """The limits of a model.
+
+    `context_length` limits the tokens of prompt and completion together. Token ids are in
+    [0, vocab_size).
     """
 
     context_length: int
     vocab_size: int
 
     def check_prompt(self, ids: Sequence[int], param: str) -> None:
-        """Raises `InvalidRequest` for no tokens and for unknown ones."""
+        """Raise `InvalidRequest` for an empty prompt or unknown token ids."""
         if not ids:
             raise InvalidRequest(
                 f"{param}: the text has no tokens; send some text.",
@@ -61,7 +51,7 @@ class Limits(NamedTuple):
         self.check_token_ids(ids, param)
 
     def check_token_ids(self, ids: Collection[int], param: str) -> None:
-        """Raises `InvalidRequest` for ids that no token has."""
+        """Raise `InvalidRequest` for unknown token ids."""
         if not ids:
             return
         for token_id in (min(ids), max(ids)):
@@ -73,15 +63,14 @@ class Limits(NamedTuple):
                 raise InvalidRequest(message, param=param, code="invalid_token_id")
 
     def check_length(self, tokens: int, param: str) -> None:
-        """Raises `InvalidRequest` for a prompt of `tokens` or more that leaves no room for a
-        completion.
-        """
+        """Raise `InvalidRequest` if a prompt of `tokens` leaves no room for a completion."""
         if tokens >= self.context_length:
             raise self._too_long(f"{param} has {tokens} or more", f"Shorten {param}", param)
 
     def completion_tokens(self, prompt_tokens: int, most: int, param: str) -> int:
-        """Return how many tokens may be generated after a prompt that came as `param`: `most`, or
-        what the context has left. Raises `InvalidRequest` where the prompt leaves no room.
+        """Return how many tokens may be generated: `most`, or what the context has left.
+
+        Raises `InvalidRequest` for `param` if the prompt leaves no room.
         """
         left = self.context_length - prompt_tokens
         if left < min(most, 1):
@@ -97,9 +86,7 @@ class Limits(NamedTuple):
 
 
 def check_text(characters: int, param: str) -> None:
-    """Raises `InvalidRequest` for more text than one request has tokenised that need not fit the
-    context.
-    """
+    """Raise `InvalidRequest` for a text of more than `MAX_TOKENIZED_CHARS` characters."""
     if characters > MAX_TOKENIZED_CHARS:
         message = (
             f"{param}: {characters} characters are more than {MAX_TOKENIZED_CHARS}; send "

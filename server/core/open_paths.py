@@ -1,14 +1,14 @@
-"""Paths that ask for no key, and leave no record."""
+"""Paths that need no API key and are not recorded."""
 
 from __future__ import annotations
 
+# Paths that are answered at once and without the engine, also when all connections are in use.
 HEALTH_PATHS = frozenset({"/health", "/v1/health", "/ping", "/live", "/ready", "/metrics"})
-"""Paths that are answered at once and without the engine, however many connections there are."""
 OPEN_PATHS = HEALTH_PATHS | {"/", "/health_generate"}
+# Names in this folder cannot be guessed, and a browser that opens one has no key.
 OPEN_FOLDER = "/v1/images/files/"
-"""Its names cannot be guessed, and a browser that is given one has no key."""
+# Files of the page at `/`, which contain no data. The page asks the user for the key.
 PAGE_FOLDER = "/page/"
-"""Files of the page at `/`, which hold no data and ask for the key themselves."""
 
 
 def is_open(path: str) -> bool:

@@ -1,8 +1,8 @@
-"""Parameters that clients know and this server does not use, by endpoint family.
+"""Parameters that clients may send and this server does not use, by endpoint family.
 
-A hint is ignored whatever its value, because the answer is right without it. What would change the
-answer is refused unless its value is neutral. Wire models name these tables in `others`; the
-parameters that are used are the models' own members.
+A hint is ignored, because the answer is correct without it. A parameter that would change the
+answer is refused unless its value is neutral. Wire models refer to these tables by `others`.
+Parameters that are used are fields of the wire models.
 
 The names are those of OpenAI's and Anthropic's API references, and of the servers vLLM, SGLang and
 llama.cpp.
@@ -17,8 +17,10 @@ from pydantic_core import PydanticCustomError
 
 
 class Other(NamedTuple):
-    """A parameter that is not used. `remedy` is None for a hint; else the parameter is refused
-    unless its value is one of `neutral`, or says nothing: false, "", [], {}.
+    """A parameter that is not used.
+
+    `remedy` is None for a hint. Otherwise the parameter is refused, unless its value is one of
+    `neutral` or empty: false, "", [], {}.
     """
 
     remedy: str | None = None
