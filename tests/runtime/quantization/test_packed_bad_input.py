@@ -68,7 +68,7 @@ def edited(
         ("gptq-act-order", {"checkpoint_format": ["gptq"]}, "formats gptq and gptq_v2"),
         ("gptq-act-order", {"pack_dtype": "int64"}, "packed in int32"),
         ("gptq-act-order", {"dynamic": {"+:.*q_proj": {"bits": 8}}}, "multiplied as one"),
-        ("gptq-act-order", {"dynamic": {"+:(": {}}}, "no pattern"),
+        ("gptq-act-order", {"dynamic": {"+:(": {}}}, "no valid pattern"),
         ("gptq-act-order", {"dynamic": {str(i): {} for i in range(200)}}, "more than 100 rules"),
     ],
 )
