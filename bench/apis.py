@@ -15,8 +15,7 @@ from typing import Any
 from .client import MALFORMED, Client, RequestFailed
 from .target import Api
 
-UNFINISHED = ("abort", "error")
-"""Finish reasons that say that the server gave up."""
+UNFINISHED = ("abort", "error")  # Finish reasons of a server that gave up.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

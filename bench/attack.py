@@ -39,10 +39,9 @@ _KINDS = (attack_bodies, attack_connections, attack_crowds, attack_answers, atta
 ATTACKS = {attack.name: attack for kind in _KINDS for attack in kind.ATTACKS}
 FUZZ = "fuzz"
 NAMES = (*ATTACKS, FUZZ)
+# Seconds between two attacks. What the server still holds then counts as kept.
 _SETTLE_SECONDS = 3.0
-"""Between two attacks: what a server still holds then, it keeps."""
-_MOST_DRIFT_MB = 50.0
-"""How much a campaign of thousands of bodies may add to memory in its second half."""
+_MOST_DRIFT_MB = 50.0  # Growth that a campaign of thousands of bodies may cause in its second half.
 _SLOW_ANSWER = 30.0
 _SHOWN = 20
 

@@ -1,6 +1,4 @@
-"""Attacks by what is answered: much work for one answer, answers far larger than their requests,
-and answers that nobody reads.
-"""
+"""Attacks by answers: much work for one answer, large answers to small requests, unread answers."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ async def _form(arena: Arena, charset: str, name: bytes, purpose: bytes) -> None
 
 
 async def _long_texts(arena: Arena) -> None:
-    """Bodies of ids of the longest token, whose texts nobody reads."""
+    """Send ids of the longest token to detokenise, and do not read the texts."""
     token = await _longest_token(arena)
     count = min(_LONGEST_TOKENS, (BODY_BYTES - 20) // (len(str(token)) + 1))
     body = b'{"tokens":[' + b",".join([str(token).encode()] * count) + b"]}"
@@ -76,8 +74,9 @@ async def _longest_token(arena: Arena) -> int:
 
 
 async def _many_alternatives(arena: Arena) -> None:
-    """Bodies of a hundred bytes, which ask for megabytes of log-probabilities that nobody reads:
-    more than an answer may hold, and as many as that.
+    """Ask for megabytes of log-probabilities in bodies of a hundred bytes, and do not read them.
+
+    Some ask for more than an answer may hold, some for exactly as many.
     """
     bodies = [
         {"prompt": "Hi", "max_tokens": tokens, "n": _SAMPLES, "ignore_eos": True}

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-BODY_BYTES = 4 * 2**20
-"""The largest body that Piecework takes."""
+BODY_BYTES = 4 * 2**20  # The largest body that Piecework takes.
 NO_ANSWER = "closed"
 TIMED_OUT = "no answer in time"
 

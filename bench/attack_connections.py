@@ -1,5 +1,5 @@
-"""Attacks by how a request comes: without end, byte by byte, from thousands of connections, or with
-nobody to read its answer.
+"""Attacks by connections: endless requests, requests byte by byte, thousands of connections, and
+clients that do not read their answers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from .attack_arena import BODY_BYTES, Arena, Attack, Connection, together
 
 _MIB = 2**20
 _JSON = "Content-Type: application/json"
-_SLOW = 300
-"""Connections that trickle at once."""
+_SLOW = 300  # Connections that trickle at once.
 _HALF_BODIES = 200
 _IDLE = 5000
 _FLOOD_SECONDS = 8.0

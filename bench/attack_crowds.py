@@ -12,8 +12,7 @@ from .attack_arena import BODY_BYTES, Arena, Attack, Connection, together
 _JSON = "Content-Type: application/json"
 _CROWD = 256
 _HISTORIES, _CALLS = 16, 24_000
-_MESSAGES = 1750
-"""Messages of a body below 64 KiB, which is read whatever else is under way."""
+_MESSAGES = 1750  # Messages of a body below 64 KiB, which is read whatever else is under way.
 _PIPELINES, _BEHIND, _HEADER_BYTES = 300, 31, 29_000
 _LEAVERS = 577
 _STRINGS = 12

@@ -29,14 +29,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from .core_waits import CoreWaits, waited
 
 POLL_SECONDS = 0.05
-_CACHE_SECONDS = 0.5
-"""Between two looks at how much of the KV cache has been used."""
+_CACHE_SECONDS = 0.5  # Seconds between two readings of the KV cache's use.
 _TIMEOUT = 180.0
 _MIB = 2**20
+# Memory samples that are kept. Beyond that, every second sample is dropped, except the first and
+# the largest.
 _MOST_SAMPLES = 4000
-"""Samples of memory that are kept; above it every second one is dropped, but the first and the
-largest.
-"""
 
 
 @dataclass(slots=True)

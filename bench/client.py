@@ -131,8 +131,8 @@ async def resolve(target: Target) -> Target:
     """`target` with a model's name where requests need one: without --model the first that the
     server lists.
 
-    Raises `ServerUnusable` where no request can work: nobody listens, the key is wrong, the server
-    is not ready.
+    Raises `ServerUnusable` if no request can work: no server listens, the key is wrong, or the
+    server is not ready.
     """
     needs_model = target.model is None and target.api is not Api.GENERATE
     path = "/get_model_info" if target.api is Api.GENERATE else "/v1/models"
@@ -199,7 +199,7 @@ def _without_error(data: Any) -> Any:
 
 @contextlib.contextmanager
 def _as_failure() -> Iterator[None]:
-    """Whatever goes wrong between here and the server, as `RequestFailed`."""
+    """Raise `RequestFailed` for every error between here and the server."""
     try:
         yield
     except TimeoutError:

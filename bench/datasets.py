@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 GSM8K_URL = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/test.jsonl"
+# The texts at which SGLang's harness ends an answer.
 GSM8K_STOPS = ("Question", "Assistant:", "<|separator|>")
-"""Where SGLang's harness ends an answer."""
 _DOWNLOAD_TIMEOUT = 30.0
 
 
@@ -116,7 +116,7 @@ def _download(url: str, path: Path) -> None:
         with urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT) as response:
             content: Any = response.read()
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Under another name first, so that nobody ever reads half of it.
+        # Written under another name first, so that no process reads half of the file.
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_bytes(content)
         part.replace(path)

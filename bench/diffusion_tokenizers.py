@@ -17,14 +17,12 @@ from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
-VOCAB_SIZE = 1024
-"""Most tokens of each; the embeddings of the text encoders have as many rows."""
+VOCAB_SIZE = 1024  # Maximum vocabulary; the embeddings of the text encoders have as many rows.
 CLIP_LENGTH = 77
 T5_LENGTH = 512
 QWEN_LENGTH = 131072
 _EXTRA_IDS = 8
-_RARE = -12.0
-"""Log-probability of a single letter, far below that of any word."""
+_RARE = -12.0  # Log-probability of a single letter, far below that of any word.
 _TEXT = """\
 system
 Describe the image by detailing the color, shape, size, texture, quantity, text, \

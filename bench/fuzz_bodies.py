@@ -20,6 +20,8 @@ from ..server.openai.responses.protocol import ResponsesRequest
 from .fuzz_seeds import GETS, HOSTILE, IMAGE_SEEDS, TEXT_SEEDS
 
 METHODS = ("GET", "GET", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
+# Numbers that ask for work. They are kept small within their range, so that a slow answer is a
+# finding.
 _LARGEST = {
     **dict.fromkeys(
         (
@@ -30,9 +32,6 @@ _LARGEST = {
     ),
     **{"n": 4, "best_of": 4, "num_inference_steps": 2, "width": 64, "height": 64},
 }
-"""Numbers that are work honestly asked for: in the range that is taken they are kept small, so that
-slow answers mean something.
-"""
 _TAKEN = 2**20
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens")
 _MODELS = (
@@ -43,6 +42,7 @@ _MODELS = (
     GenerateBody,
     NativeSampling,
 )
+# Codings of bodies: known, broken and unknown ones.
 _CODINGS: Mapping[str, Callable[[bytes], bytes]] = {
     "gzip": lambda content: gzip.compress(content, mtime=0),
     "deflate": zlib.compress,
@@ -51,7 +51,6 @@ _CODINGS: Mapping[str, Callable[[bytes], bytes]] = {
     "gzip, gzip": lambda content: gzip.compress(gzip.compress(content, mtime=0), mtime=0),
     "identity": bytes,
 }
-"""Codings of bodies: some that are known, some that are broken or unknown."""
 
 
 Names = Mapping[str, tuple[Any, ...]]

@@ -138,6 +138,7 @@ _OTHER_BLOCKS = [
         ],
     },
 ]
+# Valid bodies for the endpoints of a language model. The first of each endpoint is minimal.
 TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/completions": (
         {"prompt": "The fox", "max_tokens": 4},
@@ -325,8 +326,6 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/responses/resp_1/cancel": ({},),
     "/v1/batches/batch_1/cancel": ({},),
 }
-"""Valid bodies of the endpoints of a language model; the first of each is the least that it takes.
-"""
 IMAGE_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/images/generations": (
         {"prompt": "a fox", "size": "64x64", "num_inference_steps": 1},
@@ -352,6 +351,7 @@ GETS = (
     "/v1/files/..%2f..%2fetc", "/v1/files/file-1/content", "/v1/batches?limit=-1",
     "/v1/batches/batch_1", "/v1/models/" + "a" * 5000,
 )  # fmt: skip
+# The values that a member may be replaced by.
 HOSTILE: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 0.0, -0.0, 0.5, 1e-46, 1e-40, 5e-324, 3.5e38, 1e308, 2**31,
     2**63, -(2**63), 10**400,
@@ -362,4 +362,3 @@ HOSTILE: tuple[Any, ...] = (
     {"role": "user", "content": "x"}, {"role": "tool", "content": None}, [1] * 300, ["a"] * 300,
     [[5]] * 40, {"5": 1e300}, {"a": 1},
 )  # fmt: skip
-"""What a member may become."""

@@ -20,8 +20,8 @@ from ..kernels.platform import Platform
 from .gpu_checks import made_up_step
 from .gpu_engines import Scale, milliseconds
 
+# `torch.nn.attention.varlen` needs contiguous keys and values: prompts without a cached prefix.
 _VARLEN = "torch varlen"
-"""`torch.nn.attention.varlen`: of contiguous keys and values, so for prompts without a prefix."""
 
 
 def attention(scale: Scale, folder: Path, device: str) -> dict[str, Any]:

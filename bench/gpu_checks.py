@@ -24,15 +24,15 @@ from ..runtime.core.sampling_params import SamplingParams
 from .gpu_engines import LLAMA_TINY, QWEN3_TINY, Scale, close, make_engine
 from .gpu_quantized import Fusion, fusions, products
 
+# Limit of |result - plain torch| / |plain torch|.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Of |result - plain torch| / |plain torch|."""
+# (new tokens, cached tokens) of each request.
 _STEPS: dict[str, list[tuple[int, int]]] = {
     "prefill": [(300, 0), (17, 0), (64, 0)],
     "prefill over a prefix": [(130, 77), (40, 400)],
     "decode": [(1, past) for past in (0, 15, 16, 200, 999)],
     "mixed": [(1, 700), (90, 30), (1, 0), (5, 5)],
 }
-"""(new tokens, tokens before them) of each request."""
 _SHAPES = {"8 heads of 4": (32, 8, 128), "7 queries a key": (14, 2, 64), "a head each": (4, 4, 80)}
 _MODES: dict[str, dict[str, Any]] = {
     "piecewise": {
@@ -51,14 +51,13 @@ _MODES: dict[str, dict[str, Any]] = {
 
 
 OFF: dict[str, Any] = {"disable_cuda_graph": True}
+# Share of tokens that may differ. The logits of a random model are close, so in bfloat16 one near
+# tie changes all later tokens.
 _OTHER_TOKENS = {"float32": 0.0, "bfloat16": 0.75}
-"""Share of tokens that may differ. A random model's logits are close, so in bfloat16 one near tie
-changes all that follows it.
-"""
 
 
+# A check does not start with less time than this, because an unfinished part reports nothing.
 _LONGEST_CHECK_SECONDS = 25.0
-"""No check is begun with less time than this: a part that is cut short tells nothing at all."""
 
 
 class Check(NamedTuple):

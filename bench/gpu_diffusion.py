@@ -19,9 +19,8 @@ from .gpu_engines import LeftOut, Scale
 
 _STEPS = 20
 _WARM_UPS = 2
+# The class's defaults are FLUX.1-dev's shapes: 19 double and 38 single blocks of width 3,072.
 _FLUX: dict[str, Any] = {"guidance_embeds": True}
-"""FLUX.1-dev's shapes are the class's own defaults: 19 double and 38 single blocks of width 3,072.
-"""
 _TINY: dict[str, Any] = _FLUX | {
     "num_layers": 1,
     "num_single_layers": 1,

@@ -33,6 +33,7 @@ _COMMON = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+# Llama-3.1-8B's shapes. Its rope scaling does not change times and is left out.
 LLAMA_8B = _COMMON | {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -44,7 +45,6 @@ LLAMA_8B = _COMMON | {
     "max_position_embeddings": 131072,
     "rope_theta": 500000.0,
 }
-"""Llama-3.1-8B's shapes; its scaling of rotary frequencies changes no time."""
 LLAMA_TINY = _COMMON | {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -126,8 +126,9 @@ SCALES = {"full": FULL, "tiny": TINY}
 
 
 def engine_config(scale: Scale, folder: Path, device: str, **settings: Any) -> EngineConfig:
-    """Of a model with random weights and a small KV cache, whose configuration is written to
-    `folder`.
+    """Return the settings of an engine with random weights and a small KV cache.
+
+    The model's config.json is written to `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings.pop("model", scale.model)))

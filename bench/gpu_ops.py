@@ -16,10 +16,9 @@ from ..kernels.platform import Platform
 from .gpu_engines import Scale, milliseconds, no_grad
 
 _TOKENS = (1, 16, 256, 4096)
+# Calls that are timed together, as one graph if the device has graphs: a single call takes less
+# time than its launch by the host.
 _CALLS = 50
-"""Calls that are timed together, recorded as one graph where a device has graphs: one alone takes
-less than its launch by the host.
-"""
 
 
 @no_grad
@@ -90,7 +89,7 @@ def _work(
 
 
 def microseconds(call: Callable[[], Any], platform: Platform, scale: Scale) -> float:
-    """Of one call among many."""
+    """Return the microseconds of one call among many."""
 
     def calls() -> list[torch.Tensor]:
         """No result is kept, so each call has the memory of the one before."""

@@ -239,11 +239,12 @@ def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_le
     return tokens
 
 
+# The sizes that the load needs. Capturing every default size is measured elsewhere.
 _FOR_LOAD = {
     "piecewise_cuda_graph_tokens": "16,32,64,96,128,160,192,224,256,320,384,512,1024,2048,4096",
     "cuda_graph_bs": "1,2,4,8,16,32,64,96,112,120,128",
 }
-"""What the load's steps need: a capture of every default size is measured elsewhere."""
+# The parts in the order in which they run: the foundations first, the dispensable parts last.
 PARTS: dict[str, Part] = {
     "floors": floors,
     "correctness": correctness,
@@ -269,6 +270,3 @@ PARTS: dict[str, Part] = {
     "load_vllm": load_vllm,
     "load_transformers": load_transformers,
 }
-"""In the order in which they run: what everything else rests on first, what can be missed most
-easily last.
-"""

@@ -18,10 +18,8 @@ from ..kernels.platform import Platform
 from .gpu_engines import LeftOut, Scale
 from .gpu_prompts import gsm8k_prompts
 
-_LOAD_SECONDS = 60.0
-"""A load that takes longer is cut short."""
-_RESERVE_SECONDS = 10.0
-"""What a part that is cut short needs to end and to write its result."""
+_LOAD_SECONDS = 60.0  # Seconds after which a load is stopped.
+_RESERVE_SECONDS = 10.0  # Seconds that a stopped part needs to end and to write its result.
 _WARM_UP_TOKENS = 4
 
 

@@ -8,10 +8,9 @@ import numpy as np
 
 from .gpu_engines import Scale
 
+# Tokens of the five examples before each GSM8K question. All lengths are by SmolLM2's tokenizer.
 SHOTS_LEN = 684
-"""Tokens of the five examples before each question of GSM8K, by SmolLM2's tokenizer, as the lengths
-below.
-"""
+# The 33-quantiles of the lengths of 195 questions of GSM8K's test set.
 QUESTION_LENS = (
     36,
     40,
@@ -46,7 +45,6 @@ QUESTION_LENS = (
     103,
     108,
 )
-"""The 33-quantiles of the lengths of 195 questions of GSM8K's test set."""
 
 
 def gsm8k_prompts(scale: Scale, vocab_size: int, seed: int = 0) -> list[list[int]]:

@@ -20,8 +20,8 @@ from .gpu_ops import microseconds
 
 _TOKENS = (1, 16, 256, 4096)
 _GROUP = 128
+# The version of `Platform.op_versions` that is not timed, because it widens the whole weight.
 _PLAIN = "torch"
-"""Of `Platform.op_versions`: not timed, for it widens the whole weight."""
 _FP8 = torch.float8_e4m3fn
 
 

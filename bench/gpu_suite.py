@@ -36,10 +36,8 @@ _PART_SECONDS = 160.0
 _ERROR_CHARACTERS = 1500
 _MOST_WARNINGS = 10
 _POLL_SECONDS = 0.05
-_HARDWARE_TESTS = "hardware_tests"
-"""The tests that are marked `gpu`."""
-_TEST_PROCESSES = 6
-"""Tests side by side, where pytest-xdist is installed."""
+_HARDWARE_TESTS = "hardware_tests"  # The tests with the mark `gpu`.
+_TEST_PROCESSES = 6  # Parallel tests, if pytest-xdist is installed.
 
 
 def main(argv: Sequence[str] | None = None) -> int:

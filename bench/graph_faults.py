@@ -32,10 +32,10 @@ _STREAM = {
     "stream": True,
 }
 _READY_SECONDS = 300.0
+# Seconds from the end of the compiling process until its pieces are loaded and checked, or dropped.
 _SETTLED_SECONDS = 10.0
-"""From the end of the compiling process until its pieces are loaded and looked at, or given up."""
+# Seconds between two streams. Pieces are tried on the longest step while the engine is idle.
 _PAUSE_SECONDS = 0.3
-"""Between two streams: pieces are tried on the longest step where nothing else is to be done."""
 _POLL_SECONDS = 0.1
 _ROOM_BYTES = 64 * 2**20
 _CC1PLUS = """#!/bin/sh

@@ -57,10 +57,9 @@ LOADS = {
     ),
     "long": Load(_random(8000, 1), 3, 1, _IN),
 }
+# Loads that fit the context of every model.
 USUAL_LOADS = tuple(name for name in LOADS if name != "long")
-"""Those that every model's context holds."""
-CLIENTS = (1, 2, 4, 8, 16, 32, 64)
-"""How many ask at a time in a scaling run."""
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)  # Numbers of clients in a scaling run.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,7 @@ from ..runtime.layers.moe import ExpertLinear, SparseMoE
 from .gpu_engines import decode_batch, fill_cache, prefill_batch
 from .report import Report
 
-_INTEGERS = (Layout.BF16,)
-"""Layouts whose products are never made by whole numbers."""
+_INTEGERS = (Layout.BF16,)  # Layouts that are never multiplied as integers.
 _WARM_UPS = 2
 
 
@@ -215,7 +214,7 @@ def _of_linear(linear: Linear, tokens: int, peaks: Peaks) -> Work:
 
 
 def _of_experts(mixture: SparseMoE, tokens: int, peaks: Peaks) -> Work:
-    """Of a mixture whose tokens choose evenly; each expert that is chosen is read once."""
+    """Return the work of a mixture whose tokens choose evenly. Each chosen expert is read once."""
     experts, chosen = mixture.experts, mixture.gate.routing.top_k
     read = 1 - (1 - chosen / mixture.gate.routing.num_experts) ** tokens
     each = [

@@ -9,6 +9,7 @@ from typing import Any
 
 Schema = dict[str, Any]
 WORDS = ("name", "city", "count", "kind", "size", "color", "note", "rank", "score", "tags")
+# One entry per level. A schema of a level has parts of all lower levels.
 LEVELS = (
     "scalars",
     "enums",
@@ -20,7 +21,6 @@ LEVELS = (
     "$ref",
     "recursion",
 )
-"""Of a difficulty each: a schema of one has parts of all before it."""
 _DEPTH = 3
 
 
@@ -59,7 +59,7 @@ class _Maker:
         )
 
     def value(self, depth: int) -> Schema:
-        """Of any kind up to the level; deep inside a scalar."""
+        """Return a schema of any kind up to the level, or a scalar if it is nested deeply."""
         highest = self._level if depth < _DEPTH else min(self._level, 2)
         return self.kinds[self._rng.randint(0, highest)](depth)
 

@@ -16,8 +16,8 @@ from .apis import GenerationCall, ask
 from .client import Client, RequestFailed, ServerUnusable, resolve
 from .target import Target
 
+# Replaced by a free port in a command. Without it, the port is appended to the command.
 PORT = "{port}"
-"""Replaced by a free port in a command; where it is missing the port is added at the end."""
 _READY_SECONDS = 300.0
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.1

@@ -15,12 +15,12 @@ from .client import Client, RequestFailed, ServerUnusable
 
 MIB = 1024 * 1024
 _POLL_SECONDS = 0.2
+# Names of Piecework and SGLang, then of vLLM, each after a prefix and a colon.
 _METRIC_NAMES = {
     "running": ("num_running_reqs", "num_requests_running"),
     "queued": ("num_queue_reqs", "num_requests_waiting"),
     "kv_tokens_held": ("num_used_tokens",),
 }
-"""As Piecework and SGLang name them, and as vLLM does, each behind a prefix and a colon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,9 @@ async def read_state(client: Client) -> ServerState | None:
 
 
 async def wait_idle(client: Client, seconds: float) -> ServerState | None:
-    """The server's state as soon as it is idle, or the last one after `seconds` of looking: while
-    the machine stands still nobody looks. Raises `RequestFailed`.
+    """Return the server's state once it is idle, or the last state after `seconds` of polling.
+
+    Time in which the machine is suspended does not count. Raises `RequestFailed`.
     """
     state = await read_state(client)
     for _ in range(round(seconds / _POLL_SECONDS)):

@@ -29,8 +29,7 @@ from .target import Api, Target
 ABORT_PATH = "/abort_request"
 _WATCH_SECONDS = 0.5
 _REFUSALS = (429, 503)
-_LONGEST_PAUSE = 5.0
-"""Seconds that a refused client waits at most, whatever `Retry-After` says."""
+_LONGEST_PAUSE = 5.0  # Maximum seconds that a refused client waits, whatever `Retry-After` says.
 
 
 class Refused(Exception):

@@ -14,9 +14,8 @@ import psutil
 
 _ENGINE = "piecework.runtime.engine.process"
 _POLL_SECONDS = 0.2
+# Seconds until a stopped process must be replaced; more than the default of --watchdog-timeout.
 _GONE_SECONDS = 900.0
-"""A stopped process must have been replaced by then: longer than the default of --watchdog-timeout.
-"""
 _READY_SECONDS = 300.0
 
 

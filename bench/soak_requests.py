@@ -11,11 +11,10 @@ from .apis import GenerationCall
 from .target import Api
 from .workloads import WORDS
 
-LONGEST_WAIT = 3.0
-"""Seconds: the latest moment at which a client leaves or aborts."""
+LONGEST_WAIT = 3.0  # Maximum seconds until a client leaves or aborts.
 _SHARED_BEGINNINGS = 4
+# Some occur soon, one hardly ever.
 _STOPS = (("\n",), (" the",), ("e", "a"), (".", "?", "!"), ("zzzz",), (" and", " of", "ing"))
-"""Some are met soon, one hardly ever."""
 
 
 class Fate(StrEnum):

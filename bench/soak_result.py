@@ -9,8 +9,7 @@ from typing import Any
 from .report import Failures
 from .server_state import MIB, ServerState
 
-_EXAMPLES = 10
-"""Problems that are printed in full."""
+_EXAMPLES = 10  # Number of problems that are printed in full.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +57,12 @@ class SoakResult:
     verified: int = 0
     mismatches: list[str] = field(default_factory=list)
     state: ServerState | None = None
+    # Faults of the engine process after which the server served again.
     faults: Counter[str] = field(default_factory=Counter)
-    """What was done to the engine process, after which the server served again."""
+    # Maximum requests running and waiting, read every half second.
     most_under_way: int | None = None
-    """Requests that ran and waited in the server at once, as it told each half second."""
+    # Bytes at the start of the load, then every half second, then at its end.
     memory: list[int] = field(default_factory=list)
-    """Bytes: when the load began, then every half second, then at its end."""
 
     @property
     def memory_growth_mib(self) -> float | None:

@@ -25,6 +25,7 @@ from .target import Target
 
 PATH = "/v1/completions"
 PROMPT = "A JSON document with random content:\n"
+# Ends only by its number of tokens.
 LIST: Schema = {
     "type": "array",
     "minItems": 500,
@@ -38,7 +39,6 @@ LIST: Schema = {
         "additionalProperties": False,
     },
 }
-"""Goes on for as many tokens as are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class StructuredSettings:
 
 @dataclass(slots=True)
 class LevelResult:
-    """Of the schemas of one level. `mask_us`: of each token."""
+    """The results of the schemas of one level. `mask_us` has the microseconds of each token."""
 
     asked: int = 0
     finished: int = 0

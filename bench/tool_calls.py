@@ -16,10 +16,9 @@ from .schemas import Schema, Validator, make_schema
 from .target import Target
 
 PATH = "/v1/chat/completions"
+# `single`: required, without `parallel_tool_calls`.
 KINDS = ("auto", "required", "named", "single")
-"""`single`: required, without `parallel_tool_calls`."""
-_HIGHEST = 7
-"""Level of the arguments' schemas: without recursion, so that calls end."""
+_HIGHEST = 7  # Highest level of the arguments' schemas: without recursion, so that calls end.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ from .datasets import GSM8K_STOPS, few_shot_prompts, load_gsm8k, load_sharegpt
 
 DATASETS = ("random", "shared-prefix", "gsm8k", "sharegpt-file")
 PROMPT_KINDS = ("token-ids", "words")
-CHARACTERS_PER_TOKEN = 4
-"""What a ShareGPT reply's length in tokens is estimated by, for want of a tokenizer."""
+CHARACTERS_PER_TOKEN = 4  # Estimates the tokens of a ShareGPT reply without a tokenizer.
 _WORDS = (
     "the of and to in is you that it he was for on are as with his they at be this have from or "
     "one had by but not what all were we "
@@ -23,8 +22,8 @@ _WORDS = (
     "first water been call who now find "
     "long down day did get come made may part"
 )
+# Common words. With a space before it, each is one token of nearly every tokenizer.
 WORDS = tuple(_WORDS.split())
-"""Common words: with a space before it, each is one token to nearly every tokenizer."""
 
 
 class Prompt(NamedTuple):

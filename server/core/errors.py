@@ -46,6 +46,8 @@ class ApiError(Exception):
     ├── ClientGone              499  the client has left
     ├── InternalError           500
     └── Unavailable             503  with Retry-After
+
+    A subclass sets `status` and `type`.
     """
 
     status = 500

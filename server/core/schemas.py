@@ -31,20 +31,20 @@ from .limits import (
 )
 from .parameters import Others, check_others
 
-Prompt = str | list[int]
-"""Text, or token ids."""
+Prompt = str | list[int]  # Text, or token ids.
 _PROMPT_TYPES = (
     "Input should be a string, a list of strings, a list of token ids or a list of such lists"
 )
 
 
+# Maps pydantic's names of bounds to JSON Schema's; pydantic keeps its own behind a
+# `BeforeValidator`.
 _KEYWORDS = {
     "ge": "minimum",
     "gt": "exclusiveMinimum",
     "le": "maximum",
     "lt": "exclusiveMaximum",
 }
-"""pydantic's names of bounds -> JSON Schema's; pydantic leaves its own at a `BeforeValidator`."""
 _NULL = {"type": "null"}
 
 
@@ -57,10 +57,8 @@ class WireModel(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=()
     )
-    keeps_null: ClassVar[frozenset[str]] = frozenset()
-    """Members for which null is a value of its own."""
-    others: ClassVar[Others] = {}
-    """Members that are known and not used."""
+    keeps_null: ClassVar[frozenset[str]] = frozenset()  # Members for which null is a value.
+    others: ClassVar[Others] = {}  # Members that are known and not used.
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -246,10 +244,8 @@ class Refuses(AfterValidator):
     """Marks a member that takes no value, or none that changes the answer."""
 
 
+# A member that would change the answer and is not supported: only an empty value is accepted.
 Unsupported = Annotated[Any, Refuses(_refuse)]
-"""A member that would change the answer and that this server cannot honour: only an empty value is
-taken.
-"""
 
 
 def only(*values: Any, remedy: str = "leave it out") -> Refuses:
@@ -330,14 +326,13 @@ TokenIds = Annotated[list[Integer], FailFast(), Field(max_length=MAX_STOP_TOKEN_
 Samples = Annotated[Integer, Field(ge=1, le=MAX_SAMPLES)]
 Seed = Annotated[Integer, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Integer, Field(ge=0, lt=2**31)]
-Priority = Annotated[Integer, Field(ge=-(2**31), lt=2**31)]
-"""Higher runs first."""
+Priority = Annotated[Integer, Field(ge=-(2**31), lt=2**31)]  # Higher runs first.
 
+# OpenAI's limits.
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16, description="texts under names, for the client's own use"),
 ]
-"""Within OpenAI's bounds."""
 
 
 class SamplingFields(WireModel):
