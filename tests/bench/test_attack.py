@@ -184,6 +184,7 @@ def test_the_campaign_sends_every_parameter_and_every_coding() -> None:
     table = (Path(__file__).parents[2] / "docs/parameters.md").read_text()
     known = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
     embeddings = {"dimensions", "encoding_format", "embed_dtype", "endianness", "normalize"}
+    embeddings.add("prompt_name")
     missing = {name for name in known if f'"{name}"'.encode() not in sent}
     assert len(known) > 100 and missing <= embeddings
     assert {request.coding for request in made} >= {"gzip", "deflate", "zstd", "gzip, gzip"}
@@ -225,8 +226,8 @@ def test_no_request_of_the_campaign_asks_for_much_work() -> None:
         ),
         (["--base-url", "http://0.0.0.0:30000"], "is not this machine"),
         (["--base-url", "http://no-such-host.invalid"], "there is no such host"),
-        (["--attacks", "fuzz,nap"], "there is no attack 'nap'; there are vanishing-numbers, "),
-        (["--seconds", "0"], "should be a number above 0"),
+        (["--attacks", "fuzz,nap"], "there is no attack 'nap'; choose from vanishing-numbers, "),
+        (["--seconds", "0"], "is not a number above 0"),
         (["--base-url", "http://127.0.0.1:9"], "no server answers at"),
     ],
 )

@@ -113,8 +113,8 @@ def test_the_ratio_is_of_the_least_times() -> None:
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--parts", "prefil"], "should be some of prefill,decode,compile,ready"),
-        (["--prefill", "16,x"], "'x' should be a whole number"),
+        (["--parts", "prefil"], "is not a list of prefill,decode,compile,ready"),
+        (["--prefill", "16,x"], "'x' is not a whole number"),
         (["--model-path", "/nowhere/at/all"], "/nowhere/at/all"),
         (["--json", "/nowhere/x.json"], "there is no such folder"),
     ],

@@ -107,7 +107,7 @@ def test_two_servers_are_measured_and_ended(
     ("flags", "said"),
     [
         (["--server", "other"], "NAME=COMMAND"),
-        (["--loads", "single,double"], "some of single,batch8"),
+        (["--loads", "single,double"], "is not a list of single,batch8"),
         (["--plot", "a.png"], "give --scaling too"),
     ],
 )
