@@ -131,7 +131,7 @@ def test_the_autoscaler_and_its_adapter_name_the_same_metrics_of_the_server() ->
     (rule,) = yaml.safe_load((FOLDER / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     pattern = re.search(r'=~"([^"]+)"', rule["seriesQuery"])
     assert pattern is not None
-    source = (ROOT / "server" / "metrics.py").read_text()
+    source = (ROOT / "server" / "observability" / "metrics.py").read_text()
     for name in wanted:
         series = name.replace("piecework_", "piecework:", 1)
         assert re.fullmatch(pattern[1], series)

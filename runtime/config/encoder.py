@@ -45,20 +45,21 @@ class EncoderConfig:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"{name} must be more than 0, got {getattr(self, name)}; fetch the model again"
+                    f"{name} must be more than 0, got {getattr(self, name)}; "
+                    "download the model again"
                 )
         for name, most in _MOST.items():
             if getattr(self, name) > most:
                 raise ValueError(
-                    f"{name} must be at most {most}, got {getattr(self, name)}; fetch the model "
+                    f"{name} must be at most {most}, got {getattr(self, name)}; download the model "
                     "again"
                 )
         if self.max_length < 1:
-            raise ValueError("max_position_embeddings leaves no position; fetch the model again")
+            raise ValueError("max_position_embeddings leaves no position; download the model again")
         if self.hidden_size % self.num_heads:
             raise ValueError(
-                f"{self.num_heads} heads cannot share a hidden_size of {self.hidden_size}; fetch "
-                "the model again"
+                f"{self.num_heads} heads cannot share a hidden_size of {self.hidden_size}; "
+                "download the model again"
             )
         if self.activation not in ACTIVATIONS:
             raise ValueError(
@@ -104,10 +105,12 @@ def check_whole(members: Any, *names: str, least: int | None = None) -> None:
         value = getattr(members, name)
         if type(value) is not int:
             raise ValueError(
-                f"{name} must be a whole number, got {value!r:.60}; fetch the model again"
+                f"{name} must be a whole number, got {value!r:.60}; download the model again"
             )
         if least is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}; fetch the model again")
+            raise ValueError(
+                f"{name} must be at least {least}, got {value}; download the model again"
+            )
 
 
 def label_count(content: Mapping[str, Any]) -> int:
@@ -119,5 +122,7 @@ def label_count(content: Mapping[str, Any]) -> int:
     if count is None and isinstance(labels, dict):
         count = len(labels)
     if type(count) is not int or count < 1:
-        raise ValueError(f"num_labels must be at least 1, got {count!r:.60}; fetch the model again")
+        raise ValueError(
+            f"num_labels must be at least 1, got {count!r:.60}; download the model again"
+        )
     return count

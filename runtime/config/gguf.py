@@ -53,7 +53,7 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
     heads = content["num_attention_heads"]
     head_dim = get("attention.key_length", content["hidden_size"] // max(heads, 1))
     if head_dim < 1:
-        raise ValueError(f"heads of {head_dim} numbers make no sense; fetch the model again")
+        raise ValueError(f"heads of {head_dim} numbers make no sense; download the model again")
     turned = get("rope.dimension_count", head_dim)
     if turned != head_dim and not model.takes_partial_rotary:
         raise ValueError(
@@ -109,7 +109,7 @@ def _needed(get: Callable[..., Any], lists: Sequence[str], *, most_layers: int) 
         content[member] = max(value, default=0) if isinstance(value, list) else value
     if content["num_hidden_layers"] > most_layers:
         raise ValueError(
-            f"{most_layers} tensors are too few for {content['num_hidden_layers']} layers; fetch "
-            "the model again"
+            f"{most_layers} tensors are too few for {content['num_hidden_layers']} layers; "
+            "download the model again"
         )
     return content

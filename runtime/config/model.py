@@ -105,17 +105,19 @@ class ModelConfig:
         # YaRN has made it longer.
         check_size("max_position_embeddings", self.max_position_embeddings)
         if any(window is not None and window <= 0 for window in self.windows):
-            raise ValueError("sliding_window must be more than 0, or null; fetch the model again")
+            raise ValueError(
+                "sliding_window must be more than 0, or null; download the model again"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads; "
-                "fetch the model again"
+                "download the model again"
             )
         object.__setattr__(self, "rotary_dim", self.rotary_dim or self.head_dim)
         if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
             raise ValueError(
                 f"rotary embedding needs an even head size, got {self.rotary_dim} of "
-                f"{self.head_dim}; fetch the model again"
+                f"{self.head_dim}; download the model again"
             )
         if self.activation not in _ACTIVATIONS.values():
             raise UnsupportedError(
@@ -133,7 +135,9 @@ class ModelConfig:
         """Raise `ValueError` for a number that is not above 0. None is accepted."""
         for name in names:
             if (value := getattr(self, name)) is not None and not value > 0:
-                raise ValueError(f"{name} must be more than 0, got {value}; fetch the model again")
+                raise ValueError(
+                    f"{name} must be more than 0, got {value}; download the model again"
+                )
 
     @staticmethod
     def from_pretrained(
@@ -217,7 +221,7 @@ def read_config(
                 architecture = architecture or (code or ModelCode()).architecture(said)
             case _:
                 raise ValueError(
-                    'it names no model, having no "architectures"; fetch the model again'
+                    'it names no model, having no "architectures"; download the model again'
                 )
         if code is not None and code.impl == "auto" and _is_foreign(architecture, content):
             if _is_like_llama(content):
@@ -228,7 +232,7 @@ def read_config(
         wanted = model_type_of(architecture, content)
         if (found := content.get("model_type")) != wanted:
             rule = f'{architecture} goes with "model_type": "{wanted}"'
-            raise ValueError(f"{rule}, got {found!r}; fetch the model again")
+            raise ValueError(f"{rule}, got {found!r}; download the model again")
         quantization_of(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -278,16 +282,16 @@ def _configured(
             continue
         value = getattr(config, name)
         if name not in _OPTIONAL and value is None:
-            raise ValueError(f"it has no {name}; fetch the model again")
+            raise ValueError(f"it has no {name}; download the model again")
         if value is not None and type(value) is not wanted:
-            raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
+            raise ValueError(f"{name} must be {said}, got {value!r:.60}; download the model again")
         if type(value) is int:
             check_size(name, value)
     _check_own(kind, own, config)
     heads = config.num_attention_heads
     if config.head_dim is None and heads > 0 and config.hidden_size % heads:
         raise ValueError(
-            f"{heads} heads cannot share a hidden_size of {config.hidden_size}; fetch the model "
+            f"{heads} heads cannot share a hidden_size of {config.hidden_size}; download the model "
             "again"
         )
     head_dim = config.head_dim or config.hidden_size // max(heads, 1)
@@ -320,7 +324,7 @@ def check_size(name: str, value: int) -> None:
     """Raise `ValueError` for a size that no model has."""
     most = _MOST.get(name, _MOST_OF_OTHERS)
     if not 0 <= value <= most:
-        raise ValueError(f"{name} must be 0 to {most}, got {value!r:.60}; fetch the model again")
+        raise ValueError(f"{name} must be 0 to {most}, got {value!r:.60}; download the model again")
 
 
 def _of_transformers(
@@ -356,11 +360,11 @@ def _check_own(kind: type[ModelConfig], own: Sequence[str] | dict[str, Any], con
         if type(value) in kinds or (float in kinds and type(value) is int):
             continue
         if value is None:
-            raise ValueError(f"it has no {name}; fetch the model again")
+            raise ValueError(f"it has no {name}; download the model again")
         said = {bool: "true or false", int: "a whole number", float: "a number"}.get(
             kinds[0], f"a {kinds[0].__name__}"
         )
-        raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
+        raise ValueError(f"{name} must be {said}, got {value!r:.60}; download the model again")
 
 
 def sliding_windows(config: Any, window: int | None, first: int) -> list[int | None]:
@@ -371,7 +375,7 @@ def sliding_windows(config: Any, window: int | None, first: int) -> list[int | N
     if kinds is None:
         return [window if layer >= first else None for layer in range(config.num_hidden_layers)]
     if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers:
-        raise ValueError("layer_types must have an entry for each layer; fetch the model again")
+        raise ValueError("layer_types must have an entry for each layer; download the model again")
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
@@ -390,7 +394,7 @@ def patterned_windows(config: Any, window: int | None, every: int) -> list[int |
         return [window if slides else None for slides in pattern]
     if type(pattern) is not int or pattern < 1:
         raise ValueError(
-            f"sliding_window_pattern must be a whole number above 0, got {pattern!r:.60}; fetch "
+            f"sliding_window_pattern must be a whole number above 0, got {pattern!r:.60}; download "
             "the model again"
         )
     return [window if (layer + 1) % pattern else None for layer in range(count)]

@@ -83,22 +83,22 @@ def check_rope(rope_type: str, scaling: Mapping[str, Any], rotary_dim: int) -> N
     for name in ROPE_PARAMETERS[rope_type]:
         if not _is_positive(value := scaling.get(name)):
             raise ValueError(
-                f"rope scaling of type {rope_type!r} needs a positive {name}, got {value!r}; fetch "
-                "the model again"
+                f"rope scaling of type {rope_type!r} needs a positive {name}, got {value!r}; "
+                "download the model again"
             )
     for name in _MAY_HAVE:
         value = scaling.get(name)
         if value is not None and not (is_number(value) and value >= 0):
             raise ValueError(
                 f"{name} of rope scaling must be a number and not below 0, got {value!r:.60}; "
-                "fetch the model again"
+                "download the model again"
             )
     for name in _LISTS.get(rope_type, ()):
         factors = scaling.get(name)
         if not isinstance(factors, list) or not all(map(_is_positive, factors)):
             raise ValueError(
                 f"rope scaling of type {rope_type!r} needs positive numbers as {name}, got "
-                f"{factors!r:.60}; fetch the model again"
+                f"{factors!r:.60}; download the model again"
             )
         if len(factors) != rotary_dim // 2:
             raise ValueError(
@@ -122,7 +122,7 @@ def _is_positive(value: Any) -> bool:
 def number(name: str, value: Any) -> float:
     """Return the member of config.json. Raises `ValueError` if it is no number."""
     if not is_number(value):
-        raise ValueError(f"{name} must be a number, got {value!r:.60}; fetch the model again")
+        raise ValueError(f"{name} must be a number, got {value!r:.60}; download the model again")
     return float(value)
 
 

@@ -55,7 +55,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); fetch the model again") from None
+        raise ValueError(f"{path} is not valid JSON ({error}); download the model again") from None
 
 
 def check_pointer(path: Path) -> None:
@@ -96,11 +96,11 @@ def read_header(path: Path, *, quantized: bool = False) -> dict[str, Header]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         check_pointer(path)
         raise ValueError(
-            f"{path} is cut off or broken: it does not begin with a header; fetch it again"
+            f"{path} is cut off or broken: it does not begin with a header; download it again"
         ) from None
     if end != size:
         raise ValueError(
-            f"{path} is cut off or broken: it has {size:,} of {end:,} bytes; fetch it again"
+            f"{path} is cut off or broken: it has {size:,} of {end:,} bytes; download it again"
         )
     for name, header in found.items():
         if quantized and header.dtype not in (*_NUMBERS, *_QUANTIZED):
@@ -121,18 +121,18 @@ def _names_in(index: Path) -> list[str]:
     try:
         names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is broken ({error}); fetch the model again") from None
+        raise ValueError(f"{index} is broken ({error}); download the model again") from None
     if outside := [name for name in names if Path(name).name != name]:
         raise ValueError(
-            f"{index} is broken: it names {_some(outside)}, outside of the folder; fetch the model "
-            "again"
+            f"{index} is broken: it names {_some(outside)}, outside of the folder; download the "
+            "model again"
         )
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         lacking = f"{_some(missing)} of {len(names)} files"
         raise ValueError(
-            f"{index.parent} lacks {lacking} that its index names: the download did not end; fetch "
-            "the model again"
+            f"{index.parent} lacks {lacking} that its index names: the download did not end; "
+            "download the model again"
         )
     return names
 

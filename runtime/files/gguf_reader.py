@@ -83,7 +83,7 @@ def open_gguf(path: Path) -> FastGGUFReader:
         UnicodeDecodeError,
     ) as error:
         check_pointer(path)
-        raise ValueError(f"{path} is not a whole GGUF file ({error}); fetch it again") from error
+        raise ValueError(f"{path} is not a whole GGUF file ({error}); download it again") from error
 
 
 def metadata(reader: FastGGUFReader, key: str, default: Any = None) -> Any:

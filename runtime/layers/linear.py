@@ -70,7 +70,7 @@ class StoredTensor(NamedTuple):
 
     def fault(self, text: str) -> ValueError:
         """Return the error to raise if the numbers of the tensor are wrong."""
-        return ValueError(f"{self.file}: the tensor {self.name} {text}; fetch the model again")
+        return ValueError(f"{self.file}: the tensor {self.name} {text}; download the model again")
 
 
 NUMBERS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))

@@ -231,8 +231,8 @@ def fill(
         if name not in found and not all(place.is_optional for place in wanted)
     ):
         raise ValueError(
-            f"{path} lacks {len(missing)} tensors, for example {', '.join(missing[:3])}; fetch the "
-            "model again"
+            f"{path} lacks {len(missing)} tensors, for example {', '.join(missing[:3])}; download "
+            "the model again"
         )
     loads.sort(key=lambda load: prod(load[0].shape) > _SMALL)
     shown = {"desc": "loading weights", "total": len(loads), "unit": " tensors", "leave": False}

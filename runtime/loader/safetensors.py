@@ -71,4 +71,4 @@ def _named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is cut off or broken ({error}); fetch it again") from None
+        raise ValueError(f"{path} is cut off or broken ({error}); download it again") from None

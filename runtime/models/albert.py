@@ -56,7 +56,7 @@ class Albert(Bert):
         if groups > config.num_hidden_layers or inner > _MOST_IN_GROUP:
             raise ValueError(
                 f"num_hidden_groups must be at most num_hidden_layers, {config.num_hidden_layers}, "
-                f"and inner_group_num at most {_MOST_IN_GROUP}, got {groups} and {inner}; fetch "
+                f"and inner_group_num at most {_MOST_IN_GROUP}, got {groups} and {inner}; download "
                 "the model again"
             )
         own = {"embedding_size": config.embedding_size, "groups": groups, "inner": inner}

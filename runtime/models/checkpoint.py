@@ -240,13 +240,13 @@ def check_fits(tensor: StoredTensor, place: Place) -> None:
     if tensor.shape not in place.shapes:
         raise ValueError(
             f"{tensor.file}: the tensor {tensor.name} has shape {list(tensor.shape)}, but the "
-            f"model's configuration asks for {list(place.shapes[0])}; fetch the model again"
+            f"model's configuration asks for {list(place.shapes[0])}; download the model again"
         )
     if tensor.dtype not in place.dtypes:
         wanted = "numbers" if place.dtypes is NUMBERS else "/".join(map(_dtype_name, place.dtypes))
         raise ValueError(
             f"{tensor.file}: the tensor {tensor.name} is stored as {_dtype_name(tensor.dtype)}, "
-            f"but the model's configuration asks for {wanted}; fetch the model again"
+            f"but the model's configuration asks for {wanted}; download the model again"
         )
 
 

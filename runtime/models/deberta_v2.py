@@ -163,7 +163,7 @@ class DebertaV2(Bert):
         if buckets > 0 and (buckets < 4 or farthest - 1 <= buckets // 2):
             raise ValueError(
                 f"position_buckets must be at least 4, and half of it less than {farthest - 1}, "
-                f"got {buckets}; fetch the model again"
+                f"got {buckets}; download the model again"
             )
         said = config.pos_att_type or []
         said = said.lower().split("|") if isinstance(said, str) else said

@@ -88,8 +88,8 @@ class DeepseekV2Config(LatentConfig):
         LatentConfig.__post_init__(self)
         if self.topk_method not in _METHODS:
             raise ValueError(
-                f"topk_method must be {' or '.join(_METHODS)}, got {self.topk_method!r:.60}; fetch "
-                "the model again"
+                f"topk_method must be {' or '.join(_METHODS)}, got {self.topk_method!r:.60}; "
+                "download the model again"
             )
 
 

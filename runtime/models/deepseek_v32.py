@@ -36,7 +36,7 @@ class SparseConfig(Glm4MoeLiteConfig):
             raise ValueError(
                 f"q_lora_rank is {self.q_lora_rank}, index_head_dim {self.index_head_dim} and "
                 f"qk_rope_head_dim {self.qk_rope_head_dim}: an index needs the first, and the "
-                "second not below the third; fetch the model again"
+                "second not below the third; download the model again"
             )
 
 

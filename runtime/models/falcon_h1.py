@@ -213,6 +213,6 @@ def _factors(config: Any, name: str, count: int) -> list[float]:
     found = [1.0] * count if found is None else found
     if len(found) != count or not all(map(is_number, found)):
         raise ValueError(
-            f"{name} must be {count} numbers, got {found!r:.60}; fetch the model again"
+            f"{name} must be {count} numbers, got {found!r:.60}; download the model again"
         )
     return [float(each) for each in found]

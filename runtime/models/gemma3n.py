@@ -86,15 +86,15 @@ class Gemma3nConfig(ModelConfig):
         if streams > _MOST_STREAMS or not 0 <= self.altup_active_idx < streams:
             raise ValueError(
                 f"altup_active_idx is {self.altup_active_idx} and altup_num_inputs is {streams}: "
-                f"the first must be below the second, and that at most {_MOST_STREAMS}; fetch the "
-                "model again"
+                f"the first must be below the second, and that at most {_MOST_STREAMS}; download "
+                "the model again"
             )
         own = self.num_layers - self.num_kv_shared_layers
         kinds = {window is None for window in self.windows}
         if not 0 < own <= self.num_layers or kinds != {each is None for each in self.windows[:own]}:
             raise ValueError(
                 f"num_kv_shared_layers is {self.num_kv_shared_layers}, but some of those of "
-                f"{self.num_layers} layers have no earlier layer of their kind; fetch the model "
+                f"{self.num_layers} layers have no earlier layer of their kind; download the model "
                 "again"
             )
 
@@ -112,7 +112,7 @@ def _of_layers(name: str, value: Any, layers: int) -> list[Any]:
     """Return the numbers of all layers; `value` is one number or a list. Raises `ValueError`."""
     values = value if isinstance(value, list) else [value] * layers
     if len(values) != layers or not all(is_number(each) for each in values):
-        raise ValueError(f"{name} must have a number for each layer; fetch the model again")
+        raise ValueError(f"{name} must have a number for each layer; download the model again")
     return values
 
 
@@ -322,20 +322,20 @@ class Gemma3nForCausalLM(Gemma3ForCausalLM):
         for size in sizes:
             if type(size) is not int or size < 1:
                 raise ValueError(
-                    f"intermediate_size must be whole numbers above 0, got {size!r:.60}; fetch the "
-                    "model again"
+                    f"intermediate_size must be whole numbers above 0, got {size!r:.60}; download "
+                    "the model again"
                 )
             check_size("intermediate_size", size)
         if config.sliding_window is None:
-            raise ValueError("it has no sliding_window; fetch the model again")
+            raise ValueError("it has no sliding_window; download the model again")
         if (shares := config.activation_sparsity_pattern) is None:
             sparse = _SPARSE_LAYERS if layers > _SPARSE_LAYERS else 0
             shares = [_SPARSITY] * sparse + [0.0] * (layers - sparse)
         shares = _of_layers("activation_sparsity_pattern", shares, layers)
         if not all(0.0 <= share < 1.0 for share in shares):
             raise ValueError(
-                "activation_sparsity_pattern must have numbers from 0 to below 1; fetch the model "
-                "again"
+                "activation_sparsity_pattern must have numbers from 0 to below 1; download the "
+                "model again"
             )
         rows = config.vocab_size_per_layer_input
         return {

@@ -42,7 +42,7 @@ class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
         kinds = config.mlp_layer_types
         if kinds is not None and len(kinds) != config.num_hidden_layers:
             raise ValueError(
-                "mlp_layer_types must have an entry for each layer; fetch the model again"
+                "mlp_layer_types must have an entry for each layer; download the model again"
             )
         return DeepseekV3ForCausalLM.config_fields(config)
 

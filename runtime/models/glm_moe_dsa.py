@@ -67,7 +67,7 @@ class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
         if len(kinds) != layers or not known or kinds[:1] == ["shared"]:
             raise ValueError(
                 'indexer_types must say "full" or "shared" of each layer, and "full" of the first; '
-                "fetch the model again"
+                "download the model again"
             )
         return {**DeepseekV32ForCausalLM.config_fields(config), "indexer_types": kinds}
 

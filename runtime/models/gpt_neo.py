@@ -110,6 +110,6 @@ def _are_local(config: Any) -> list[bool]:
     if len(kinds) != layers or any(kind not in ("global", "local") for kind in kinds):
         raise ValueError(
             f"attention_types must say global or local for each of {layers} layers, got "
-            f"{config.attention_types!r:.80}; fetch the model again"
+            f"{config.attention_types!r:.80}; download the model again"
         )
     return [kind == "local" for kind in kinds]

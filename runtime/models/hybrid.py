@@ -61,11 +61,12 @@ def kinds_of_layers(
     found = getattr(config, "layer_types", None)
     found = list(default) if found is None else found
     if not isinstance(found, list) or len(found) != config.num_hidden_layers:
-        raise ValueError("layer_types must have an entry for each layer; fetch the model again")
+        raise ValueError("layer_types must have an entry for each layer; download the model again")
     for kind in found:
         if kind not in kinds:
             raise ValueError(
-                f"layer_types must be {' or '.join(kinds)}, got {kind!r:.60}; fetch the model again"
+                f"layer_types must be {' or '.join(kinds)}, got {kind!r:.60}; "
+                "download the model again"
             )
     return {"layer_types": found}
 
@@ -76,8 +77,8 @@ def every_nth(config: Any, interval: Any, others: str) -> list[str]:
     """
     if type(interval) is not int or interval < 1:
         raise ValueError(
-            f"full_attention_interval must be a whole number above 0, got {interval!r:.60}; fetch "
-            "the model again"
+            f"full_attention_interval must be a whole number above 0, got {interval!r:.60}; "
+            "download the model again"
         )
     return [
         others if (layer + 1) % interval else "full_attention"
@@ -98,7 +99,9 @@ def kinds_in_gguf(get: Callable[..., Any], others: str) -> dict[str, Any]:
 def check_columns(name: str, width: int) -> None:
     """Raise `ValueError` for a number of convolution columns that no model has."""
     if not 2 <= width <= _MOST_COLUMNS:
-        raise ValueError(f"{name} must be 2 to {_MOST_COLUMNS}, got {width}; fetch the model again")
+        raise ValueError(
+            f"{name} must be 2 to {_MOST_COLUMNS}, got {width}; download the model again"
+        )
 
 
 def check_delta(config: Any) -> None:
@@ -111,7 +114,7 @@ def check_delta(config: Any) -> None:
     if config.linear_num_value_heads % config.linear_num_key_heads:
         raise ValueError(
             f"{config.linear_num_value_heads} value heads cannot share "
-            f"{config.linear_num_key_heads} key heads; fetch the model again"
+            f"{config.linear_num_key_heads} key heads; download the model again"
         )
 
 
@@ -150,7 +153,7 @@ class Mamba2Config(ModelConfig):
         if self.mamba_n_heads % self.mamba_n_groups:
             raise ValueError(
                 f"{self.mamba_n_heads} heads of Mamba 2 cannot share {self.mamba_n_groups} groups; "
-                "fetch the model again"
+                "download the model again"
             )
 
     @property
@@ -173,14 +176,14 @@ def mamba_fields(config: Any, inner: int) -> dict[str, Any]:
     heads, size = config.mamba_n_heads, config.mamba_d_head
     if heads < 1 or inner % heads or size not in ("auto", inner // heads):
         raise ValueError(
-            f"{heads} heads of {size!r:.60} numbers make no layer of Mamba 2 of {inner}; fetch the "
-            "model again"
+            f"{heads} heads of {size!r:.60} numbers make no layer of Mamba 2 of {inner}; download "
+            "the model again"
         )
     limits = [_as_float(limit) for limit in config.time_step_limit or (0.0, float("inf"))]
     if len(limits) != 2 or not 0.0 <= limits[0] <= limits[1]:
         raise ValueError(
             f"time_step_limit must be two numbers, the lower first, got "
-            f"{config.time_step_limit!r:.60}; fetch the model again"
+            f"{config.time_step_limit!r:.60}; download the model again"
         )
     return {"mamba_d_head": inner // heads, "time_step_limit": limits}
 
@@ -227,8 +230,8 @@ def first_mamba_fields(config: Any) -> dict[str, Any]:
         rank = -(-config.hidden_size // 16)
     if type(rank) is not int:
         raise ValueError(
-            f"the rank of time steps must be a whole number or 'auto', got {rank!r:.60}; fetch the "
-            "model again"
+            f"the rank of time steps must be a whole number or 'auto', got {rank!r:.60}; download "
+            "the model again"
         )
     return {"mamba_dt_rank": rank}
 

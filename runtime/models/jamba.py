@@ -146,6 +146,6 @@ def _every(config: Any, kind: str, period: int, offset: int) -> list[int]:
     if any(type(each) is not int for each in found) or not 0 <= found[1] < found[0]:
         raise ValueError(
             f"{names[1]} must be a whole number from 0 to below {names[0]}, got {found[1]!r:.60} "
-            f"and {found[0]!r:.60}; fetch the model again"
+            f"and {found[0]!r:.60}; download the model again"
         )
     return list(range(found[1], config.num_hidden_layers, found[0]))

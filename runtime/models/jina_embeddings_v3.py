@@ -62,7 +62,7 @@ class JinaEmbeddingsV3(NomicBert):
             if not isinstance(tasks, list) or len(tasks) > _MOST_TASKS or rank > _MOST_RANK:
                 raise ValueError(
                     f"lora_adaptations must be a list of at most {_MOST_TASKS} names, and "
-                    f"lora_rank at most {_MOST_RANK}; fetch the model again"
+                    f"lora_rank at most {_MOST_RANK}; download the model again"
                 )
         own: dict[str, Any] = {
             "types": 1,

@@ -175,13 +175,13 @@ class KimiLinearForCausalLM(DeepseekV3ForCausalLM):
             len(kinds) != count or any(k not in ("dense", "sparse") for k in kinds)
         ):
             raise ValueError(
-                "mlp_layer_types must have dense or sparse for each layer; fetch the model again"
+                "mlp_layer_types must have dense or sparse for each layer; download the model again"
             )
         sizes = {ours: nested.get(name, getattr(config, ours)) for name, ours in _LINEAR.items()}
         for name, size in sizes.items():
             if type(size) is not int:
                 raise ValueError(
-                    f"{name} must be a whole number, got {size!r:.60}; fetch the model again"
+                    f"{name} must be a whole number, got {size!r:.60}; download the model again"
                 )
             check_size(name, size)
         # Counted from 1.

@@ -138,5 +138,5 @@ def _between(config: Any) -> int:
     if (factor := config.block_ffn_dim_multiplier) is None:
         return size
     if (unit := config.block_multiple_of) < 1:
-        raise ValueError(f"block_multiple_of must be above 0, got {unit}; fetch the model again")
+        raise ValueError(f"block_multiple_of must be above 0, got {unit}; download the model again")
     return -(-int(factor * size) // int(unit)) * int(unit)

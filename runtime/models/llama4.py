@@ -133,7 +133,7 @@ class Llama4ForCausalLM(CausalLM):
         count = config.num_hidden_layers
         for name in ("interleave_moe_layer_step", "no_rope_layer_interval"):
             if getattr(config, name) < 1:
-                raise ValueError(f"{name} must be more than 0; fetch the model again")
+                raise ValueError(f"{name} must be more than 0; download the model again")
         every, first = config.no_rope_layer_interval, config.interleave_moe_layer_step - 1
         turned = config.no_rope_layers or [int((layer + 1) % every != 0) for layer in range(count)]
         moe_layers = config.moe_layers
@@ -144,11 +144,13 @@ class Llama4ForCausalLM(CausalLM):
             kinds = [_CHUNKED if has_positions else _WHOLE for has_positions in turned]
         for name, values in (("no_rope_layers", turned), ("layer_types", kinds)):
             if not isinstance(values, list) or len(values) != count:
-                raise ValueError(f"{name} must have an entry for each layer; fetch the model again")
+                raise ValueError(
+                    f"{name} must have an entry for each layer; download the model again"
+                )
         for kind in kinds:
             if kind not in (_CHUNKED, _WHOLE):
                 raise ValueError(
-                    f"layer_types must be {_CHUNKED} or {_WHOLE}, got {kind!r:.60}; fetch the "
+                    f"layer_types must be {_CHUNKED} or {_WHOLE}, got {kind!r:.60}; download the "
                     "model again"
                 )
         chunk = config.attention_chunk_size

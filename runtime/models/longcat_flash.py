@@ -52,7 +52,7 @@ class LongcatFlashConfig(LatentConfig):
     def __post_init__(self) -> None:
         LatentConfig.__post_init__(self)
         if self.q_lora_rank is None:
-            raise ValueError("it has no q_lora_rank; fetch the model again")
+            raise ValueError("it has no q_lora_rank; download the model again")
         if self.zero_expert_type != "identity":
             raise UnsupportedError(
                 f"zero_expert_type {self.zero_expert_type!r:.60} is not supported, identity is; "

@@ -40,7 +40,7 @@ def turned_part(config: Any) -> dict[str, Any]:
         return {}
     if type(turned) is not int:
         raise ValueError(
-            f"rotary_dim must be a whole number, got {turned!r:.60}; fetch the model again"
+            f"rotary_dim must be a whole number, got {turned!r:.60}; download the model again"
         )
     return {"rotary_dim": turned}
 

@@ -84,8 +84,8 @@ class Ministral3ForCausalLM(MistralForCausalLM):
         )
         if original <= 0:
             raise ValueError(
-                f"original_max_position_embeddings must be more than 0, got {original}; fetch the "
-                "model again"
+                f"original_max_position_embeddings must be more than 0, got {original}; download "
+                "the model again"
             )
         return [*tables, QueryScale(config.llama_4_scaling_beta, original)]
 

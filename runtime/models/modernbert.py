@@ -123,7 +123,7 @@ class ModernBert(nn.Module):
         if config.classifier_pooling not in ("cls", "mean"):
             raise ValueError(
                 f"classifier_pooling must be cls or mean, got {config.classifier_pooling!r:.60}; "
-                "fetch the model again"
+                "download the model again"
             )
         if config.classifier_activation not in ACTIVATIONS:
             raise ValueError(
@@ -136,7 +136,8 @@ class ModernBert(nn.Module):
             kinds = [_LOCAL if i % every else _GLOBAL for i in range(config.num_hidden_layers)]
         if len(kinds) != config.num_hidden_layers or not set(kinds) <= {_GLOBAL, _LOCAL}:
             raise ValueError(
-                f"layer_types must say {_GLOBAL} or {_LOCAL} of each layer; fetch the model again"
+                f"layer_types must say {_GLOBAL} or {_LOCAL} of each layer; "
+                "download the model again"
             )
         names = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
         return {

@@ -89,7 +89,7 @@ class MptForCausalLM(CausalLM):
         attention = config.attn_config or {}
         if not isinstance(attention, dict):
             raise ValueError(
-                f"attn_config must be an object, got {attention!r:.60}; fetch the model again"
+                f"attn_config must be an object, got {attention!r:.60}; download the model again"
             )
         asked = {**_ONLY, **attention, "logit_scale": config.logit_scale}
         heads = config.num_attention_heads

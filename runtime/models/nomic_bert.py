@@ -187,7 +187,7 @@ class NomicBert(Bert):
             if not top <= count <= _MOST_EXPERTS:
                 raise ValueError(
                     f"num_experts must be at most {_MOST_EXPERTS} and at least moe_top_k, {top}, "
-                    f"got {count}; fetch the model again"
+                    f"got {count}; download the model again"
                 )
         # transformers' config.json names the activation of gates, which all its models have.
         gated = config.hidden_act in _GATED or not hasattr(config, "activation_function")
@@ -262,7 +262,7 @@ def plain_rope(config: Any) -> tuple[float, float]:
 def positive(name: str, value: Any) -> float:
     """Raise `ValueError` if the member of config.json is not a number above 0."""
     if (found := number(name, value)) <= 0:
-        raise ValueError(f"{name} must be more than 0, got {found}; fetch the model again")
+        raise ValueError(f"{name} must be more than 0, got {found}; download the model again")
     return found
 
 

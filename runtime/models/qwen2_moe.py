@@ -44,7 +44,7 @@ class Qwen2MoeBlock(SparseMoE):
         size, shared = config.hidden_size, config.shared_expert_intermediate_size
         if shared < 1:
             raise ValueError(
-                f"shared_expert_intermediate_size must be at least 1, got {shared}; fetch the "
+                f"shared_expert_intermediate_size must be at least 1, got {shared}; download the "
                 "model again"
             )
         routing = Routing(

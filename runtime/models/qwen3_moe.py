@@ -62,7 +62,7 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
         count = getattr(config, "num_local_experts", config.num_experts)
         if type(count) is not int:
             raise ValueError(
-                f"num_local_experts must be a whole number, got {count!r:.60}; fetch the model "
+                f"num_local_experts must be a whole number, got {count!r:.60}; download the model "
                 "again"
             )
         window = config.sliding_window if config.use_sliding_window else None

@@ -42,12 +42,12 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
         count, every = config.num_hidden_layers, config.no_rope_layer_interval
         turned = config.no_rope_layers
         if turned is None and every < 1:
-            raise ValueError("no_rope_layer_interval must be more than 0; fetch the model again")
+            raise ValueError("no_rope_layer_interval must be more than 0; download the model again")
         if turned is None:
             turned = [int((layer + 1) % every != 0) for layer in range(count)]
         if len(turned) != count:
             raise ValueError(
-                "no_rope_layers must have an entry for each layer; fetch the model again"
+                "no_rope_layers must have an entry for each layer; download the model again"
             )
         window = config.sliding_window if config.use_sliding_window else None
         if getattr(config, "layer_types", None) is None:

@@ -52,7 +52,7 @@ class ZambaConfig(MambaConfig):
         if self.n_mamba_heads < 1 or self.mamba_expand * self.hidden_size % self.n_mamba_heads:
             raise ValueError(
                 f"n_mamba_heads is {self.n_mamba_heads}, which does not divide "
-                f"{self.mamba_expand * self.hidden_size} channels; fetch the model again"
+                f"{self.mamba_expand * self.hidden_size} channels; download the model again"
             )
 
 
@@ -218,7 +218,8 @@ class ZambaForCausalLM(CausalLM):
         size, heads = config.hidden_size, config.num_attention_heads
         if heads < 1 or 2 * size % heads:
             raise ValueError(
-                f"{heads} heads cannot share twice a hidden_size of {size}; fetch the model again"
+                f"{heads} heads cannot share twice a hidden_size of {size}; "
+                "download the model again"
             )
         if (said := getattr(config, "hidden_mamba_act", "silu")) not in ("silu", "swish"):
             raise ValueError(
@@ -226,8 +227,8 @@ class ZambaForCausalLM(CausalLM):
             )
         if config.attn_layer_period < 1:
             raise ValueError(
-                f"attn_layer_period must be more than 0, got {config.attn_layer_period}; fetch the "
-                "model again"
+                f"attn_layer_period must be more than 0, got {config.attn_layer_period}; download "
+                "the model again"
             )
         if isinstance(kinds := config.layer_types, list):
             # The names in older files.

@@ -142,7 +142,8 @@ class Zamba2ForCausalLM(CausalLM):
         size, heads = config.hidden_size, config.num_attention_heads
         if heads < 1 or 2 * size % heads:
             raise ValueError(
-                f"{heads} heads cannot share twice a hidden_size of {size}; fetch the model again"
+                f"{heads} heads cannot share twice a hidden_size of {size}; "
+                "download the model again"
             )
         if isinstance(kinds := config.layer_types, list):
             # The names in older files.

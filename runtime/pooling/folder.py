@@ -115,14 +115,16 @@ def read_folder(path: str) -> PoolingFolder:
                 (class_name(entry["type"]), _inside(folder, entry)) for entry in read_json(modules)
             ]
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{modules} is broken ({error}); fetch the model again") from None
+            raise ValueError(f"{modules} is broken ({error}); download the model again") from None
         if not named or named[0][0] != "Transformer":
             raise ValueError(f"{modules} begins with no Transformer; such models are not supported")
         root = named[0][1]
     try:
         return _read(folder, root, named[1:], sentence=bool(named))
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{root}: its files are broken ({error}); fetch the model again") from None
+        raise ValueError(
+            f"{root}: its files are broken ({error}); download the model again"
+        ) from None
 
 
 def _read(
@@ -148,7 +150,7 @@ def _read(
     if encoder is not None and said not in {encoder.model_type, encoder.also} - {None}:
         raise ValueError(
             f'{file}: {name} goes with "model_type": "{encoder.model_type}", got '
-            f"{said!r:.60}; fetch the model again"
+            f"{said!r:.60}; download the model again"
         )
     if content.get("quantization_config"):
         raise ValueError(
@@ -281,7 +283,7 @@ def _inside(folder: Path, entry: Mapping[str, Any]) -> Path:
     path = folder / str(entry.get("path", ""))
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
-            f"{folder / _MODULES} is broken: it names {path}, outside of the folder; fetch the "
+            f"{folder / _MODULES} is broken: it names {path}, outside of the folder; download the "
             "model again"
         )
     return path

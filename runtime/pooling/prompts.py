@@ -72,11 +72,11 @@ def read_prompts(
     if isinstance(texts, dict):
         texts = dict.fromkeys(adapters, "") | (model_content.get("task_instructions") or {}) | texts
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise ValueError(f"{file}: prompts must be texts by name; fetch the model again")
+        raise ValueError(f"{file}: prompts must be texts by name; download the model again")
     if default is not None and default not in texts:
         raise ValueError(
-            f"{file}: default_prompt_name is {default!r:.60}, which is none of the prompts; fetch "
-            "the model again"
+            f"{file}: default_prompt_name is {default!r:.60}, which is none of the prompts; "
+            "download the model again"
         )
     for pooling in poolings:
         if read_json(pooling / "config.json").get("include_prompt", True) is False and any(

@@ -41,7 +41,7 @@ def setting(config: Mapping[str, Any], name: str, kind: type[T], default: T | No
         return default
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(
-            f"quantization_config: {name} must be {_TYPES[kind]}, got {repr(value)[:80]}; fetch "
+            f"quantization_config: {name} must be {_TYPES[kind]}, got {repr(value)[:80]}; download "
             "the model again"
         )
     return value
@@ -54,7 +54,7 @@ def names(config: Mapping[str, Any], name: str) -> list[str]:
         if not isinstance(value, str):
             raise ValueError(
                 f"quantization_config: {name} must list names of layers, got {repr(value)[:80]}; "
-                "fetch the model again"
+                "download the model again"
             )
     return listed
 
@@ -111,7 +111,7 @@ class Patterns:
             return _compiled(pattern.removeprefix(EXPRESSION))
         except (ValueError, re.error, regex.error, RecursionError, OverflowError) as error:
             raise ValueError(
-                f"quantization_config: {pattern[:80]!r} is no valid pattern ({error}); fetch "
+                f"quantization_config: {pattern[:80]!r} is no valid pattern ({error}); download "
                 "the model again"
             ) from None
 

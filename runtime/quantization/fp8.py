@@ -22,7 +22,7 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
     if activations not in ("static", "dynamic"):
         raise ValueError(
             f"quantization_config: activation_scheme must be static or dynamic, got "
-            f"{activations[:80]!r}; fetch the model again"
+            f"{activations[:80]!r}; download the model again"
         )
     if config.get("fmt") not in (None, "e4m3"):
         raise ValueError(

@@ -240,7 +240,7 @@ def group_size(config: Mapping[str, Any]) -> int:
     size = setting(config, "group_size", int)
     if size != -1 and size < 1:
         raise ValueError(
-            f"quantization_config: group_size must be -1 or more than 0, got {size}; fetch the "
+            f"quantization_config: group_size must be -1 or more than 0, got {size}; download the "
             "model again"
         )
     return size

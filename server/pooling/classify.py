@@ -22,7 +22,7 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/classify", responses=answers(ClassifyAnswer, errors=BODY_ERRORS))
-@router.post("/classify", include_in_schema=False)
+@router.post("/classify", responses=answers(ClassifyAnswer, errors=BODY_ERRORS))
 async def classify(body: ClassifyRequest, serving: PoolingServingDep) -> Response:
     """Return the label of each text or pair of texts, and the probabilities of all labels."""
     serving.check_model(body.model)

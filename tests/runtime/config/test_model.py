@@ -294,7 +294,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"vocab_size": "many"},
         "vocab_size must be a whole number, got 'many'",
     ),
-    "a member left out": ({"hidden_size": None}, "it has no hidden_size; fetch the model again"),
+    "a member left out": ({"hidden_size": None}, "it has no hidden_size; download the model again"),
     "a number for a flag": ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
     "a text for theta": (
         {"rope_parameters": None, "rope_theta": "1e4"},

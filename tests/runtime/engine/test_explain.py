@@ -127,8 +127,8 @@ def test_a_rank_of_several_with_what_it_sends(tmp_path: Path) -> None:
     assert [piece for piece, _, _ in long.stretches] == [3, 4, 5]
     assert json.loads(json.dumps(told.to_json()))["forwards"][1]["sent"] == long.sent
     text = "\n".join(lines(told))
-    assert "each of 2 ranks sends 1,792 bytes a token as traced, 1,792 after the passes" in text
-    assert "order of calls of steps from 32 tokens on\n    1 x  piece 3" in text
+    assert "each of 2 ranks sends 1,792 bytes per token as traced, 1,792 after the passes" in text
+    assert "order of calls of steps of at least 32 tokens\n    1 x  piece 3" in text
     assert picture(told).count("1,792 bytes sent a token") == 4
 
 
@@ -227,7 +227,7 @@ def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture
         == 0
     )
     printed = capsys.readouterr().out
-    assert "4 pieces, 3 of them distinct, cut at 3 x piecework::attention" in printed
+    assert "4 pieces, 3 of them distinct, split at 3 x piecework::attention" in printed
     assert "2 x  piece 1, then piecework::attention" in printed
     assert "auto:4" in printed
     assert ElementTree.parse(tmp_path / "cut.svg")
@@ -263,8 +263,8 @@ def test_the_command_reads_a_data_set_and_prints_json(
     ("flags", "error"),
     [
         (["--lengths", "/nowhere"], "--lengths /nowhere"),
-        (["--svg", "/nowhere/a.svg"], "there is no such folder"),
-        (["--data-path", "x"], "--data-path goes with --dataset"),
+        (["--svg", "/nowhere/a.svg"], "the folder does not exist"),
+        (["--data-path", "x"], "--data-path needs --dataset"),
         (["--disable-cuda-graph"], "leave out the flags"),
         (["--piecewise-cuda-graph-tokens", "x"], "--piecewise-cuda-graph-tokens"),
     ],

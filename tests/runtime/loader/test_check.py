@@ -148,7 +148,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a file cut off": (
         cut_off,
-        r"model\.safetensors is cut off or broken: it has [\d,]+ of [\d,]+ bytes; fetch it again",
+        r"model\.safetensors is cut off .*: it has [\d,]+ of [\d,]+ bytes; download it again",
     ),
     "a file of noise": (
         lambda f: write(f, b"\xff" * 500),

@@ -130,8 +130,8 @@ def test_experts_are_counted_before_lists_are_made_of_them(
             {"zero_expert_type": "copy"},
             "zero_expert_type 'copy' is not supported, identity is; cho",
         ),
-        ({"zero_expert_num": -1}, "zero_expert_num must be 0 to .*; fetch the model again"),
-        ({"q_lora_rank": None}, "it has no q_lora_rank; fetch the model again"),
+        ({"zero_expert_num": -1}, "zero_expert_num must be 0 to .*; download the model again"),
+        ({"q_lora_rank": None}, "it has no q_lora_rank; download the model again"),
     ],
 )
 def test_experts_without_weights_are_checked(
@@ -184,7 +184,7 @@ def test_numbers_within_members_end_nothing_either(
     name: str, members: dict[str, Any], tmp_path: Path
 ) -> None:
     folder_of(tmp_path, name, **members)
-    with pytest.raises(ValueError, match="fetch the model again"):
+    with pytest.raises(ValueError, match="download the model again"):
         config = ModelConfig.from_pretrained(tmp_path)
         empty_model(config, torch.float32, META)
         scaled_frequencies(config)

@@ -108,7 +108,7 @@ def test_a_text_that_is_no_longer_than_the_choice_sees_all_of_it(tmp_path: Path)
 def test_an_index_that_makes_no_sense_is_told(changes: dict[str, Any], tmp_path: Path) -> None:
     make_tiny_model(tmp_path, "glm_moe_dsa", **INDEXED)
     edit_config(tmp_path, **changes)
-    with pytest.raises(ValueError, match=r"(index|q_lora).*; fetch the model again"):
+    with pytest.raises(ValueError, match=r"(index|q_lora).*; download the model again"):
         ModelConfig.from_pretrained(tmp_path)
 
 

@@ -71,7 +71,7 @@ STATIC = {
     ),
     "a number that is none": (
         lambda tensors: tensors[f"{LAYER}.weight"].view(torch.uint8)[3, 7].fill_(0xFF),
-        r"up_proj\.weight holds NaN; fetch the model again",
+        r"up_proj\.weight holds NaN; download the model again",
     ),
 }
 

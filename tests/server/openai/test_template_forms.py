@@ -212,7 +212,7 @@ def test_a_conversation_without_a_server_is_written_alike(name: str) -> None:
     ("message", "answer"),
     [
         ({"content": "x"}, r"messages\[1\] has no role"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[1\].* is no text"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[1\].* is not text"),
     ],
 )
 def test_messages_that_cannot_be_told_are_named(message: dict[str, Any], answer: str) -> None:
