@@ -59,7 +59,7 @@ STATIC = {
         put("weight_scale", torch.tensor(1e7)),
         r"weight_scale .* such as 10000000",
     ),
-    "a scale of zero": (put("weight_scale", torch.tensor(0.0)), r"such as 0\.0; download the model"),
+    "a scale of zero": (put("weight_scale", torch.tensor(0.0)), r"such as 0\.0; download"),
     "a negative scale": (put("input_scale", torch.tensor(-0.5)), r"input_scale .* such as -0\.5"),
     "a scale of integers": (
         put("weight_scale", torch.ones(1, dtype=torch.int32)),
