@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -89,15 +89,15 @@ class ThreadRanks:
 
     # As ranks
 
-    def tell(self, call: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
         if self.rank == 0:
-            self.exchange((call, arguments))
+            self.exchange((name, arguments))
 
     def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]:
         call: tuple[str, tuple[Any, ...]] = self.exchange(None)[0]
         return call
 
-    def gathered(self, value: T) -> list[T] | None:
+    def gather_objects(self, value: T) -> list[T] | None:
         values = self.exchange(value)
         return values if self.rank == 0 else None
 
@@ -109,13 +109,12 @@ class ThreadRanks:
             self._closed = True
             # The others may have failed meanwhile.
             with suppress(threading.BrokenBarrierError):
-                self.tell("end")
+                self.call("end")
 
-    def told(self, value: T) -> T:
-        told: T = self.exchange(value)[0]
-        return told
+    def broadcast_object(self, value: T) -> T:
+        return cast(T, self.exchange(value)[0])
 
-    def least(self, value: int) -> int:
+    def minimum(self, value: int) -> int:
         return int(min(self.exchange(value)))
 
     def check(self, digest: Any) -> None:

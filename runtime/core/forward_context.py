@@ -83,7 +83,7 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
 _on_layer: Callable[[], None] | None = None
 
 
-def tell_each_layer(callback: Callable[[], None]) -> None:
+def call_on_each_layer(callback: Callable[[], None]) -> None:
     """Set a function that is called whenever attention runs on the host: the step is alive."""
     global _on_layer
     _on_layer = callback

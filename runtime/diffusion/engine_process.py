@@ -37,7 +37,7 @@ class DiffusionProcess:
         if self._model.compiled is None:
             # A step may take minutes, so each block reports. With compiled models, the hook would
             # be compiled too.
-            self._model.tell_each_block(self._heart.beat_again)
+            self._model.call_on_each_block(self._heart.beat_again)
 
     def ready(self) -> DiffusionReady:
         model, defaults, compiled = self._model, self._defaults, self._model.compiled

@@ -93,7 +93,7 @@ class DiffusionModel:
                 self.family.transformers(), self.platform, regional=config.regional_compile
             )
         if ranks.size > 1:
-            ranks.gathered(None)
+            ranks.gather_objects(None)
             self.platform.groups_of_torch = True
             ranks.make_group(self.platform)
             # Split tokens after compiling, because splitting and gathering happen outside of
@@ -114,7 +114,7 @@ class DiffusionModel:
         """Whether states can be denoised together, step by step."""
         return isinstance(self.family, Family)
 
-    def tell_each_block(self, callback: Callable[[], None]) -> None:
+    def call_on_each_block(self, callback: Callable[[], None]) -> None:
         """Set a function that is called before each block of the pipeline's models: the step is
         alive.
         """
@@ -213,7 +213,7 @@ class DiffusionModel:
         Raise `InvalidParams`, `OutOfMemory`, and errors of `on_step`.
         """
         states = [self.validate(each, clock) for each in params]
-        self.ranks.tell("generate", params)
+        self.ranks.call("generate", params)
         if not isinstance(self.family, Family):
             for state in states:
                 self.make_whole(self.family, state, clock, on_step)
@@ -284,7 +284,7 @@ class DiffusionModel:
 
     def give_back_memory(self) -> None:
         """Return unused memory on every rank. Call this when there is no work."""
-        self.ranks.tell("give_back_memory")
+        self.ranks.call("give_back_memory")
         self.platform.give_back_memory()
 
     @contextmanager

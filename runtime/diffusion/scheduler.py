@@ -80,7 +80,7 @@ class ImageScheduler:
 
     def add(self, request: GenerateImage) -> None:
         """Add a request. If the pipeline cannot serve it, the next step returns the error."""
-        self._model.ranks.tell("add", request)
+        self._model.ranks.call("add", request)
         clock = Clock(self._model.platform)
         try:
             state = self._model.validate(request.params, clock)
@@ -92,14 +92,14 @@ class ImageScheduler:
 
     def abort(self, rids: list[str]) -> None:
         """Drop these requests. Unknown ids are ignored."""
-        self._model.ranks.tell("abort", rids)
+        self._model.ranks.call("abort", rids)
         gone = set(rids)
         self._waiting = deque(job for job in self._waiting if job.rid not in gone)
         self._running = [job for job in self._running if job.rid not in gone]
 
     def step(self) -> ImageStep:
         """Do one piece of work, and return the outputs that are ready."""
-        self._model.ranks.tell("step")
+        self._model.ranks.call("step")
         clock = Clock(self._model.platform)
         if not self._outputs:
             self._work(clock)

@@ -68,20 +68,20 @@ class Leader:
         self.size, self.local_size = 1 + len(others), local_size
         self._others, self._make_group, self._end = others, make_group, end
 
-    def tell(self, call: str, *arguments: Any) -> None:
-        self._send(Kind.CALL, (call, arguments))
+    def call(self, name: str, *arguments: Any) -> None:
+        self._send(Kind.CALL, (name, arguments))
 
-    def told(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         self._send(Kind.VALUE, value)
         return value
 
-    def gathered(self, value: T) -> list[T] | None:
+    def gather_objects(self, value: T) -> list[T] | None:
         return [value, *(self._answer(rank) for rank in range(1, self.size))]
 
-    def least(self, value: int) -> int:
-        values = self.gathered(value)
+    def minimum(self, value: int) -> int:
+        values = self.gather_objects(value)
         assert values is not None
-        return self.told(min(values))
+        return self.broadcast_object(min(values))
 
     def check(self, digest: Any) -> None:
         self._send(Kind.STEP, digest)
@@ -130,7 +130,7 @@ class Follower:
         self.local_size = local_size
         self._leader, self._make_group = leader, make_group
 
-    def tell(self, call: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
         pass
 
     def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]:
@@ -147,17 +147,17 @@ class Follower:
         call: tuple[str, tuple[Any, ...]] = self._receive(Kind.CALL)
         return call
 
-    def told(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         leading: T = self._receive(Kind.VALUE)
         return leading
 
-    def gathered(self, value: T) -> list[T] | None:
+    def gather_objects(self, value: T) -> list[T] | None:
         self._leader.send_bytes(pickle.dumps((Kind.ANSWER, value)))
         return None
 
-    def least(self, value: int) -> int:
-        self.gathered(value)
-        return self.told(value)
+    def minimum(self, value: int) -> int:
+        self.gather_objects(value)
+        return self.broadcast_object(value)
 
     def check(self, digest: Any) -> None:
         if (leading := self._receive(Kind.STEP)) != digest:

@@ -4,8 +4,8 @@ Only rank 0 has an inbox and an outbox. It broadcasts each message and each iter
 Every rank runs the same deterministic scheduler, so plans are not sent. Rank 0 decides what depends
 on time or on the machine, or the ranks agree on it:
 
-    free = ranks.least(platform.memory().free)
-    outcome = ranks.told(compiling.poll() if ranks.rank == 0 else None)
+    free = ranks.minimum(platform.memory().free)
+    outcome = ranks.broadcast_object(compiling.poll() if ranks.rank == 0 else None)
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ class Ranks(Protocol):
         """Number of ranks on this machine."""
         ...
 
-    def tell(self, call: str, *arguments: Any) -> None:
-        """On rank 0, have the other ranks repeat a `call` of `rank_process.follow`.
+    def call(self, name: str, *arguments: Any) -> None:
+        """On rank 0, have the other ranks repeat a call: see `rank_process.follow`.
 
         Do not wait for them. On other ranks, do nothing.
         """
         ...
 
-    def told(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         """Return rank 0's value, a plain object, on every rank. Rank 0 does not wait."""
         ...
 
-    def gathered(self, value: T) -> list[T] | None:
+    def gather_objects(self, value: T) -> list[T] | None:
         """Return the values of all ranks on rank 0, which waits for them, and None on other ranks.
 
         Raise `ValueError` if another rank cannot start for a reason that the user can correct.
         """
         ...
 
-    def least(self, value: int) -> int:
-        """Return the least value of all ranks on every rank. Wait for all. Raise as `gathered`."""
+    def minimum(self, value: int) -> int:
+        """Return the minimum of all ranks on every rank. Wait and raise as `gather_objects`."""
         ...
 
     def check(self, digest: Any) -> None:
@@ -108,16 +108,16 @@ class Alone:
     rank, size = 0, 1
     node, local_rank, local_size = 0, 0, 1
 
-    def tell(self, call: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
         pass
 
-    def told(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         return value
 
-    def gathered(self, value: T) -> list[T] | None:
+    def gather_objects(self, value: T) -> list[T] | None:
         return [value]
 
-    def least(self, value: int) -> int:
+    def minimum(self, value: int) -> int:
         return value
 
     def check(self, digest: Any) -> None:

@@ -106,7 +106,7 @@ class EngineCore:
 
     def add(self, message: GenerateRequest) -> None:
         """Queue a request. If it can never run, the next step returns an error for it."""
-        self._ranks.tell("add", message)
+        self._ranks.call("add", message)
         try:
             self._scheduler.add(self._admit(message))
         except GrammarFault as error:
@@ -121,7 +121,7 @@ class EngineCore:
     def abort(self, rids: Iterable[str]) -> None:
         """End these requests at once. They deliver no more tokens."""
         gone = set(rids)
-        self._ranks.tell("abort", sorted(gone))
+        self._ranks.call("abort", sorted(gone))
         known = self._scheduler.running + self._scheduler.waiting
         for request in [each for each in known if each.rid in gone]:
             self._scheduler.remove(request)
@@ -130,7 +130,7 @@ class EngineCore:
 
     def flush_cache(self) -> int:
         """Drop cached prefixes that no request uses. Return the number of tokens dropped."""
-        self._ranks.tell("flush_cache")
+        self._ranks.call("flush_cache")
         return self._cache.flush()
 
     def step(self) -> StepOutput:
@@ -138,7 +138,7 @@ class EngineCore:
 
         Without overlap, return the tokens of the batch itself.
         """
-        self._ranks.tell("step")
+        self._ranks.call("step")
         try:
             self._advance()
         except Exception as error:

@@ -46,7 +46,7 @@ class _NoPieces(Exception):
 
 
 _ON_ANOTHER_RANK = _NoPieces(Reason.WRONG_RESULT, "another rank failed")
-# The result of loading the pieces on one rank. The ranks agree on the least one.
+# The result of loading the pieces on one rank. The ranks agree on the minimum.
 _LOADED, _NOT_STORED, _BROKEN = 2, 1, 0
 
 
@@ -74,7 +74,7 @@ class GraphStartup:
         """
         if busy and self._next_is_long and time.perf_counter() < self._began + _PATIENCE_SECONDS:
             return
-        self._ranks.tell("advance", self._next_is_own)
+        self._ranks.call("advance", self._next_is_own)
         self._next()
 
     def follow(self, own: bool) -> None:
@@ -135,7 +135,7 @@ class GraphStartup:
             yield True
             while graphs.capture_next():
                 yield True
-        self._tell()
+        self._log_graphs()
 
     def _pieces(
         self, prefill: PrefillGraph
@@ -219,10 +219,10 @@ class GraphStartup:
         state = _LOADED if failure is None else _BROKEN
         if isinstance(failure, NotStoredError):
             state = _NOT_STORED
-        least = self._ranks.least(state)
-        if least == _NOT_STORED:
+        state = self._ranks.minimum(state)
+        if state == _NOT_STORED:
             raise NotStoredError("the compile cache of a rank lacks pieces")
-        if least == _BROKEN:
+        if state == _BROKEN:
             raise failure or _ON_ANOTHER_RANK
         assert found is not None
         return found
@@ -241,7 +241,7 @@ class GraphStartup:
                 yield True
             self._compiling, self._next_is_own = None, False
         yield True
-        outcome = self._ranks.told(outcome)
+        outcome = self._ranks.broadcast_object(outcome)
         assert outcome is not None
         return outcome
 
@@ -267,14 +267,14 @@ class GraphStartup:
                 portion = next(work, None)
             except Exception as error:
                 failure = error
-            alike = self._ranks.told(portion) == portion
-            if not self._ranks.least(failure is None and alike):
+            alike = self._ranks.broadcast_object(portion) == portion
+            if not self._ranks.minimum(failure is None and alike):
                 raise failure or _ON_ANOTHER_RANK
             if portion is None:
                 return
             yield portion
 
-    def _tell(self) -> None:
+    def _log_graphs(self) -> None:
         info = self._runner.graphs.info()
         if not info.distinct_pieces and not info.num_graphs:
             return

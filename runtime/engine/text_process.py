@@ -10,7 +10,7 @@ from typing import Any
 from ...kernels.collectives import CollectiveError
 from ..cache.kv_events import KVEventsConfig
 from ..config.engine import EngineConfig
-from ..core.forward_context import tell_each_layer
+from ..core.forward_context import call_on_each_layer
 from ..core.generation import GenerateRequest
 from ..core.messages import (
     AbortRequests,
@@ -51,7 +51,7 @@ class EngineProcess:
         self._sent_load, self._stats_due = (0, 0), 0.0
         self._heart = Heartbeat(mailbox.send)
         self._profiler = Profiler()
-        tell_each_layer(self._heart.beat_again)
+        call_on_each_layer(self._heart.beat_again)
 
     def ready(self) -> EngineReady:
         return EngineReady(info=self._runner.info())

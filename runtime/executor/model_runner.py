@@ -85,7 +85,7 @@ class ModelRunner:
         )
         self._state_layouts = self.model.state_layouts(self.dtype)
         # A trial may end differently on another rank, so rank 0 decides.
-        self.attention_backend = ranks.told(
+        self.attention_backend = ranks.broadcast_object(
             self.platform.choose_attention(config.attention_backend, self._layouts)
         )
         backend = with_chunks(
@@ -93,7 +93,7 @@ class ModelRunner:
         )
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
         # The chosen sizes depend on these counts. From here on every rank counts the same steps.
-        self.seen_lengths.counts = Counter(ranks.told(self.seen_lengths.counts))
+        self.seen_lengths.counts = Counter(ranks.broadcast_object(self.seen_lengths.counts))
         self.vocab_size = self.model_config.vocab_size
         self.group = self._meet()
         with self.clock.phase("memory"):
@@ -105,7 +105,7 @@ class ModelRunner:
         self.layout = Layout(*form, only_windows=self.pool.only_windows)
         self._kv_bytes = self.pool.num_bytes + (self.states.num_bytes if self.states else 0)
         own = RankInfo(weight_bytes=weight_bytes(self.model), kv_bytes=self._kv_bytes)
-        self._rank_infos = ranks.gathered(own) or []
+        self._rank_infos = ranks.gather_objects(own) or []
         if self.platform.compiles_kernels:
             with self.clock.phase("first steps"):
                 warm_up(self.model, attention, self.platform, longest=self.config.context_length)
@@ -188,7 +188,7 @@ class ModelRunner:
 
     def give_back_memory(self) -> None:
         """Free the memory of the last step on all ranks. Called when the engine stays idle."""
-        self.ranks.tell("give_back_memory")
+        self.ranks.call("give_back_memory")
         self.layout.forget()
         self.platform.give_back_memory()
 
@@ -261,7 +261,7 @@ class ModelRunner:
         """
         if self.ranks.size == 1:
             return None
-        self.ranks.gathered(None)
+        self.ranks.gather_objects(None)
         self.ranks.make_group(self.platform)
         return get_group(TENSOR_PARALLEL)
 
@@ -305,7 +305,7 @@ class ModelRunner:
             )
         else:
             free = self.platform.memory().free
-        free = self.ranks.least(free // self._sharers)
+        free = self.ranks.minimum(free // self._sharers)
         resolved = resolve_cache(
             steps,
             config.max_total_tokens,
@@ -329,7 +329,7 @@ class ModelRunner:
                 resolved.context_length,
             )
         packed = weight_bytes(self.model) * self._sharers
-        packs = self.ranks.told(self.platform.packs_linear(packed))
+        packs = self.ranks.broadcast_object(self.platform.packs_linear(packed))
         return replace(resolved, passes=str(PassConfig.parse(config.passes).settled(packs=packs)))
 
     def _cache_remarks(self) -> dict[str, str]:

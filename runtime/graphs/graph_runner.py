@@ -55,7 +55,7 @@ class GraphRunner:
         seen: LengthHistogram,
         ranks: Ranks = ALONE,
     ) -> None:
-        self._agree = (lambda done: ranks.least(done) == 1) if ranks.size > 1 else None
+        self._agree = (lambda done: ranks.minimum(done) == 1) if ranks.size > 1 else None
         self._model, self._platform, self._config = model, platform, config
         self._attention, self._seen = attention, seen
         self.prefill_backend = config.prefill_backend

@@ -21,7 +21,7 @@ class LoneRank(Alone):
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def gathered(self, value: T) -> list[T]:
+    def gather_objects(self, value: T) -> list[T]:
         return [value] * self.size
 
     def make_group(self, platform: Platform) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.forward_context import tell_each_layer
+from ..core.forward_context import call_on_each_layer
 from ..core.messages import AbortRequests
 from ..core.pooling_messages import PoolingReady, PoolRequest, PoolStep
 from ..process.heartbeat import Heartbeat
@@ -24,7 +24,7 @@ class PoolingProcess:
         self._scheduler = PoolingScheduler(self._model)
         self._mailbox = mailbox
         self._heart = Heartbeat(mailbox.send)
-        tell_each_layer(self._heart.beat_again)
+        call_on_each_layer(self._heart.beat_again)
 
     def ready(self) -> PoolingReady:
         return PoolingReady(info=self._model.info())

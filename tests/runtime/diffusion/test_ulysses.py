@@ -45,15 +45,15 @@ TOKENS = {"flux": (24, 512), "qwen-image": (24, None), "wan": (2 * 24, None)}
 
 
 class Rank(Alone):
-    """One of `size` ranks whose group is made. `calls`: what rank 0 tells, None at its end."""
+    """One of `size` ranks whose group is made. `calls`: what rank 0 calls, None at its end."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size  # Of processes that share no cores.
         self.calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
 
-    def tell(self, call: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
         if self.rank == 0:
-            self.calls.put((call, arguments))
+            self.calls.put((name, arguments))
 
     def next_call(self) -> tuple[str, tuple[Any, ...]]:
         call = self.calls.get(timeout=60)
@@ -134,10 +134,10 @@ def test_a_server_s_ranks_do_what_its_first_does(pipeline_folder: Folder) -> Non
     params = [DiffusionParams(**asked("flux", seed=seed)) for seed in (1, 2, 3)]
     odd = DiffusionParams(**asked("flux", width=80, height=48))
     expected = [run(load(pipeline_folder("flux")), each)[0].pixels for each in params]
-    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work(model: DiffusionModel) -> list[ImageOutput]:
-        model.ranks.calls = told  # type: ignore[attr-defined]
+        model.ranks.calls = calls  # type: ignore[attr-defined]
         if model.ranks.rank == 1:
             with pytest.raises(RankEnded):
                 follow(model, model.ranks)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_a_server_s_ranks_do_what_its_first_does(pipeline_folder: Folder) -> Non
                 scheduler.abort(["2"])
             if scheduler.has_work:
                 outputs += scheduler.step().outputs
-        told.put(None)
+        calls.put(None)
         return outputs
 
     outputs, _ = on_ranks(2, pipeline_folder("flux"), work, max_batch_size=2)
@@ -170,13 +170,13 @@ def test_every_rank_gives_memory_back(
     monkeypatch.setattr(
         Platform, "give_back_memory", lambda self: given.append(threading.get_ident())
     )
-    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work(model: DiffusionModel) -> None:
-        model.ranks.calls = told  # type: ignore[attr-defined]
+        model.ranks.calls = calls  # type: ignore[attr-defined]
         if model.ranks.rank == 0:
             model.give_back_memory()
-            told.put(None)
+            calls.put(None)
             return
         with pytest.raises(RankEnded):
             follow(model, model.ranks)  # type: ignore[arg-type]

@@ -44,24 +44,24 @@ def pair() -> Iterator[Pair]:
 
 def test_what_rank_0_tells_comes_in_its_order(pair: Pair) -> None:
     """It waits for nobody."""
-    pair.leader.tell("add", {"rid": "a"})
-    assert pair.leader.told([1, 2]) == [1, 2]
-    pair.leader.tell("step")
+    pair.leader.call("add", {"rid": "a"})
+    assert pair.leader.broadcast_object([1, 2]) == [1, 2]
+    pair.leader.call("step")
     pair.leader.check((0, 3))
     assert pair.follower.next_call() == ("add", ({"rid": "a"},))
-    assert pair.follower.told(None) == [1, 2]  # type: ignore[comparison-overlap]
+    assert pair.follower.broadcast_object(None) == [1, 2]  # type: ignore[comparison-overlap]
     assert pair.follower.next_call() == ("step", ())
     pair.follower.check((0, 3))
 
 
 def test_all_get_the_least_value(pair: Pair) -> None:
-    pair.follower.gathered(5)
-    assert pair.leader.least(7) == 5
-    assert pair.follower.told(0) == 5
+    pair.follower.gather_objects(5)
+    assert pair.leader.minimum(7) == 5
+    assert pair.follower.broadcast_object(0) == 5
 
 
 def test_a_rank_0_that_stops_between_two_steps_is_found(pair: Pair) -> None:
-    pair.leader.tell("step")
+    pair.leader.call("step")
     assert pair.follower.next_call(within=5) == ("step", ())
     with pytest.raises(
         CollectiveError, match=r"rank 1 waits for rank 0, .* within 0\.05 s"
@@ -73,7 +73,7 @@ def test_a_rank_0_that_stops_between_two_steps_is_found(pair: Pair) -> None:
 def test_a_rank_that_takes_nothing_is_not_waited_for(pair: Pair) -> None:
     processes._limit_sending(pair.ours, 0.1)
     with pytest.raises(RankEnded, match="rank 1 did not read a message"):
-        pair.leader.tell("add", bytes(2**22))
+        pair.leader.call("add", bytes(2**22))
 
 
 @pytest.mark.parametrize("has_work", [True, False])
@@ -96,9 +96,9 @@ def test_another_step_is_found(pair: Pair) -> None:
 
 
 def test_another_turn_is_found(pair: Pair) -> None:
-    pair.leader.tell("step")
+    pair.leader.call("step")
     with pytest.raises(Diverged, match="rank 1 waits for a value, rank 0 sent a call"):
-        pair.follower.told(0)
+        pair.follower.broadcast_object(0)
 
 
 def test_a_rank_that_cannot_start_says_why_through_rank_0(pair: Pair) -> None:
@@ -106,7 +106,7 @@ def test_a_rank_that_cannot_start_says_why_through_rank_0(pair: Pair) -> None:
     failing = Thread(target=pair.follower.fail, args=("too little memory; take a smaller model",))
     failing.start()
     with pytest.raises(ValueError, match="rank 1: too little memory; take a smaller model"):
-        pair.leader.gathered(None)
+        pair.leader.gather_objects(None)
     assert failing.is_alive()
     pair.leader.close(reason="rank 1: too little memory")
     failing.join(10)
@@ -116,9 +116,9 @@ def test_a_rank_that_cannot_start_says_why_through_rank_0(pair: Pair) -> None:
 def test_a_rank_that_is_gone_is_named(pair: Pair) -> None:
     pair.theirs.close()
     with pytest.raises(RankEnded, match="rank 1 has ended"):
-        pair.leader.gathered(None)
+        pair.leader.gather_objects(None)
     with pytest.raises(RankEnded, match="rank 1 has ended"):
-        pair.leader.tell("step")
+        pair.leader.call("step")
 
 
 def test_ranks_hear_that_rank_0_is_gone(pair: Pair) -> None:
@@ -131,5 +131,5 @@ def test_ranks_hear_that_rank_0_is_gone(pair: Pair) -> None:
 def test_ranks_hear_that_the_engine_ends_for_good_and_why(pair: Pair, reason: str | None) -> None:
     pair.leader.close(reason=reason)
     with pytest.raises(EngineEnded) as error:
-        pair.follower.told(0)
+        pair.follower.broadcast_object(0)
     assert error.value.reason == reason
