@@ -32,12 +32,12 @@ SERVED_MODEL := $(if $(filter smollm2-135m,$(MODEL)),$(MODEL_STAMP))
 NEEDS_311 := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	"piecework needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")
 
-.PHONY: help serve test test-all lint install dev wheel bench bench-cpu clean
+.PHONY: help serve test test-all lint install dev wheel bench bench-cpu attack soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo '  serve and bench take PORT=$(PORT) MODEL=$(MODEL); serve, bench and the tests ARGS="more flags"; all take PYTHON=$(PYTHON) VENV=$(VENV)'
+	@echo '  all that run something take ARGS="more flags"; serve and bench PORT=$(PORT) MODEL=$(MODEL); attack and soak PORT; all PYTHON=$(PYTHON) VENV=$(VENV)'
 
 serve: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL (a small one by default) on HOST:PORT
 	@exec $(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) $(ARGS)
@@ -72,6 +72,12 @@ bench: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL and measure it: 8 client
 bench-cpu: $(STAMPS)/project $(SERVED_MODEL) ## MODEL beside the servers that scripts in PEERS start, each given a port
 	@$(BIN)/piecework bench peers --model-path '$(MODEL)' \
 		$(foreach script,$(wildcard $(PEERS)/*.sh),--server '$(basename $(notdir $(script)))=$(script)') $(ARGS)
+
+attack: $(STAMPS)/project ## attack the server on HOST:PORT: lab/attack.md
+	@$(BIN)/python -m piecework.lab.attack --base-url http://$(HOST):$(PORT) $(ARGS)
+
+soak: $(STAMPS)/project ## soak the server on HOST:PORT: lab/soak.md
+	@$(BIN)/python -m piecework.lab.soak --base-url http://$(HOST):$(PORT) $(ARGS)
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) build dist kernels/cpu/native/shipped *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

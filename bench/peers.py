@@ -18,8 +18,7 @@ from .client import Client, RequestFailed, ServerUnusable, resolve
 from .datasets import Question, load_gsm8k
 from .quality import mean_logprob
 from .report import Report
-from .server_process import PORT, first_token, running_server
-from .server_state import MIB, resident_bytes
+from .server_process import MIB, PORT, first_token, resident_bytes, running_server
 from .serving import ServingResult, ServingSettings, measure
 from .target import Target
 from .workloads import Workload

@@ -11,11 +11,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
 
 from .apis import GenerationCall, ask
 from .client import Client, RequestFailed, ServerUnusable, resolve
 from .target import Target
 
+MIB = 1024 * 1024
 # Replaced by a free port in a command. Without it, the port is appended to the command.
 PORT = "{port}"
 _READY_SECONDS = 300.0
@@ -25,9 +29,10 @@ _POLL_SECONDS = 0.1
 
 @contextmanager
 def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server on a free port, ended with all that it started, also where SIGTERM ends the
-    measurement, which is as Ctrl-C meanwhile. Raises `ServerUnusable` where the command cannot be
-    run. For the main thread.
+    """Run a server on a free port, and end it with all processes that it started.
+
+    Meanwhile, SIGTERM raises `KeyboardInterrupt`, so that it ends the server too. Call this in the
+    main thread. Raises `ServerUnusable` if the command cannot be run.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -87,3 +92,25 @@ async def first_token(label: str, target: Target, process: subprocess.Popen[byte
         f"the server {label} {state}; run its command by hand to see why: "
         f"{shlex.join(map(str, process.args))}"  # type: ignore[arg-type]
     )
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process and its descendants, in bytes.
+
+    Raises `ServerUnusable` if there is no such process.
+    """
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise psutil.NoSuchProcess(pid)
+        family = [process, *process.children(recursive=True)]
+        return sum(_resident(member) for member in family)
+    except psutil.NoSuchProcess:
+        raise ServerUnusable(f"there is no process {pid}") from None
+
+
+def _resident(process: Any) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0

@@ -93,7 +93,7 @@ def measure(blocks: int, arguments: argparse.Namespace, folder: Path) -> list[di
         str(arguments.head_dim),
     ]
     subprocess.run(
-        [sys.executable, "-m", "piecework.bench.diffusion_tiny", "wan", pipeline, *size],
+        [sys.executable, "-m", "piecework.lab.diffusion_tiny", "wan", pipeline, *size],
         check=True,
         stdout=subprocess.DEVNULL,
     )

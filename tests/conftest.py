@@ -147,7 +147,7 @@ def native_kernels() -> None:
 @pytest.fixture(scope="session")
 def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a family's tiny diffusion pipeline: written once."""
-    from piecework.bench.diffusion_tiny import make_pipeline_folder
+    from piecework.lab.diffusion_tiny import make_pipeline_folder
 
     @cache
     def written(family: str) -> Path:

@@ -26,7 +26,7 @@ KNOWS = {
     "server": {"runtime"},
     "bench": {"server", "runtime", "compilation", "kernels"},
     "cli": {"bench", "server", "runtime", "compilation", "kernels"},
-    "lab": {"bench", "server", "runtime", "compilation", "kernels"},
+    "lab": {"cli", "bench", "server", "runtime", "compilation", "kernels"},
     ROOT_PACKAGE: {"cli", "runtime"},
 }
 """Floor -> the other floors that its modules may import."""

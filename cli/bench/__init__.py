@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from . import (
-    attack,
     embeddings,
     graphs,
     gsm8k,
     peers,
     roofline,
     serving,
-    soak,
     structured,
     tools,
 )
@@ -40,11 +38,9 @@ def add_measurements(subparsers: Any) -> None:
         serving,
         structured,
         tools,
-        soak,
         peers,
         graphs,
         roofline,
         embeddings,
-        attack,
     ):
         measurement.add_parser(subparsers)

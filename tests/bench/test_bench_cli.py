@@ -19,7 +19,7 @@ from tiny_encoders import make_tiny_encoder
 from piecework.cli.bench import add_measurements
 from piecework.cli.core.flags import ArgumentParser
 
-COMMANDS = ["gsm8k", "serving", "soak"]
+COMMANDS = ["gsm8k", "serving"]
 PARSE = (
     "import sys\n"
     "from piecework.cli.bench import add_measurements\n"
@@ -182,52 +182,6 @@ def test_random_prompts_are_token_ids_where_the_api_takes_them(
     )
 
 
-def test_soak(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
-    server.reply = lambda prompt: "A B C"
-    mix = [
-        "--apis",
-        "completion,generate",
-        "--disconnect-rate",
-        "0",
-        "--abort-rate",
-        "0",
-        "--max-prompt-words",
-        "9",
-        "--max-new-tokens",
-        "4",
-    ]
-    checks = [
-        "--verify",
-        "2",
-        "--max-mismatches",
-        "0",
-        "--settle-seconds",
-        "1",
-        "--max-memory-growth",
-        "500",
-    ]
-    assert (
-        bench(
-            "soak",
-            "--base-url",
-            server.url,
-            "--num-requests",
-            "12",
-            "--concurrency",
-            "3",
-            *mix,
-            *checks,
-        )
-        == 0
-    )
-    assert len(server.requests) == 12 + 2 + 1
-    assert {path for path, _ in server.requests} == {"/v1/completions", "/generate"}
-    printed = capsys.readouterr()
-    assert printed.out.endswith("PASSED\n") and "\r" not in printed.err
-    server.fail = lambda number: 500
-    assert bench("soak", "--base-url", server.url, "--num-requests", "12", *mix) == 1
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_key_goes_with_every_request(
     server: ScriptedServer, questions: str, command: str, capsys: pytest.CaptureFixture[str]
@@ -236,7 +190,6 @@ def test_the_key_goes_with_every_request(
     flags = {
         "gsm8k": ["--data-path", questions],
         "serving": ["--num-prompts", "3"],
-        "soak": ["--num-requests", "9", "--max-prompt-words", "9"],
     }
     assert "--api-key" in error_of(capsys, command, "--base-url", server.url, *flags[command])
     assert bench(command, "--base-url", server.url, "--api-key", "secret", *flags[command]) == 0
@@ -270,9 +223,6 @@ def test_a_server_that_is_not_there(
             "does not work with --api chat",
         ),
         (["serving", "--dataset", "sharegpt-file", "--num-prompts", "x"], "a whole number"),
-        (["soak", "--apis", "chat,talk"], "is not a list of completion,chat,generate"),
-        (["soak", "--disconnect-rate", "x"], "a number from 0 to 1"),
-        (["soak", "--server-pid", "999999999"], "--server-pid: there is no process 999999999"),
     ],
 )
 def test_mistakes_are_one_line(

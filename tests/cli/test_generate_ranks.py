@@ -15,8 +15,8 @@ import psutil
 import pytest
 from diffusion_pipelines import Folder
 
-from piecework.bench.diffusion_tiny import Size, make_pipeline_folder
 from piecework.cli.main import main
+from piecework.lab.diffusion_tiny import Size, make_pipeline_folder
 
 SMALL = ["--prompt", "a red fox", "--width", "64", "--height", "64", "--num-frames", "1"]
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
-from piecework.bench.fuzz_seeds import HOSTILE, TEXT_SEEDS
+from piecework.lab.attack.fuzz_seeds import HOSTILE, TEXT_SEEDS
 from piecework.server.anthropic.protocol import CountTokensRequest, MessagesRequest
 from piecework.server.native.protocol import GenerateBody, NativeSampling
 from piecework.server.openai.protocol import (

@@ -20,7 +20,7 @@ from diffusers import (
 )
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
-from piecework.bench.diffusion_tokenizers import VOCAB_SIZE, clip_tokenizer, t5_tokenizer
+from piecework.lab.diffusion_tokenizers import VOCAB_SIZE, clip_tokenizer, t5_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import torch
 from diffusion_pipelines import FAMILIES, Folder, load
 from tiny_models import make_tiny_model
 
-from piecework.bench.diffusion_tiny import Size, make_pipeline_folder
+from piecework.lab.diffusion_tiny import Size, make_pipeline_folder
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.llm import LLM
 

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from diffusion_pipelines import FAMILIES, Folder, load, pixels, run
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-from piecework.bench.diffusion_tiny import Size, make_pipeline_folder
 from piecework.kernels.platform import Platform
+from piecework.lab.diffusion_tiny import Size, make_pipeline_folder
 from piecework.runtime.core.image_params import DiffusionParams, InvalidParams
 from piecework.runtime.core.messages import GenerateImage, ImageOutput
 from piecework.runtime.diffusion import ulysses

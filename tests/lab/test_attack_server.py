@@ -1,4 +1,4 @@
-"""`piecework bench attack` against a real server: it stays well, and what is measured is told."""
+"""Attacks on a real server: it stays healthy, and the result has what was measured."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from server_process import ServerProcess, ready
 from tiny_models import make_tiny_model
 
-from piecework.bench.attack import ATTACKS
-from piecework.cli.main import main
+from piecework.lab.attack.__main__ import main
+from piecework.lab.attack.run import ATTACKS
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def attack(server: ServerProcess, tmp_path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     result = tmp_path / "result.json"
-    code = main(["bench", "attack", "--base-url", server.url, "--json", str(result), *flags])
+    code = main(["--base-url", server.url, "--json", str(result), *flags])
     return code, json.loads(result.read_text())
 
 

@@ -1,20 +1,18 @@
-"""`piecework bench soak`."""
+"""The flags of `python -m piecework.lab.soak`."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from collections.abc import Sequence
 
+from ...bench.report import Report
 from ...bench.target import Api, Target
-from .flags import (
-    add_flag,
-    add_measurement,
-    add_target,
-    count,
-    given,
-    positive,
-    ratio,
-)
+from ...cli.bench.flags import Formatter, add_flag, add_target, count, given, positive, ratio
+from ...cli.core.flags import report
+from .requests import Mix
+from .result import SoakSettings
+from .run import run
 
 _TEXT = """\
 Send many mixed requests: short and long prompts, text and token ids, shared prefixes; completions,
@@ -37,14 +35,15 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = add_measurement(
-        subparsers,
-        "soak",
-        "mixed requests, disconnects and aborts: check answers and leaks",
+def main(argv: Sequence[str] | None = None) -> int:
+    """Put the load on the server that the flags name. Return the exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m piecework.lab.soak",
+        "%(prog)s [flags]",
         _TEXT,
         _EXAMPLES,
-        _run,
+        formatter_class=Formatter,
+        allow_abbrev=False,
     )
     add_target(parser, api=False)
     mix = parser.add_argument_group("requests")
@@ -69,6 +68,21 @@ def add_parser(subparsers: Any) -> None:
         positive,
     )
     add_flag(mix, "--seed N", "seed of all requests", int, 0)
+    _add_checks(parser)
+    _add_faults(parser)
+    arguments = parser.parse_args(argv)
+    try:
+        return run(
+            given(Target, arguments),
+            given(SoakSettings, arguments),
+            given(Mix, arguments),
+            Report(arguments.json),
+        )
+    except ValueError as error:
+        return report(parser.prog, error)
+
+
+def _add_checks(parser: argparse.ArgumentParser) -> None:
     checks = parser.add_argument_group("checks")
     add_flag(
         checks, "--verify N", "number of answers to compare with the same request alone", count, 40
@@ -100,6 +114,9 @@ def add_parser(subparsers: Any) -> None:
         float,
         dest="max_memory_growth_mib",
     )
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
     faults = parser.add_argument_group("faults of the engine process; need --server-pid")
     add_flag(faults, "--kill-engine N", "how often to kill the engine", count, 0, dest="kills")
     add_flag(
@@ -121,15 +138,5 @@ def _apis(text: str) -> tuple[Api, ...]:
     return tuple(map(Api, names))
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from ...bench.report import Report
-    from ...bench.soak import run
-    from ...bench.soak_requests import Mix
-    from ...bench.soak_result import SoakSettings
-
-    return run(
-        given(Target, arguments),
-        given(SoakSettings, arguments),
-        given(Mix, arguments),
-        Report(arguments.json),
-    )
+if __name__ == "__main__":
+    sys.exit(main())

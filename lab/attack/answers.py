@@ -9,8 +9,8 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from .attack_arena import BODY_BYTES, Arena, Attack, together
-from .attack_crowds import request
+from .arena import BODY_BYTES, Arena, Attack, together
+from .crowds import request
 
 _LONGEST_TOKENS = 690_000
 _UNREAD = 12

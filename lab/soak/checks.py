@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from .apis import Answer
-from .soak_requests import Fate, SoakRequest
+from ...bench.apis import Answer
+from .requests import Fate, SoakRequest
 
 
 def problems(request: SoakRequest, answer: Answer) -> Iterator[str]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from .apis import GenerationCall
-from .target import Api
-from .workloads import WORDS
+from ...bench.apis import GenerationCall
+from ...bench.target import Api
+from ...bench.workloads import WORDS
 
 LONGEST_WAIT = 3.0  # Maximum seconds until a client leaves or aborts.
 _SHARED_BEGINNINGS = 4

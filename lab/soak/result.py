@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .report import Failures
-from .server_state import MIB, ServerState
+from ...bench.report import Failures
+from ...bench.server_process import MIB
+from .state import ServerState
 
 _EXAMPLES = 10  # Number of problems that are printed in full.
 

@@ -1,7 +1,7 @@
-"""Attacks on a running server: does it stay well for the others, does it stay small, does it stay?
+"""Attack a running server and check that it stays healthy.
 
-Each attack is bounded in requests and in time. A process of its own asks for `/health` every 50 ms
-and weighs the server meanwhile.
+Each attack has a limit of requests and of time. A separate process requests `/health` every 50 ms
+and measures the memory of the server meanwhile.
 """
 
 from __future__ import annotations
@@ -17,25 +17,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..runtime.process.progress import progress_bar
-from ..server.config.http_limits import room_for_connections
-from . import (
-    attack_answers,
-    attack_bodies,
-    attack_connections,
-    attack_crowds,
-    attack_declarations,
-)
-from .attack_arena import Arena, Attack, together
-from .attack_watch import Seen, Watcher, server_process
-from .client import Client, RequestFailed, resolve
+from ...bench.client import Client, RequestFailed, resolve
+from ...bench.report import Report
+from ...bench.target import Target
+from ...runtime.process.progress import progress_bar
+from ...server.config.http_limits import room_for_connections
+from . import answers, bodies, connections, crowds, declarations
+from .arena import Arena, Attack, together
 from .core_waits import CoreWaits, waited
 from .fuzz_bodies import FuzzRequest, fuzz_request
 from .fuzz_seeds import IMAGE_SEEDS, TEXT_SEEDS
-from .report import Report
-from .target import Target
+from .watch import Seen, Watcher, server_process
 
-_KINDS = (attack_bodies, attack_connections, attack_crowds, attack_answers, attack_declarations)
+_KINDS = (bodies, connections, crowds, answers, declarations)
 ATTACKS = {attack.name: attack for kind in _KINDS for attack in kind.ATTACKS}
 FUZZ = "fuzz"
 NAMES = (*ATTACKS, FUZZ)

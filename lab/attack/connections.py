@@ -10,7 +10,7 @@ import json
 import socket
 import time
 
-from .attack_arena import BODY_BYTES, Arena, Attack, Connection, together
+from .arena import BODY_BYTES, Arena, Attack, Connection, together
 
 _MIB = 2**20
 _JSON = "Content-Type: application/json"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import VOCAB_SIZE
 
-from piecework.bench.soak_requests import Fate, Mix
 from piecework.bench.target import Api
+from piecework.lab.soak.requests import Fate, Mix
 
 CALM = Mix(
     apis=tuple(Api), disconnect_rate=0.0, abort_rate=0.0, max_prompt_words=30, max_new_tokens=8

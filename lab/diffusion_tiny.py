@@ -1,5 +1,5 @@
 """Writes whole diffusers pipelines with random weights, tiny by default: `python -m
-piecework.bench.diffusion_tiny FAMILY FOLDER`.
+piecework.lab.diffusion_tiny FAMILY FOLDER`.
 
 Every file that a published pipeline has is there and real, tokenizers too; only what the weights
 know is missing. Same arguments, same bytes.
@@ -272,7 +272,7 @@ def _draw_weights(module: torch.nn.Module) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m piecework.bench.diffusion_tiny", description=__doc__.partition("\n")[0]
+        prog="python -m piecework.lab.diffusion_tiny", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("family", choices=sorted(FAMILIES))
     parser.add_argument("folder", type=Path)

@@ -5,7 +5,7 @@ Other programs of the machine change neither: time in which they took the core f
 event loop is subtracted, and so is memory that was reserved for the KV cache at the start, which
 the system counts when it is used first.
 
-Run as `python -m piecework.bench.attack_watch URL PID`, it answers each line on standard input with
+Run as `python -m piecework.lab.attack.watch URL PID`, it answers each line on standard input with
 a line of JSON: `Seen` since the line before. PID 0: memory is not watched.
 """
 
@@ -98,7 +98,7 @@ class Watcher:
     """The watching process; use it as `with`."""
 
     def __init__(self, base_url: str, pid: int | None) -> None:
-        command = [sys.executable, "-m", "piecework.bench.attack_watch", base_url, str(pid or 0)]
+        command = [sys.executable, "-m", "piecework.lab.attack.watch", base_url, str(pid or 0)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -1,4 +1,4 @@
-"""What a server says of itself once a load is over: requests, KV cache, memory."""
+"""The requests and the KV cache that a server reports."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from .client import Client, RequestFailed, ServerUnusable
+from ...bench.client import Client, RequestFailed
 
-MIB = 1024 * 1024
 _POLL_SECONDS = 0.2
 # Names of Piecework and SGLang, then of vLLM, each after a prefix and a colon.
 _METRIC_NAMES = {
@@ -109,24 +107,3 @@ def _from_metrics(text: str) -> ServerState | None:
         queued=values["queued"],
         kv_tokens_held=values.get("kv_tokens_held"),
     )
-
-
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and all that it started. Raises `ServerUnusable` where there is
-    no such process.
-    """
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            raise psutil.NoSuchProcess(pid)
-        family = [process, *process.children(recursive=True)]
-        return sum(_resident(member) for member in family)
-    except psutil.NoSuchProcess:
-        raise ServerUnusable(f"there is no process {pid}") from None
-
-
-def _resident(process: Any) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0

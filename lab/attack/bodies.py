@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .attack_arena import BODY_BYTES, Arena, Attack, together
+from .arena import BODY_BYTES, Arena, Attack, together
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"

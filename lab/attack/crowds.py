@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .attack_arena import BODY_BYTES, Arena, Attack, Connection, together
+from .arena import BODY_BYTES, Arena, Attack, Connection, together
 
 _JSON = "Content-Type: application/json"
 _CROWD = 256

@@ -1,47 +1,17 @@
-"""`piecework bench attack`."""
+"""The flags of `python -m piecework.lab.attack`."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from collections.abc import Sequence
 
+from ...bench.report import Report
 from ...bench.target import Target
-from .flags import DEFAULT_URL, add_flag, add_json, add_measurement, given, positive
+from ...cli.bench.flags import DEFAULT_URL, Formatter, add_flag, add_json, given, positive
+from ...cli.core.flags import report
+from .run import NAMES, AttackSettings, run
 
-NAMES = (
-    *(
-        "vanishing-numbers",
-        "grammars",
-        "stop-strings",
-        "wrong-items",
-        "many-lists",
-        "long-prompts",
-        "nesting",
-        "huge-numbers",
-        "many-members",
-    ),
-    *(
-        "giant-header",
-        "many-headers",
-        "giant-url",
-        "trailers",
-        "pipelining",
-        "slow-headers",
-        "slow-bodies",
-        "half-bodies",
-    ),
-    *("idle-connections", "connection-flood", "unread-answers"),
-    *(
-        "many-messages",
-        "many-items",
-        "long-histories",
-        "unknown-strings",
-        "headers-behind",
-        "second-and-leave",
-    ),
-    *("description", "charsets", "long-texts", "many-alternatives", "counted-again"),
-    *("echoed-prompts", "long-literals", "declarations", "compressed", "odd-files", "fuzz"),
-)
 _TEXT = """\
 Attack your own running server with requests that have frozen or crashed servers: numbers that
 underflow, 4 MB of wrong items, prompts that cannot fit, endless headers, slow bodies, thousands of
@@ -64,15 +34,15 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add `attack` to the subparsers of `piecework bench`."""
-    parser = add_measurement(
-        subparsers,
-        "attack",
-        "attack your own server and check that it stays healthy",
+def main(argv: Sequence[str] | None = None) -> int:
+    """Attack the server that the flags name. Return the exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m piecework.lab.attack",
+        "%(prog)s [flags]",
         _TEXT,
         _EXAMPLES,
-        _run,
+        formatter_class=Formatter,
+        allow_abbrev=False,
     )
     group = parser.add_argument_group("server")
     add_flag(group, "--base-url URL", f"default: {DEFAULT_URL}", str, DEFAULT_URL)
@@ -108,6 +78,14 @@ def add_parser(subparsers: Any) -> None:
         "maximum growth of the server's processes together; default: 300",
         _seconds,
     )
+    arguments = parser.parse_args(argv)
+    chosen = argparse.Namespace(
+        **{name: value for name, value in vars(arguments).items() if value is not None}
+    )
+    try:
+        return run(given(Target, chosen), given(AttackSettings, chosen), Report(arguments.json))
+    except ValueError as error:
+        return report(parser.prog, error)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -131,11 +109,5 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from ...bench.attack import AttackSettings, run
-    from ...bench.report import Report
-
-    chosen = argparse.Namespace(
-        **{name: value for name, value in vars(arguments).items() if value is not None}
-    )
-    return run(given(Target, chosen), given(AttackSettings, chosen), Report(arguments.json))
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,14 +22,15 @@ from server_process import ready
 from tiny_models import make_tiny_model
 from toy_tokenizer import toy_tokenizer
 
-from piecework.bench import soak as soak_module
-from piecework.bench import soak_faults
 from piecework.bench.report import Report
-from piecework.bench.server_state import resident_bytes
-from piecework.bench.soak import run
-from piecework.bench.soak_requests import Mix
-from piecework.bench.soak_result import SoakSettings
+from piecework.bench.server_process import resident_bytes
 from piecework.bench.target import Api, Target
+from piecework.lab.soak import faults as soak_faults
+from piecework.lab.soak import run as soak_module
+from piecework.lab.soak.__main__ import main
+from piecework.lab.soak.requests import Mix
+from piecework.lab.soak.result import SoakSettings
+from piecework.lab.soak.run import run
 from piecework.runtime.core.messages import EngineStats
 from piecework.server.engine.spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL
 
@@ -429,3 +430,63 @@ def words(body: dict[str, Any]) -> list[Any]:
         or body["messages"][0]["content"]
     )
     return prompt.split() if isinstance(prompt, str) else prompt
+
+
+def test_the_command_soaks(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.reply = lambda prompt: "A B C"
+    mix = [
+        "--apis",
+        "completion,generate",
+        "--disconnect-rate",
+        "0",
+        "--abort-rate",
+        "0",
+        "--max-prompt-words",
+        "9",
+        "--max-new-tokens",
+        "4",
+    ]
+    checks = [
+        "--verify",
+        "2",
+        "--max-mismatches",
+        "0",
+        "--settle-seconds",
+        "1",
+        "--max-memory-growth",
+        "500",
+    ]
+    assert (
+        main(
+            [
+                *("--base-url", server.url, "--num-requests", "12", "--concurrency", "3"),
+                *mix,
+                *checks,
+            ]
+        )
+        == 0
+    )
+    assert len(server.requests) == 12 + 2 + 1
+    assert {path for path, _ in server.requests} == {"/v1/completions", "/generate"}
+    printed = capsys.readouterr()
+    assert printed.out.endswith("PASSED\n") and "\r" not in printed.err
+    server.fail = lambda number: 500
+    assert main(["--base-url", server.url, "--num-requests", "12", *mix]) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["--apis", "chat,talk"], "is not a list of completion,chat,generate"),
+        (["--disconnect-rate", "x"], "a number from 0 to 1"),
+        (["--server-pid", "999999999"], "--server-pid: there is no process 999999999"),
+    ],
+)
+def test_an_error_of_the_user_names_the_flag(
+    argv: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: Any = main(argv)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2 and error in capsys.readouterr().err

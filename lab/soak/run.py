@@ -14,17 +14,18 @@ from typing import Any
 
 import psutil
 
-from ..runtime.process.progress import progress_bar
-from .apis import Answer, GenerationCall, ask
-from .client import MALFORMED, Client, RequestFailed, ServerUnusable, resolve
-from .load import run_load
-from .report import Report
-from .server_state import read_state, resident_bytes, wait_idle
-from .soak_checks import problems
-from .soak_faults import Faults
-from .soak_requests import Fate, Mix, SoakRequest
-from .soak_result import SoakResult, SoakSettings
-from .target import Api, Target
+from ...bench.apis import Answer, GenerationCall, ask
+from ...bench.client import MALFORMED, Client, RequestFailed, ServerUnusable, resolve
+from ...bench.load import run_load
+from ...bench.report import Report
+from ...bench.server_process import resident_bytes
+from ...bench.target import Api, Target
+from ...runtime.process.progress import progress_bar
+from .checks import problems
+from .faults import Faults
+from .requests import Fate, Mix, SoakRequest
+from .result import SoakResult, SoakSettings
+from .state import read_state, wait_idle
 
 ABORT_PATH = "/abort_request"
 _WATCH_SECONDS = 0.5

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from .attack_arena import Arena, Attack, together
-from .attack_bodies import CHAT, COMPLETIONS
+from .arena import Arena, Attack, together
+from .bodies import CHAT, COMPLETIONS
 
 _ECHOED = 2000
 _LITERALS, _LETTERS = 24, 100_000

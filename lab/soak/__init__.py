@@ -1,0 +1,1 @@
+"""A load of mixed requests that checks every answer."""
