@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from ..runtime.config.engine import EngineConfig
-from ..server.fleet.config import FleetConfig, FleetLimits, of_all_models
+from ..server.config.fleet import FleetConfig, FleetLimits, of_all_models
 from . import serve
 from .core.flags import option_names
 from .fleet import fleet_config, model_entries

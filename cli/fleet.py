@@ -10,10 +10,10 @@ from pathlib import Path
 from ..runtime.config.engine import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.pooling.config import PoolingConfig
+from ..server.config.fleet import FleetConfig, FleetLimits, MemberConfig, of_all_models
+from ..server.config.images import ImageServerConfig
+from ..server.config.pooling import PoolingServerConfig
 from ..server.config.server import ServerConfig
-from ..server.fleet.config import FleetConfig, FleetLimits, MemberConfig, of_all_models
-from ..server.images.config import ImageServerConfig
-from ..server.pooling.config import PoolingServerConfig
 from .core.flags import ArgumentParser, add_config_arguments, check_model, given, option_names
 from .core.settings import PREFIX, ModelSettings, Setting, with_sources
 

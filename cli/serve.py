@@ -12,12 +12,12 @@ from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.pooling.config import PoolingConfig
 from ..runtime.process.logs import FORMAT_VARIABLE
 from ..runtime.process.parent import ENVIRONMENT
+from ..server.config.fleet import FleetConfig, FleetLimits
+from ..server.config.images import ImageServerConfig
+from ..server.config.pooling import PoolingServerConfig
 from ..server.config.server import ServerConfig
 from ..server.engine.spawn import spawned
-from ..server.fleet.config import FleetConfig, FleetLimits
-from ..server.images.config import ImageServerConfig
 from ..server.listener import listen
-from ..server.pooling.config import PoolingServerConfig
 from .core.flags import (
     ArgumentParser,
     add_config_arguments,

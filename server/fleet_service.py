@@ -13,20 +13,20 @@ from fastapi import FastAPI
 
 from . import models
 from .app import BATCH_ROUTERS, COMMON_ROUTERS, TEXT_ROUTERS, add_batches, build_app
+from .config.fleet import FleetConfig
+from .config.images import ImageServerConfig
+from .config.pooling import PoolingServerConfig
 from .config.server import ServerConfig
 from .core.answers import Application
 from .fleet import endpoints
-from .fleet.config import FleetConfig
 from .fleet.dispatch import MemberRoute, Routes
 from .fleet.estimate import check_room, memory_limit
 from .fleet.fleet import Fleet
 from .fleet.metrics import FleetMetrics
 from .image_service import IMAGE_ROUTERS
-from .images.config import ImageServerConfig
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses, check_store
 from .page import status as page_status
-from .pooling.config import PoolingServerConfig
 from .pooling_service import POOLING_ROUTERS
 from .services import service_of
 from .serving.service import Service

@@ -10,10 +10,10 @@ from fastapi import FastAPI
 
 from ..runtime.core.messages import DiffusionInfo
 from .app import COMMON_ROUTERS, build_app
+from .config.images import ImageServerConfig
 from .engine.supervisor import settings_of
 from .images import generations
 from .images.client import ImageClient
-from .images.config import ImageServerConfig
 from .images.state import ImageMetrics, ImageServing
 from .images.store import ImageStore
 from .serving.service import Service

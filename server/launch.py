@@ -23,10 +23,10 @@ from fastapi import FastAPI
 
 from ..runtime.process.logs import set_up_logging, with_fields
 from .auth.accounts import Accounts
+from .config.fleet import FleetConfig
 from .config.http_limits import HttpLimits, room_for_connections
 from .config.server import CommonServerConfig
 from .engine.state import EngineState
-from .fleet.config import FleetConfig
 from .http.connections import Connections
 from .http.protocol import BoundedHttpProtocol
 from .services import AnyServerConfig, service_of

@@ -15,10 +15,10 @@ from ..runtime.pooling.folder import PoolingFolder, read_folder
 from ..runtime.pooling.prompts import Prompts
 from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .app import BATCH_ROUTERS, COMMON_ROUTERS, add_batches, build_app
+from .config.pooling import PoolingServerConfig
 from .engine.supervisor import settings_of
 from .pooling import classify, embeddings, scoring
 from .pooling.client import PoolingClient
-from .pooling.config import PoolingServerConfig
 from .pooling.state import PoolingMetrics, PoolingServing
 from .serving.service import Service
 from .summary import base_url, curl, table

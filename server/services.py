@@ -11,16 +11,16 @@ from ..runtime.tokenizer.chat_template import ChatTemplates
 from ..runtime.tokenizer.template_reads import template_reads
 from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .app import create_app
+from .config.images import ImageServerConfig
+from .config.pooling import PoolingServerConfig
 from .config.server import ServerConfig
 from .engine.client import EngineClient
 from .engine.interface import TextEngine
 from .engine.replicas import Replicas
 from .engine.supervisor import settings_of
-from .images.config import ImageServerConfig
 from .openai.responses.service import check_store
 from .parsing.choice import AUTO, choose_format, choose_reasoning
 from .parsing.detection import detect
-from .pooling.config import PoolingServerConfig
 from .serving.service import Service
 from .summary import summary
 

@@ -26,14 +26,14 @@ from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.pooling.config import PoolingConfig
 from piecework.server.app import create_app
+from piecework.server.config.images import ImageServerConfig
+from piecework.server.config.pooling import PoolingServerConfig
 from piecework.server.config.server import ServerConfig
 from piecework.server.engine.client import EngineClient
 from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageClient
-from piecework.server.images.config import ImageServerConfig
 from piecework.server.launch import EXIT_ENGINE_GONE, EXIT_USER_ERROR
 from piecework.server.pooling.client import PoolingClient
-from piecework.server.pooling.config import PoolingServerConfig
 from piecework.server.pooling_service import create_pooling_app
 
 LISTED = Path(__file__).with_suffix(".json")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from ...server.anthropic.protocol import MessagesRequest
-from ...server.native.protocol import GenerateBody, NativeSampling
-from ...server.openai.protocol import ChatCompletionRequest, CompletionRequest
-from ...server.openai.responses.protocol import ResponsesRequest
+from ...server.anthropic.requests import MessagesRequest
+from ...server.native.requests import GenerateBody, NativeSampling
+from ...server.openai.requests import ChatCompletionRequest, CompletionRequest
+from ...server.openai.responses.requests import ResponsesRequest
 from .fuzz_seeds import GETS, HOSTILE, IMAGE_SEEDS, TEXT_SEEDS
 
 METHODS = ("GET", "GET", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")

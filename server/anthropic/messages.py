@@ -22,7 +22,7 @@ from ..serving.sse import EventStream, named_event
 from ..serving.state import Serving, ServingDep, json_response
 from .answers import InputTokens, MessageAnswer, MessagesErrorAnswer, StreamEvent
 from .content import ContentStream, content_of
-from .protocol import CountTokensRequest, MessagesRequest
+from .requests import CountTokensRequest, MessagesRequest
 from .to_chat import chat_options, chat_request
 
 logger = logging.getLogger(__name__)

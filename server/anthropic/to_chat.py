@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from ..core.errors import InvalidRequest, from_validation
-from ..openai.protocol import ChatCompletionRequest, ChatOptions
-from .protocol import (
+from ..openai.requests import ChatCompletionRequest, ChatOptions
+from .requests import (
     CountTokensRequest,
     MessagesRequest,
     TextBlock,

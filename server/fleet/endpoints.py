@@ -12,21 +12,21 @@ from starlette.responses import Response
 from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
 from ..anthropic.models import model_info, model_list
 from ..auth.accounts import check_access, may_use
+from ..config.images import ImageServerConfig
+from ..config.pooling import PoolingServerConfig
 from ..config.server import ServerConfig
 from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..core.anthropic_errors import VERSION_HEADER
 from ..core.errors import NotFound
 from ..core.schemas import WireModel
 from ..http.body import JsonRoute
-from ..images.config import ImageServerConfig
 from ..images.generations import FILE_ROUTE, get_file
 from ..images.state import ImageServing
 from ..native.answers import AbortCount
-from ..native.protocol import AbortBody
+from ..native.requests import AbortBody
 from ..openai.answers import ModelCard
 from ..page import status as page_status
 from ..page.status import ServerStatus
-from ..pooling.config import PoolingServerConfig
 from ..pooling.state import PoolingServing
 from ..serving.state import AnyServingDep, Serving, json_response
 from .dispatch import list_names

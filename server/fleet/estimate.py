@@ -11,8 +11,8 @@ from pathlib import Path
 from ...runtime.files.folder import read_header
 from ...runtime.files.resolve import find_model
 from ...runtime.process.memory import free_memory
+from ..config.fleet import FleetLimits, MemberConfig
 from ..config.server import ServerConfig
-from .config import FleetLimits, MemberConfig
 
 _GIB = 2**30
 _PROCESS_BYTES = 448 * 2**20  # An engine process without a model: torch and its imports.

@@ -16,11 +16,11 @@ from typing import Any
 
 from ...runtime.core.messages import EngineStats
 from ...runtime.process.memory import free_memory, resident_memory
+from ..config.fleet import FleetConfig
 from ..core.errors import Unavailable
 from ..engine.interface import Engine
 from ..engine.state import EngineState, EngineUnavailable, QueueFull
 from ..serving.service import Service
-from .config import FleetConfig
 from .estimate import estimate, with_share
 from .member import Closing, MakesService, Member, MemberState
 

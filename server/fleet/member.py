@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 from ...runtime.process.memory import resident_memory
+from ..config.fleet import MemberConfig
 from ..engine.spawn import spawn
 from ..observability.metrics import Latency
 from ..serving.service import Service
-from .config import MemberConfig
 
 logger = logging.getLogger(__name__)
 

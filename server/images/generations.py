@@ -25,7 +25,7 @@ from ..engine.state import EngineUnavailable
 from ..http.body import JsonRoute
 from ..serving.state import json_response
 from .answers import Images
-from .protocol import ImagesRequest
+from .requests import ImagesRequest
 from .state import ImageServing, ImageServingDep
 
 router = APIRouter(route_class=JsonRoute)

@@ -9,10 +9,10 @@ from typing import Annotated
 from fastapi import Depends
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from ..config.images import ImageServerConfig
 from ..observability.metrics import Figure, MetricRegistry
 from ..serving.state import AnyServing, serving_of
 from .client import ImageClient
-from .config import ImageServerConfig
 from .store import ImageStore
 
 

@@ -14,7 +14,7 @@ from ..core.answers import answers
 from ..http.body import JsonRoute
 from ..serving.state import ServingDep, json_response
 from .answers import AbortCount, CacheFlush, ModelInfo, ServerInfo
-from .protocol import AbortBody
+from .requests import AbortBody
 
 router = APIRouter()
 body_router = APIRouter(route_class=JsonRoute)

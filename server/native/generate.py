@@ -24,7 +24,7 @@ from ..serving.sse import DONE, EventStream, event
 from ..serving.state import DEFAULT_MODEL, Serving, ServingDep, json_response
 from ..serving.structured import grammar_of
 from .answers import Generated, GeneratedSoFar
-from .protocol import GenerateBody
+from .requests import GenerateBody
 
 router = APIRouter(route_class=JsonRoute)
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from .chunks import ChunkWriter, head, usage_of
 from .conversation import AnswerReader, Conversation, begin
 from .generation import best
 from .logprobs import TokenTrail, chat_logprobs, prompt_logprobs
-from .protocol import ChatCompletionRequest
+from .requests import ChatCompletionRequest
 
 router = APIRouter(route_class=JsonRoute)
 

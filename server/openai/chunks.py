@@ -12,7 +12,7 @@ from ..core.errors import ApiError
 from ..serving.collector import Update
 from ..serving.sse import DONE, encode_json, event
 from ..serving.state import Serving
-from .protocol import GenerationBody
+from .requests import GenerationBody
 
 
 def head(serving: Serving, request_id: str, kind: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from .chunks import ChunkWriter, head, usage_of
 from .generation import best, generation_requests
 from .infill import with_suffix
 from .logprobs import CompletionLogprobs, prompt_logprobs
-from .protocol import CompletionRequest
+from .requests import CompletionRequest
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -24,8 +24,8 @@ from ..parsing.events import CallBegins, Event, Parser, PlainText
 from ..parsing.reasoning import ReasoningFormat
 from ..serving.state import THREAD_FROM, Serving
 from .generation import generation_requests
-from .protocol import ChatCompletionRequest, ChatOptions
 from .rendering import render_chat
+from .requests import ChatCompletionRequest, ChatOptions
 from .tools import ToolUse, chat_grammar, format_of, tool_use
 
 

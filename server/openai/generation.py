@@ -11,7 +11,7 @@ from ..core.errors import InvalidRequest
 from ..serving.kept_logprobs import check_logprobs
 from ..serving.request_builder import WireNames, build_requests, check_prompt_logprobs
 from ..serving.state import Serving
-from .protocol import ChatCompletionRequest, CompletionRequest
+from .requests import ChatCompletionRequest, CompletionRequest
 
 
 def generation_requests(

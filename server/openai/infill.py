@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...runtime.tokenizer.infill import find_infill
 from ..core.errors import InvalidRequest
 from ..serving.state import THREAD_FROM, Serving
-from .protocol import CompletionRequest
+from .requests import CompletionRequest
 
 
 async def with_suffix(

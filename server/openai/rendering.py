@@ -14,7 +14,7 @@ from ...runtime.tokenizer.template_reads import TemplateReads, template_reads
 from ..http.body import check_structure
 from ..parsing.in_text import tools_in_text, turns_in_text
 from ..parsing.tool_calls import Tool, ToolCallFormat
-from .protocol import ChatOptions
+from .requests import ChatOptions
 
 Message = dict[str, Any]
 

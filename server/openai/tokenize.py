@@ -19,7 +19,7 @@ from ..http.body import JsonRequest, JsonRoute
 from ..serving.state import ServingDep, json_response
 from .answers import DetokenizedText, TokenizerInfo, Tokens
 from .conversation import chat_prompt
-from .protocol import DetokenizeRequest, TokenizeRequest
+from .requests import DetokenizeRequest, TokenizeRequest
 
 MAX_TEXT_BYTES = 8 * 2**20  # Upper limit of the texts of one answer, which contains them twice.
 router = APIRouter(route_class=JsonRoute)

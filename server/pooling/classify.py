@@ -15,7 +15,7 @@ from ..http.body import JsonRoute
 from ..serving.state import json_response
 from .answers import ClassifyAnswer
 from .inputs import Input, InputEncoder
-from .protocol import ClassifyRequest
+from .requests import ClassifyRequest
 from .state import PoolingServingDep
 
 router = APIRouter(route_class=JsonRoute)

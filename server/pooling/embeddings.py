@@ -19,7 +19,7 @@ from ..http.body import JsonRoute
 from .answers import EmbeddingsAnswer
 from .client import Vectors
 from .inputs import Input, InputEncoder
-from .protocol import EmbeddingsRequest
+from .requests import EmbeddingsRequest
 from .state import PoolingServingDep
 
 router = APIRouter(route_class=JsonRoute)

@@ -21,7 +21,7 @@ from ..http.body import JsonRoute
 from ..serving.state import json_response
 from .answers import RerankAnswer, ScoreAnswer
 from .client import Vectors
-from .protocol import RerankRequest, ScoreRequest
+from .requests import RerankRequest, ScoreRequest
 from .state import PoolingServing, PoolingServingDep
 
 router = APIRouter(route_class=JsonRoute)

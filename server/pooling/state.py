@@ -12,6 +12,7 @@ from fastapi import Depends
 
 from ...runtime.core.pooling_messages import INPUTS_PER_REQUEST, PoolingInfo
 from ...runtime.pooling.folder import PoolingFolder
+from ..config.pooling import PoolingServerConfig
 from ..core.errors import InvalidRequest
 from ..core.limits import Limits
 from ..engine.state import EngineUnavailable
@@ -19,7 +20,6 @@ from ..observability.metrics import Figure, MetricRegistry
 from ..observability.request_record import current_record
 from ..serving.state import AnyServing, TextThreads, serving_of
 from .client import PoolingClient, Vectors
-from .config import PoolingServerConfig
 from .inputs import Input, InputEncoder, pool_requests
 
 _IN_PLACE = 2048  # Up to this many characters, a request is tokenised without a thread.

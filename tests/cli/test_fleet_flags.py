@@ -12,8 +12,8 @@ from piecework.cli.core.settings import parse
 from piecework.cli.fleet import fleet_config
 from piecework.cli.main import build_parser, main
 from piecework.cli.serve import serving_config
-from piecework.server.fleet.config import FleetConfig
-from piecework.server.pooling.config import PoolingServerConfig
+from piecework.server.config.fleet import FleetConfig
+from piecework.server.config.pooling import PoolingServerConfig
 
 
 @pytest.fixture

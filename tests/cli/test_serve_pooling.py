@@ -9,8 +9,8 @@ import pytest
 
 from piecework.cli.main import build_parser
 from piecework.cli.serve import serving_config
+from piecework.server.config.pooling import PoolingServerConfig
 from piecework.server.config.server import ServerConfig
-from piecework.server.pooling.config import PoolingServerConfig
 
 
 def config_of(*argv: str) -> object:

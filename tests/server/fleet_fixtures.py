@@ -17,11 +17,11 @@ from toy_tokenizer import toy_tokenizer
 from piecework.runtime.config.engine import EngineConfig
 from piecework.server import fleet_service as fleet_service_module
 from piecework.server.app import create_app
+from piecework.server.config.fleet import FleetConfig, FleetLimits, MemberConfig
 from piecework.server.config.server import ServerConfig
 from piecework.server.engine.state import EngineState
 from piecework.server.fleet import fleet as fleet_module
 from piecework.server.fleet import member as member_module
-from piecework.server.fleet.config import FleetConfig, FleetLimits, MemberConfig
 from piecework.server.fleet.fleet import Fleet
 from piecework.server.fleet_service import fleet_service
 from piecework.server.serving.service import Service

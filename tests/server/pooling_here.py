@@ -19,8 +19,8 @@ from piecework.runtime.pooling.model import PoolingModel
 from piecework.runtime.pooling.scheduler import PoolingScheduler
 from piecework.runtime.process.ipc import decode, encode
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
+from piecework.server.config.pooling import PoolingServerConfig
 from piecework.server.pooling.client import PoolingClient
-from piecework.server.pooling.config import PoolingServerConfig
 from piecework.server.pooling_service import create_pooling_app
 
 

@@ -17,15 +17,15 @@ from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
 from piecework.lab.attack.fuzz_seeds import HOSTILE, TEXT_SEEDS
-from piecework.server.anthropic.protocol import CountTokensRequest, MessagesRequest
-from piecework.server.native.protocol import GenerateBody, NativeSampling
-from piecework.server.openai.protocol import (
+from piecework.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from piecework.server.native.requests import GenerateBody, NativeSampling
+from piecework.server.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from piecework.server.openai.responses.protocol import ResponsesRequest
+from piecework.server.openai.responses.requests import ResponsesRequest
 
 # One application for all examples: building one takes longer than a request.
 ENGINE = ScriptedEngine(toy_tokenizer())

@@ -19,13 +19,13 @@ from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.foreign_names import SAME
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.pooling.config import PoolingConfig
-from piecework.server.fleet.config import FleetLimits
+from piecework.server.config.fleet import FleetLimits
+from piecework.server.config.images import ImageServerConfig
+from piecework.server.config.pooling import PoolingServerConfig
 from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageClient
-from piecework.server.images.config import ImageServerConfig
-from piecework.server.images.protocol import ImagesRequest
+from piecework.server.images.requests import ImagesRequest
 from piecework.server.pooling.client import PoolingClient
-from piecework.server.pooling.config import PoolingServerConfig
 from piecework.server.pooling_service import create_pooling_app
 
 DOCS = Path(__file__).parents[2] / "docs"

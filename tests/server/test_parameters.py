@@ -13,12 +13,12 @@ from http_fixtures import client_of, make_app
 from pydantic import BaseModel
 from scripted_engine import ScriptedEngine
 
-from piecework.server.anthropic.protocol import MessagesRequest
+from piecework.server.anthropic.requests import MessagesRequest
 from piecework.server.core.schemas import Refuses, WireModel
-from piecework.server.native.protocol import NativeSampling
-from piecework.server.openai.protocol import ChatCompletionRequest, CompletionRequest
-from piecework.server.openai.responses.protocol import ResponsesRequest
-from piecework.server.pooling.protocol import EmbeddingsRequest
+from piecework.server.native.requests import NativeSampling
+from piecework.server.openai.requests import ChatCompletionRequest, CompletionRequest
+from piecework.server.openai.responses.requests import ResponsesRequest
+from piecework.server.pooling.requests import EmbeddingsRequest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "parameters.md"
 FAMILIES: dict[str, type[WireModel]] = {

@@ -14,7 +14,7 @@ from ...serving.state import Serving
 from ..conversation import Conversation
 from ..logprobs import TokenTrail
 from .output import OutputItems
-from .protocol import ResponsesRequest
+from .requests import ResponsesRequest
 from .tools import HostedTool, told_names
 
 RESPONSE_ID = "resp_"

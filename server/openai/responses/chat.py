@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from ...core.errors import InvalidRequest, from_validation
 from ...serving.state import Serving
 from ..conversation import Conversation, begin
-from ..protocol import ChatCompletionRequest
+from ..requests import ChatCompletionRequest
 from .items import Item, messages_of
 from .other_calls import plain_items
-from .protocol import ResponsesRequest, TextFormat
+from .requests import ResponsesRequest, TextFormat
 from .tools import ToldTool, ToolChoice
 
 # Parameters that have the same name in chats.

@@ -21,7 +21,7 @@ from .answer import RESPONSE_ID, Answer, new_id
 from .answers import DeletedResponse, InputItems, InputTokenCount, ResponseAnswer, ResponseEvent
 from .chat import begin_within, chat_of, wire_names
 from .items import Item, characters, item_id
-from .protocol import ResponsesRequest
+from .requests import ResponsesRequest
 from .service import Responses
 from .stream import JobStream, ResponseWriter
 

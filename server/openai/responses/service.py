@@ -19,7 +19,7 @@ from ...serving.state import Serving
 from .answer import Answer
 from .items import Item
 from .job import MAX_TOLD, Job
-from .protocol import ResponsesRequest
+from .requests import ResponsesRequest
 from .store import MEMORY, ResponseStore, Stored, connect
 from .stream import ResponseEvents
 

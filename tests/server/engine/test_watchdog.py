@@ -25,13 +25,13 @@ from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core.messages import EngineAlive
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
+from piecework.server.config.images import ImageServerConfig
 from piecework.server.engine import watchdog as watchdog_module
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState
 from piecework.server.engine.watchdog import Watchdog
 from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageClient
-from piecework.server.images.config import ImageServerConfig
 
 TIMEOUT = 4.0
 BODY = {"prompt": [5, 6, 7], "ignore_eos": True, "temperature": 0}

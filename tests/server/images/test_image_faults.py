@@ -14,10 +14,10 @@ from diffusion_pipelines import Folder
 from http_fixtures import client_of, error_of
 
 from piecework.runtime.diffusion.config import DiffusionConfig
+from piecework.server.config.images import ImageServerConfig
 from piecework.server.engine import quarantine
 from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageClient
-from piecework.server.images.config import ImageServerConfig
 
 PATH = "/v1/images/generations"
 POISON, HOG, TOO_WIDE = 666, 667, 96

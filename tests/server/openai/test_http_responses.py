@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 from scripted_engine import INFO, REPLY, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
-from piecework.server.openai.protocol import ChatCompletionRequest
+from piecework.server.openai.requests import ChatCompletionRequest
 from piecework.server.openai.responses import chat
 
 THINKS = (

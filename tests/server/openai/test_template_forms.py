@@ -13,10 +13,10 @@ import pytest
 
 from piecework.runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
 from piecework.runtime.tokenizer.conversation import conversation_text
-from piecework.server.anthropic.protocol import CountTokensRequest
+from piecework.server.anthropic.requests import CountTokensRequest
 from piecework.server.anthropic.to_chat import chat_options
-from piecework.server.openai.protocol import ChatOptions
 from piecework.server.openai.rendering import render_chat
+from piecework.server.openai.requests import ChatOptions
 from piecework.server.openai.responses.items import InputItem, messages_of
 from piecework.server.parsing.choice import choose_format
 

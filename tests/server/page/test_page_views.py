@@ -22,10 +22,10 @@ from piecework.runtime.core.engine_info import GraphInfo, PieceCalls
 from piecework.runtime.core.generation import FinishReason
 from piecework.runtime.core.messages import GenerateImage, ImageOutput, ImageStats
 from piecework.runtime.diffusion.config import DiffusionConfig
+from piecework.server.config.images import ImageServerConfig
 from piecework.server.engine.state import EngineState
 from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageJob
-from piecework.server.images.config import ImageServerConfig
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from piecework.runtime.pooling.config import PoolingConfig
 from piecework.runtime.pooling.folder import read_folder
 from piecework.runtime.pooling.model import PoolingModel, PoolInput
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
+from piecework.server.config.pooling import PoolingServerConfig
 from piecework.server.pooling.client import PoolingClient
-from piecework.server.pooling.config import PoolingServerConfig
 from piecework.server.pooling_service import create_pooling_app
 
 POISON = 17

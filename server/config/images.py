@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ...runtime.config.options import option
 from ...runtime.diffusion.config import DiffusionConfig
-from ..config.server import CommonServerConfig
 from ..engine.spawn import DIFFUSION_PIPELINE
+from .server import CommonServerConfig
 
 IMAGES = "images"
 

@@ -88,7 +88,7 @@ class Reasoning(WireModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class StreamOptions(WireModel):
+class ResponseStreamOptions(WireModel):
     """`include_obfuscation` is ignored: events are not padded."""
 
     include_obfuscation: bool = False
@@ -132,7 +132,7 @@ class ResponsesRequest(WireModel):
     store: bool = True
     background: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     include: list[Includable] = Field(default_factory=list)
     metadata: Metadata = Field(default_factory=dict)
 

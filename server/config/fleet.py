@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from ...runtime.config.options import option
-from ..config.server import BatchServerConfig, ServerConfig
-from ..images.config import ImageServerConfig
-from ..pooling.config import PoolingServerConfig
+from .images import ImageServerConfig
+from .pooling import PoolingServerConfig
+from .server import BatchServerConfig, ServerConfig
 
 FLEET = "several models"
 _OF_A_MODEL = frozenset({"served_model_name", "max_queued_requests", "watchdog_timeout"})

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ...runtime.config.options import option
 from ...runtime.pooling.config import PoolingConfig
-from ..config.server import RUNNERS, SERVER, BatchServerConfig
 from ..engine.spawn import POOLING_MODEL
+from .server import RUNNERS, SERVER, BatchServerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
