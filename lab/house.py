@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import argparse
 import ast
-import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 FLOORS = ("kernels", "compilation", "runtime", "server", "bench", "cli")
 _CLOSURES = ("runtime/engine/scheduler.py", "server/openai/chat.py")
-_FRAGMENTS = ("Of ", "Whom ", "Whose ", "Whatever ", "To be ", "For a number of ", "Who ")
-
-
-class Figures(NamedTuple):
-    """The figures of one checkout, in the order in which they are printed."""
-
-    lines: int
-    files: int
-    functions: int
-    private_share: float
-    mutual_pairs: int
-    circular_files: int
-    closures: tuple[int, ...]
-    fragments: int
-    attribute_docstrings: int
+_TESTS = Path(__file__).parents[1] / "tests"
+_PATH = re.compile(r"`(?:\w+/[\w./*-]*|[\w*]+\.(?:py|h|js)(?=[`:]))|\]\([\w./-]+\.md")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def main() -> None:
@@ -38,55 +26,78 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path, help="checkouts; default: this one")
     folders = parser.parse_args().folders or [Path(__file__).parents[1]]
     found = [measure(folder) for folder in folders]
-    names = [
-        "product lines (Python)",
-        "files",
-        "functions",
-        "private functions, %",
-        "mutual pairs of folders",
-        "files in circles",
-        *(f"files that {path} reaches" for path in _CLOSURES),
-        "docstrings that begin with a fragment",
-        "docstrings below an attribute",
-    ]
-    for number, name in enumerate(names):
-        print(f"{name:<45}", *(f"{_flat(each)[number]:>10,}" for each in found))
+    for name in dict.fromkeys(name for figures in found for name in figures):
+        print(f"{name[:60]:<60}", *(f"{figures.get(name, '-'):>10,}" for figures in found))
 
 
-def measure(root: Path) -> Figures:
-    """Read every product file below `root`."""
+def measure(root: Path) -> dict[str, float]:
+    """Return the figures of the product below `root` by their names."""
     files = {
         path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
         for floor in FLOORS
         for path in sorted((root / floor).rglob("*.py"))
     }
     trees = {path: ast.parse(text) for path, text in files.items()}
+    lines = Counter[str]()
+    for path, text in files.items():
+        lines[path.partition("/")[0]] += text.count("\n")
     functions = [
         node.name
         for tree in trees.values()
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(node, _FUNCTIONS)
     ]
-    private = sum(name.startswith("_") and not name.startswith("__") for name in functions)
     graph = imports(trees)
-    docstrings = [
-        text
-        for tree in trees.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and (text := ast.get_docstring(node))
-    ]
-    return Figures(
-        lines=sum(text.count("\n") for text in files.values()),
-        files=len(files),
-        functions=len(functions),
-        private_share=round(100 * private / len(functions), 1),
-        mutual_pairs=mutual_pairs(graph),
-        circular_files=sum(path in reached(graph, path) for path in graph),
-        closures=tuple(len(reached(graph, path)) for path in _CLOSURES),
-        fragments=sum(text.startswith(_FRAGMENTS) for text in docstrings),
-        attribute_docstrings=sum(map(attribute_docstrings, trees.values())),
+    return {
+        "product lines (Python), without lab/": lines.total(),
+        **{f"  {floor}/": lines[floor] for floor in FLOORS},
+        "files": len(files),
+        "functions": len(functions),
+        "private functions, %": round(100 * sum(map(is_private, functions)) / len(functions), 1),
+        "private functions that are used once": sum(map(used_once, trees.values())),
+        "mutual pairs of folders": mutual_pairs(graph),
+        "files in circles": sum(path in reached(graph, path) for path in graph),
+        **{f"files that {path} reaches": len(reached(graph, path)) for path in _CLOSURES},
+        "forbidden phrases, in code and documents": forbidden_phrases(root, files),
+        **{f"to open for {row}": len(named) for row, named in files_to_open(root)},
+    }
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def used_once(tree: ast.Module) -> int:
+    """Number of private functions of a file that the file names once after their definition."""
+    nodes = list(ast.walk(tree))
+    used = Counter(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in nodes
+        if isinstance(node, ast.Name | ast.Attribute)
     )
+    return sum(
+        used[node.name] == 1
+        for node in nodes
+        if isinstance(node, _FUNCTIONS) and is_private(node.name)
+    )
+
+
+def forbidden_phrases(root: Path, files: Mapping[str, str]) -> int:
+    """Number of faults that `tests/test_language.py` of this checkout finds below `root`."""
+    sys.path.insert(0, str(_TESTS))
+    from test_language import faults_of
+
+    documents = {path.name: path.read_text() for path in (root / "docs").glob("*.md")}
+    return sum(len(faults_of(path, text)) for path, text in {**files, **documents}.items())
+
+
+def files_to_open(root: Path) -> Iterator[tuple[str, set[str]]]:
+    """Yield the rows of "Where to add" in docs/architecture.md with the paths that each names."""
+    text = (root / "docs" / "architecture.md").read_text()
+    for line in text.partition("## Where to add\n")[2].partition("\n## ")[0].splitlines():
+        cells = line.split("|")
+        if len(cells) == 4 and cells[1].strip() not in ("what", "---"):
+            yield cells[1].strip(), set(_PATH.findall(cells[2]))
 
 
 def imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
@@ -123,25 +134,6 @@ def reached(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
         found |= new
         to_visit += new
     return found
-
-
-def attribute_docstrings(tree: ast.Module) -> int:
-    """Number of strings that stand below an assignment."""
-    return sum(
-        isinstance(before, ast.Assign | ast.AnnAssign)
-        and isinstance(after, ast.Expr)
-        and isinstance(after.value, ast.Constant)
-        and isinstance(after.value.value, str)
-        for node in ast.walk(tree)
-        if isinstance(body := getattr(node, "body", None), list)
-        for before, after in itertools.pairwise(body)
-    )
-
-
-def _flat(figures: Figures) -> list[float]:
-    return [
-        number for value in figures for number in (value if isinstance(value, tuple) else (value,))
-    ]
 
 
 if __name__ == "__main__":
