@@ -1,6 +1,4 @@
-"""The three request formats: OpenAI's completions and chat completions, and SGLang's
-`/generate`.
-"""
+"""Three request formats: OpenAI's completions and chat completions, and SGLang's `/generate`."""
 
 from __future__ import annotations
 
@@ -15,51 +13,45 @@ from typing import Any
 from .client import MALFORMED, Client, RequestFailed
 from .target import Api
 
-UNFINISHED = ("abort", "error")  # Finish reasons of a server that gave up.
+UNFINISHED = ("abort", "error")  # Finish reasons of sequences that the server gave up.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCall:
-    """What is asked for, whatever the format. `prompt`: text, or token ids (not for a chat).
+    """A request, independent of the format."""
 
-    `logprobs` None: none; k: those of the tokens and of the k likeliest. `rid`: the request's id,
-    for `/generate` alone.
-    """
-
-    prompt: str | list[int]
+    prompt: str | list[int]  # Text or token ids. A chat takes text only.
     max_tokens: int
     temperature: float = 0.0
     stop: tuple[str, ...] = ()
     n: int = 1
     seed: int | None = None
-    logprobs: int | None = None
+    logprobs: int | None = None  # k: those of the tokens and of the k likeliest tokens.
     ignore_eos: bool = False
     stream: bool = False
-    rid: str | None = None
+    rid: str | None = None  # Request id, for `/generate` only.
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for `n` sequences. Times are `time.perf_counter()` seconds.
+    """The answer to a call with `n` sequences. Times are `time.perf_counter()` seconds.
 
-    `token_times`: when each event with something new arrived; empty where nothing was streamed.
-    Token counts are the server's own, None where it tells none. `sequence_tokens`: for each
-    sequence, where the server tells them apart (`/generate`). `logprobs`: for each sequence those
-    of its tokens. `retracted`: a stream took text back.
+    Token counts are the server's. They are None if the server does not send them.
     """
 
     n: int = 1
     texts: list[str] = field(init=False)
     finish_reasons: list[str | None] = field(init=False)
-    logprobs: list[list[float]] = field(init=False)
-    sequence_tokens: list[int] = field(init=False)
+    logprobs: list[list[float]] = field(init=False)  # [sequence][token]
+    sequence_tokens: list[int] = field(init=False)  # Only `/generate` tells these.
     request_id: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     sent: float = 0.0
+    # Arrival of each event with new tokens; empty if the answer was not streamed.
     token_times: list[float] = field(default_factory=list)
     ended: float = 0.0
-    retracted: bool = False
+    retracted: bool = False  # Whether a stream removed text that it had sent.
 
     def __post_init__(self) -> None:
         self.texts = [""] * self.n
@@ -68,14 +60,14 @@ class Answer:
         self.sequence_tokens = [0] * self.n
 
     def check_open(self, index: int) -> None:
-        """Raises `RequestFailed` where there is no sequence `index`, or it has ended already."""
+        """Raise `RequestFailed` if there is no sequence `index`, or if it has ended."""
         if not 0 <= index < self.n:
             raise RequestFailed(MALFORMED, f"index {index} of {self.n} choices")
         if self.finish_reasons[index] is not None:
             raise RequestFailed(MALFORMED, f"choice {index} goes on after its finish reason")
 
     def check_complete(self) -> None:
-        """Raises `RequestFailed` where a sequence has not ended."""
+        """Raise `RequestFailed` if a sequence has not ended."""
         if None in self.finish_reasons:
             raise RequestFailed(
                 MALFORMED, f"choice {self.finish_reasons.index(None)} has no finish reason"
@@ -83,30 +75,30 @@ class Answer:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the server gave a sequence up."""
+        """Whether the server gave up a sequence."""
         return any(reason in UNFINISHED for reason in self.finish_reasons)
 
 
 class Format(ABC):
-    """One endpoint: how a call is written, how an answer and the events of a streamed one are read.
+    """An endpoint: how to write a call and how to read an answer, whole or streamed.
 
-    Reading may raise KeyError, IndexError, TypeError or ValueError for what is not as it should be;
-    `ask` makes them failures.
+    The methods that read raise KeyError, IndexError, TypeError or ValueError if the data is
+    malformed. `ask` turns these into `RequestFailed`.
     """
 
     path: str
 
     @abstractmethod
     def body(self, call: GenerationCall, model: str | None) -> dict[str, Any]:
-        """The JSON to send."""
+        """Return the JSON to send."""
 
     @abstractmethod
     def read(self, data: Any, answer: Answer) -> None:
-        """Take a whole answer."""
+        """Add a whole answer to `answer`."""
 
     @abstractmethod
     def read_event(self, data: Any, answer: Answer) -> bool:
-        """Take one event; True where it brought tokens."""
+        """Add one event to `answer`. Return whether the event had tokens."""
 
 
 class _OpenAI(Format):
@@ -193,8 +185,8 @@ class _Completion(_OpenAI):
         return values
 
     def _brings_tokens(self, choice: Any, text: str) -> bool:
-        # Some servers send an empty text for a token that shows none yet; the last one may only
-        # tell the end.
+        # Some servers send an empty text for a token without visible text. The last event may have
+        # a finish reason and no token.
         return bool(text) or choice["finish_reason"] is None
 
 
@@ -213,7 +205,7 @@ class _Chat(_OpenAI):
 
     def _text(self, choice: Any) -> str:
         message = choice["delta"] if "delta" in choice else choice["message"]
-        # Reasoning models tell what they think apart from what they say.
+        # Reasoning models send their thoughts in a field of its own.
         return (message.get("reasoning_content") or "") + (message.get("content") or "")
 
     def _logprobs(self, logprobs: Any) -> list[float]:
@@ -253,7 +245,7 @@ class _Generate(Format):
         return (answer.completion_tokens or 0) > before
 
     def _read_sequence(self, data: Any, index: int, answer: Answer) -> None:
-        """Events are cumulative: each holds all that has come so far."""
+        """Add one event. Events are cumulative: each holds the whole text so far."""
         answer.check_open(index)
         meta, text = data["meta_info"], data["text"]
         answer.retracted |= not text.startswith(answer.texts[index])
@@ -270,8 +262,10 @@ class _Generate(Format):
 
 
 def _asked_for(call: GenerationCall, *, seed: str) -> dict[str, Any]:
-    """The parameters that have a value; not every server knows every one, so the others are not
-    sent. `seed`: its name in this format.
+    """Return the parameters that have a value. Others are not sent, because not every server knows
+    every parameter.
+
+    `seed` is the name of the seed in this format.
     """
     body: dict[str, Any] = {}
     if call.stop:
@@ -300,11 +294,11 @@ async def ask(
     watch: Callable[[Answer], None] = lambda answer: None,
     allow_abort: bool = False,
 ) -> Answer:
-    """Send one call and read its answer; `api` None: the target's; `watch` sees a streamed answer
-    after each event.
+    """Send one call and read its answer.
 
-    Raises `RequestFailed`: for HTTP errors, lost connections, answers that are not in the API's
-    form, and unless `allow_abort` for those that the server gave up.
+    `api` defaults to the API of the target. `watch` is called after each event of a streamed
+    answer. Raises `RequestFailed` for an HTTP error, a lost connection or a malformed answer. An
+    answer that the server gave up also raises, unless `allow_abort` is true.
     """
     form, answer = FORMATS[api or client.target.api], Answer(call.n)
     body = form.body(call, client.target.model)

@@ -1,5 +1,5 @@
-"""The one HTTP client of all measurements: one connection pool, JSON answers, server-sent events
-with their arrival times.
+"""The HTTP client of all measurements: a connection pool, JSON, and server-sent events with their
+times.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ _DONE = b"[DONE]"
 
 
 class ServerUnusable(ValueError):
-    """The server cannot be used at all, for a reason that the user can mend; one line."""
+    """The server cannot answer any request, for a reason that the user can correct. The text is one
+    line.
+    """
 
 
 class RequestFailed(Exception):
-    """One request has no usable answer.
+    """A request has no usable answer.
 
-    `reason` is short, and the same for failures that are alike, so that they can be counted.
-    `status`: of the HTTP answer, if one came; `retry_after`: its header of that name.
+    `reason` is short and equal for similar failures, so that failures can be counted by it.
+    `status` and `retry_after` are those of the HTTP answer, or None if there was none.
     """
 
     def __init__(
@@ -48,17 +50,17 @@ class RequestFailed(Exception):
 
 
 class Event(NamedTuple):
-    """One server-sent event: its JSON, and when it arrived (`time.perf_counter()` seconds)."""
+    """A server-sent event: its JSON, and its arrival time in `time.perf_counter()` seconds."""
 
     data: Any
     time: float
 
 
 class Client:
-    """Talks to one server over a shared pool of connections; use it as `async with`.
+    """A client of one server with a shared connection pool. Use it as `async with Client(target)`.
 
-    Its methods raise `RequestFailed`. Leaving a request early, by cancelling it or by closing
-    `events()`, closes its connection.
+    The methods raise `RequestFailed`. If a request is cancelled, or `events()` is closed, its
+    connection is closed.
     """
 
     def __init__(self, target: Target) -> None:
@@ -68,7 +70,7 @@ class Client:
             headers["Authorization"] = f"Bearer {target.api_key}"
         self._session = aiohttp.ClientSession(
             headers=headers,
-            # How many requests run at once is decided by who sends them.
+            # The caller limits the number of concurrent requests.
             connector=aiohttp.TCPConnector(limit=0, force_close=not target.keep_alive),
             timeout=aiohttp.ClientTimeout(total=target.timeout),
         )
@@ -85,7 +87,7 @@ class Client:
         await self._session.close()
 
     async def get(self, path: str) -> bytes:
-        """The body of an answer with status 200."""
+        """Return the body of an answer with status 200."""
         with _as_failure():
             async with self._session.get(self.target.base_url + path) as response:
                 return await _body(response)
@@ -95,7 +97,7 @@ class Client:
             return msgspec.json.decode(await self.get(path))
 
     async def post(self, path: str, body: Any) -> Any:
-        """The JSON of an answer with status 200."""
+        """Return the JSON of an answer with status 200."""
         with _as_failure():
             async with self._session.post(
                 self.target.base_url + path, data=msgspec.json.encode(body)
@@ -103,8 +105,9 @@ class Client:
                 return msgspec.json.decode(await _body(response))
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Event, None]:
-        """The events of a streamed answer until `[DONE]`; one that holds an error, or the lack of
-        `[DONE]`, is a failure.
+        """Yield the events of a streamed answer up to `[DONE]`.
+
+        Raises `RequestFailed` if an event holds an error, or if `[DONE]` is missing.
         """
         decoder, done = SSEDecoder(), False
         with _as_failure():
@@ -113,8 +116,8 @@ class Client:
             ) as response:
                 if response.status != 200:
                     await _body(response)
-                # Read on behind [DONE], to the end of the body: only then can the connection be
-                # used again.
+                # Read to the end of the body, after [DONE]: otherwise the connection cannot be
+                # reused.
                 async for chunk in response.content.iter_any():
                     now = time.perf_counter()
                     for data in decoder.feed(chunk):
@@ -128,10 +131,10 @@ class Client:
 
 
 async def resolve(target: Target) -> Target:
-    """`target` with a model's name where requests need one: without --model the first that the
-    server lists.
+    """Return `target` with the name of a model, if its API needs one. Without --model, this is the
+    first model that the server lists.
 
-    Raises `ServerUnusable` if no request can work: no server listens, the key is wrong, or the
+    Raises `ServerUnusable` if no request can succeed: no server listens, the key is wrong, or the
     server is not ready.
     """
     needs_model = target.model is None and target.api is not Api.GENERATE
@@ -181,7 +184,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _error_message(body: bytes) -> str:
-    """What an error's body says: OpenAI's `error.message`, or the beginning of whatever it is."""
+    """Return OpenAI's `error.message` of an error's body, or the beginning of any other body."""
     with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
         return str(msgspec.json.decode(body)["error"]["message"])
     return body[:200].decode(errors="replace")
@@ -199,7 +202,7 @@ def _without_error(data: Any) -> Any:
 
 @contextlib.contextmanager
 def _as_failure() -> Iterator[None]:
-    """Raise `RequestFailed` for every error between here and the server."""
+    """Turn every error of the connection or the data into `RequestFailed`."""
     try:
         yield
     except TimeoutError:

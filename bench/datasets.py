@@ -1,4 +1,4 @@
-"""Data sets from files: GSM8K's questions, ShareGPT's conversations."""
+"""Data sets from files: GSM8K's questions and ShareGPT's conversations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 GSM8K_URL = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/test.jsonl"
-# The texts at which SGLang's harness ends an answer.
+# Stop strings of SGLang's harness.
 GSM8K_STOPS = ("Question", "Assistant:", "<|separator|>")
 _DOWNLOAD_TIMEOUT = 30.0
 
 
 class Question(NamedTuple):
-    """One of GSM8K: its text, and the worked answer, which ends in `#### NUMBER`."""
+    """A question of GSM8K, and its worked answer, which ends in `#### NUMBER`."""
 
     question: str
     answer: str
@@ -29,9 +29,9 @@ class Conversation(NamedTuple):
 
 
 def load_gsm8k(data_path: str | None, *, url: str = GSM8K_URL) -> list[Question]:
-    """The questions of a JSONL file; without one, of GSM8K's test set, which is downloaded once.
+    """Return the questions of a JSONL file. Without a path, download GSM8K's test set once.
 
-    Raises `ValueError` that says which file to give.
+    Raises `ValueError`, whose text names the file to give.
     """
     path = Path(data_path) if data_path is not None else _cached_gsm8k(url)
     questions = []
@@ -50,8 +50,9 @@ def load_gsm8k(data_path: str | None, *, url: str = GSM8K_URL) -> list[Question]
 
 
 def load_sharegpt(data_path: str | None) -> list[Conversation]:
-    """The first exchanges of a ShareGPT file: a JSON list of objects whose `conversations` hold
-    `value`s. Raises `ValueError`.
+    """Return the first exchange of each conversation of a ShareGPT file.
+
+    The file is a JSON list of objects whose `conversations` hold `value`s. Raises `ValueError`.
     """
     if data_path is None:
         raise ValueError("give the ShareGPT file with --data-path FILE")
@@ -74,10 +75,11 @@ def load_sharegpt(data_path: str | None) -> list[Conversation]:
 
 
 def few_shot_prompts(questions: Sequence[Question], num_shots: int, count: int) -> list[str]:
-    """The first `count` questions as prompts, each behind the first `num_shots` with their answers.
+    """Return the first `count` questions as prompts, each after the first `num_shots` questions
+    with their answers.
 
-    The text is that of SGLang's `few_shot_gsm8k`, letter by letter: there too the examples are
-    questions of the test as well.
+    The text is equal to that of SGLang's `few_shot_gsm8k`, which also takes its examples from the
+    test set.
     """
     if num_shots > len(questions):
         raise ValueError(f"--num-shots {num_shots}: the file has {len(questions)} questions")
@@ -96,7 +98,7 @@ def _read(path: Path, flag: str) -> str:
 
 
 def _cached_gsm8k(url: str) -> Path:
-    """The test set in the user's cache, downloaded if it is not there yet."""
+    """Return the path of the test set in the user's cache. Download it if it is missing."""
     cache = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         / "piecework"
@@ -109,14 +111,16 @@ def _cached_gsm8k(url: str) -> Path:
 
 
 def _download(url: str, path: Path) -> None:
-    """Raises `ValueError` where there is no network, naming the file to give instead."""
-    import urllib.request  # it takes longer to import than the rest of the command line
+    """Download the test set. Raises `ValueError` if there is no network; its text names the file to
+    give.
+    """
+    import urllib.request  # Slow to import.
 
     try:
         with urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT) as response:
             content: Any = response.read()
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Written under another name first, so that no process reads half of the file.
+        # Write to another name first, so that no process reads a partial file.
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_bytes(content)
         part.replace(path)

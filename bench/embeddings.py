@@ -1,4 +1,4 @@
-"""How fast texts become vectors, beside sentence-transformers in the same process."""
+"""Texts per second through an embedder, compared with sentence-transformers in the same process."""
 
 from __future__ import annotations
 
@@ -28,21 +28,19 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingsSettings:
-    """`batch_size` texts of 4 to `words` words, `rounds` times by each side in turn, of which the
-    least time of each counts. Raises `ValueError` for no model.
-    """
-
     model_path: str = ""
     dtype: str = "auto"
-    batch_size: int = 32
-    words: int = 24
-    rounds: int = 20
+    batch_size: int = 32  # Number of texts.
+    words: int = 24  # Maximum words of a text.
+    rounds: int = 20  # Rounds of each side; the fastest counts.
     num_threads: int | None = None
     peer: bool = True
 
 
 def run(settings: EmbeddingsSettings, report: Report) -> int:
-    """Measure and report; returns the exit code. Raises `ValueError` that the user can mend."""
+    """Measure and report. Return the exit code. Raises `ValueError` for an error that the user can
+    correct.
+    """
     if not settings.model_path:
         raise ValueError("name an embedder's folder: --model-path PATH")
     config = PoolingConfig(
@@ -75,7 +73,7 @@ def run(settings: EmbeddingsSettings, report: Report) -> int:
 
 
 def make_texts(count: int, most: int) -> list[str]:
-    """The same ones each time, of 4 to `most` words."""
+    """Return `count` texts of 4 to `most` words. They are the same in every run."""
     draw = random.Random(0)
     return [
         " ".join(draw.choices(_WORDS, k=draw.randint(min(4, most), most))) for _ in range(count)
@@ -85,7 +83,10 @@ def make_texts(count: int, most: int) -> list[str]:
 def least_times(
     sides: dict[str, Callable[[Sequence[str]], Any]], texts: Sequence[str], rounds: int
 ) -> dict[str, float]:
-    """Seconds of each side's quickest round; they take turns: a slow minute is everyone's."""
+    """Return the seconds of each side's fastest round.
+
+    The sides alternate, so that load of other programs affects both.
+    """
     least = dict.fromkeys(sides, float("inf"))
     for number in range(_WARM_UP + rounds):
         for name, embed in sides.items():

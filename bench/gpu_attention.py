@@ -1,5 +1,5 @@
-"""The GPU suite's attention alone: one layer by every backend, and by torch's attention of ragged
-batches where that applies.
+"""The GPU suite's attention: one layer with every backend, and with torch's varlen attention where
+it applies.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from ..kernels.platform import Platform
 from .gpu_checks import made_up_step
 from .gpu_engines import Scale, milliseconds
 
-# `torch.nn.attention.varlen` needs contiguous keys and values: prompts without a cached prefix.
+# `torch.nn.attention.varlen` needs contiguous keys and values, so it runs only prompts without a
+# cached prefix.
 _VARLEN = "torch varlen"
 
 
 def attention(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Milliseconds of one layer at the model's shapes, keys and values stored too, by step and
-    backend. `errors`: what did not run.
+    """Measure one layer of the model's shapes, including storing keys and values.
+
+    Return `rows`, milliseconds by step and backend, and `errors` of those that did not run.
     """
     platform, model, dtype = detect(device), scale.model, getattr(torch, scale.dtype)
     layout = KVLayout.of_heads(
@@ -56,7 +58,7 @@ def attention(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
 
 
 def _steps(scale: Scale) -> dict[str, list[tuple[int, int]]]:
-    """(new tokens, tokens before them) of each request."""
+    """Return the steps to measure: (new tokens, cached tokens) of each request."""
     longest, several = max(scale.prefill_sizes), max(scale.batch_sizes)
     return {
         f"prompt of {longest}": [(longest, 0)],
@@ -70,7 +72,7 @@ def _steps(scale: Scale) -> dict[str, list[tuple[int, int]]]:
 def _tensors(
     layout: KVLayout, tokens: int, num_pages: int, platform: Platform
 ) -> tuple[torch.Tensor, ...]:
-    """q, k, v, out, and the two caches, full of numbers."""
+    """Return random q, k, v, out and the two caches."""
     kv = (layout.num_kv_heads, layout.key_size)
     q, k, v = (
         torch.randn(tokens, *shape, device=platform.device()).to(layout.dtype)
@@ -92,7 +94,9 @@ def _work(
     metadata: AttentionMetadata,
     platform: Platform,
 ) -> Callable[[], Any]:
-    """One layer's attention; the step is planned already, as it is for all layers but the first."""
+    """Return a call of one layer's attention. The step is already planned, as for all layers after
+    the first.
+    """
     q, k, v = tensors[:3]
     if name != _VARLEN:
         backend = platform.attention_backend(name)
@@ -103,7 +107,7 @@ def _work(
 
     ends = torch.tensor([0, *accumulate(metadata.query_lens)], dtype=torch.int32, device=q.device)
     longest = max(metadata.query_lens)
-    # Torch 2.11 shares keys among heads unasked; 2.13 has a switch for it.
+    # Torch 2.11 always shares keys among heads; 2.13 has a parameter for this.
     shared: dict[str, Any] = (
         {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
     )

@@ -1,4 +1,4 @@
-"""The GPU suite's first question: do kernels and graphs give what plain torch gives?"""
+"""The GPU suite's correctness part: compares kernels and graphs with plain torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..runtime.core.sampling_params import SamplingParams
 from .gpu_engines import LLAMA_TINY, QWEN3_TINY, Scale, close, make_engine
 from .gpu_quantized import Fusion, fusions, products
 
-# Limit of |result - plain torch| / |plain torch|.
+# Maximum of |result - plain torch| / |plain torch|.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 # (new tokens, cached tokens) of each request.
 _STEPS: dict[str, list[tuple[int, int]]] = {
@@ -51,17 +51,17 @@ _MODES: dict[str, dict[str, Any]] = {
 
 
 OFF: dict[str, Any] = {"disable_cuda_graph": True}
-# Share of tokens that may differ. The logits of a random model are close, so in bfloat16 one near
-# tie changes all later tokens.
+# Maximum share of tokens that differ. The logits of a random model are close, so one near tie in
+# bfloat16 changes all later tokens.
 _OTHER_TOKENS = {"float32": 0.0, "bfloat16": 0.75}
 
 
-# A check does not start with less time than this, because an unfinished part reports nothing.
+# No check starts with less time than this left, because an unfinished part reports nothing.
 _LONGEST_CHECK_SECONDS = 25.0
 
 
 class Check(NamedTuple):
-    """One comparison; `detail`: how far it was off, or what went wrong."""
+    """One comparison. `detail` has the difference, or the error."""
 
     name: str
     ok: bool
@@ -69,9 +69,7 @@ class Check(NamedTuple):
 
 
 def correctness(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Kernels against plain torch, then tokens of small models with and without graphs. A check
-    that raises is a failed one.
-    """
+    """Compare kernels with plain torch, then tokens of small models with and without graphs."""
     platform = detect(device)
     checks: list[Check] = []
     for check in chain(
@@ -83,7 +81,7 @@ def correctness(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     ):
         checks.append(check)
         if time.monotonic() > scale.until - _LONGEST_CHECK_SECONDS:
-            checks.append(Check("whatever was to come after that", False, "no time was left"))
+            checks.append(Check("the remaining checks", False, "no time was left"))
             break
     return {
         "ok": all(check.ok for check in checks),
@@ -92,9 +90,7 @@ def correctness(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
 
 
 def _attention_checks(platform: Platform) -> Iterator[Check]:
-    """Every shape in bfloat16, the first one in float32 and with a window too: each combination is
-    a kernel to compile.
-    """
+    """Check few combinations of shape, dtype, window and cache: each is a kernel to compile."""
     first = next(iter(_SHAPES))
     combinations: list[tuple[str, torch.dtype, int | None, str]] = [
         (shape, torch.bfloat16, None, "auto") for shape in _SHAPES
@@ -124,9 +120,7 @@ def _attend(
     lens: list[tuple[int, int]],
     layout: KVLayout,
 ) -> float:
-    """How far the backend is from plain torch on a random step, as a share. Raises where it has not
-    stored what it should.
-    """
+    """Return the difference from plain torch on a random step, as a share of the tolerance."""
     kv = (layout.num_kv_heads, layout.key_size)
     device, page_size = platform.device(), platform.default_page_size
     draw = np.random.default_rng(1)
@@ -156,7 +150,7 @@ def _attend(
 
 
 def _pages(numbers: torch.Tensor, layout: KVLayout) -> torch.Tensor:
-    """Numbers [P, S, K, D] as the layer keeps them."""
+    """Return numbers [P, S, K, D] in the layer's cache format."""
     if layout.cache_dtype is None:
         return numbers
     pages, page_size, heads, size = numbers.shape
@@ -170,7 +164,7 @@ def _pages(numbers: torch.Tensor, layout: KVLayout) -> torch.Tensor:
 def made_up_step(
     lens: list[tuple[int, int]], platform: Platform, draw: np.random.Generator
 ) -> tuple[AttentionMetadata, int]:
-    """A step whose pages lie in a random order, and how many pages its cache must have."""
+    """Return a step whose pages have a random order, and the number of pages that it needs."""
     page_size, device = platform.default_page_size, platform.device()
     counts = [-(-sum(pair) // page_size) for pair in lens]
     order, table = (
@@ -192,7 +186,7 @@ def made_up_step(
 
 
 def _op_checks(platform: Platform) -> Iterator[Check]:
-    """The version that layers get, and every one that there is beside plain torch."""
+    """Check the version of each op that layers call, and every other version except plain torch."""
     generator = torch.Generator(platform.device()).manual_seed(3)
     versions = {
         "": ops,
@@ -232,9 +226,7 @@ def _op_checks(platform: Platform) -> Iterator[Check]:
 
 
 def _quantized_checks(platform: Platform) -> Iterator[Check]:
-    """Every product by every version against plain torch, and fused ops against those that they
-    take the place of.
-    """
+    """Check every product's versions and every fused op against plain torch."""
     versions = {"": ops, **{f", {name}": one for name, one in platform.op_versions().items()}}
     like = torch.empty(0, device=platform.device(), dtype=torch.bfloat16)
     for tokens in (1, 33, 200):
@@ -250,14 +242,14 @@ def _quantized_checks(platform: Platform) -> Iterator[Check]:
 
 
 def _fusion_error(fusion: Fusion) -> float:
-    """A number of 8 bits may be rounded the other way."""
+    """Return the difference of a fused op, as a share of bfloat16's tolerance."""
     fused, apart = fusion.fused(), fusion.apart()
     pairs = zip(fused, apart, strict=True) if isinstance(fused, tuple | list) else [(fused, apart)]
     return max(_within(one, other, _TOLERANCE[torch.bfloat16]) for one, other in pairs)
 
 
 def _takes(version: Any, op: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether a version computes this call, or fails at it."""
+    """Return whether a version computes this call. A version that raises also counts."""
     try:
         return getattr(version, op, lambda *given: None)(*arguments) is not None
     except Exception:
@@ -273,7 +265,7 @@ def _op_error(version: Any, op: str, arguments: tuple[Any, ...]) -> float:
 
 
 def _sampling_checks(platform: Platform) -> Iterator[Check]:
-    """The tokens of every filter, on a peaked row and a flat one of each vocabulary."""
+    """Compare the tokens of every filter, on a peaked row and a flat row of each vocabulary."""
     generator = torch.Generator(platform.device()).manual_seed(4)
     for vocab in (49152, 151936):
         for name, (top_k, top_p, min_p) in {
@@ -305,9 +297,7 @@ def _other_draws(*arguments: torch.Tensor) -> float:
 
 
 def _model_checks(scale: Scale, folder: Path, platform: Platform) -> Iterator[Check]:
-    """Greedy tokens of small models: equal in float32; in bfloat16 near ties may fall the other
-    way, and the share is told.
-    """
+    """Compare greedy tokens of small models: equal in float32, near ties differ in bfloat16."""
     modes = {
         name: settings
         for name, settings in _MODES.items()
@@ -346,7 +336,7 @@ def _tokens(
     dtype: str,
     settings: dict[str, Any],
 ) -> list[int]:
-    """What a small model answers to three prompts, one after another in the cache twice."""
+    """Return a small model's answers to three prompts, each asked twice for a cached prefix."""
     engine = make_engine(
         scale, folder / model["model_type"], platform.device_type, model=model,
         max_total_tokens=2048, max_running_requests=4,
@@ -372,7 +362,7 @@ def _tokens(
         engine.core.stats().graph_replays_total,
     )
     close(engine)
-    # Without its graphs an engine answers right, too.
+    # An engine without its graphs gives the same answers, so check that the graphs ran.
     if failed:
         raise RuntimeError(f"sizes without a graph: {failed}")
     if platform.graphs_are_real and "disable_cuda_graph" not in settings and not replays:
@@ -381,7 +371,7 @@ def _tokens(
 
 
 def _within(actual: torch.Tensor, expected: torch.Tensor, tolerance: float | None = None) -> float:
-    """The distance as a share of the tolerance, that of the dtype if none is given."""
+    """Return the distance as a share of `tolerance`, or else of the tolerance of the dtype."""
     distance = (actual.double() - expected.double()).norm() / expected.double().norm()
     return float(distance) / (tolerance or _TOLERANCE[expected.dtype])
 

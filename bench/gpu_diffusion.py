@@ -1,5 +1,5 @@
-"""The GPU suite's diffusion part: the transformer of FLUX.1 at its real size with random weights,
-eager and compiled by its blocks.
+"""The GPU suite's diffusion part: FLUX.1's transformer at its real size with random weights, eager
+and compiled by blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .gpu_engines import LeftOut, Scale
 
 _STEPS = 20
 _WARM_UPS = 2
-# The class's defaults are FLUX.1-dev's shapes: 19 double and 38 single blocks of width 3,072.
+# The defaults of the class are FLUX.1-dev's shapes: 19 double and 38 single blocks of width 3,072.
 _FLUX: dict[str, Any] = {"guidance_embeds": True}
 _TINY: dict[str, Any] = _FLUX | {
     "num_layers": 1,
@@ -33,10 +33,9 @@ _TINY: dict[str, Any] = _FLUX | {
 
 
 def diffusion(compiled: bool, scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Twenty steps of the transformer on the latents of one image of 1024x1024 pixels; weights are
-    made on the device.
+    """Measure twenty steps of the transformer on the latents of one image of 1024 x 1024 pixels.
 
-    `first_ms` has what compiling takes. Raises `LeftOut` without diffusers.
+    `first_ms` includes compilation. Raises `LeftOut` if diffusers is not installed.
     """
     if find_spec("diffusers") is None:
         raise LeftOut("diffusers is not installed")
@@ -66,8 +65,8 @@ def diffusion(compiled: bool, scale: Scale, folder: Path, device: str) -> dict[s
 def _flux(
     platform: Platform, dtype: torch.dtype, shapes: dict[str, Any], side: int
 ) -> tuple[Any, dict[str, Any]]:
-    """The transformer, and the inputs of an image of `side` x `side` packed latents and a prompt of
-    512 tokens.
+    """Return the transformer and its inputs: an image of `side` x `side` packed latents and a
+    prompt of 512 tokens.
     """
     from diffusers import FluxTransformer2DModel
 

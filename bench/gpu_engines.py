@@ -1,5 +1,5 @@
-"""What the GPU suite measures on: engines with random weights, made-up steps, and a clock that
-waits for the device.
+"""The tools of the GPU suite: engines with random weights, made-up steps, and a clock that waits
+for the device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMMON = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
-# Llama-3.1-8B's shapes. Its rope scaling does not change times and is left out.
+# Llama-3.1-8B's shapes, without its rope scaling, which does not change times.
 LLAMA_8B = _COMMON | {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -63,33 +63,27 @@ QWEN3_TINY = LLAMA_TINY | {
 
 
 class LeftOut(Exception):
-    """A part cannot run on this machine, for the reason that is told; nothing has failed."""
+    """A part cannot run on this machine, for the reason in its text. This is not a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What is measured. Lengths in tokens; `copy_bytes` and `matmul_size`: how much the floors
-    move, and the side of their matrices.
-
-    `num_requests`, `concurrency`, `output_len`: the load through the scheduler. `warm_up`: seconds
-    of calls before calls are timed, which a processor at rest needs to reach its clock rate.
-    `until`: when a part has to be done, by `time.monotonic`.
-    """
+    """What is measured. Lengths are in tokens."""
 
     model: dict[str, Any]
     dtype: str
     prefill_sizes: Sequence[int]
     batch_sizes: Sequence[int]
     context: int
-    num_requests: int
+    num_requests: int  # The load through the scheduler has these three.
     concurrency: int
     output_len: int
     max_total_tokens: int
-    copy_bytes: int
-    matmul_size: int
+    copy_bytes: int  # Bytes that the floors copy.
+    matmul_size: int  # Rows and columns of the matrices of the floors.
     repeats: int
-    warm_up: float
-    until: float = math.inf
+    warm_up: float  # Seconds of calls before timing, until the processor has its clock rate.
+    until: float = math.inf  # When a part must be done, in `time.monotonic` seconds.
 
 
 FULL = Scale(
@@ -147,30 +141,33 @@ def engine_config(scale: Scale, folder: Path, device: str, **settings: Any) -> E
 
 
 def make_engine(scale: Scale, folder: Path, device: str, **settings: Any) -> Engine:
-    """An engine of `engine_config`, graphs included. Raises as `build_engine` does."""
+    """Build an engine of `engine_config`, including its graphs. Raises as `build_engine` does."""
     return build_engine(engine_config(scale, folder, device, **settings), progress=False)
 
 
 def close(engine: Engine) -> None:
-    """End what the engine has started; its memory is free once the caller has dropped it too."""
+    """End the threads and processes of an engine. Its memory is freed when the caller drops the
+    engine.
+    """
     engine.startup.stop()
     gc.collect()
     engine.runner.platform.empty_cache()
 
 
 def prefill_batch(engine: Engine, num_tokens: int) -> Batch:
-    """One prompt that is computed in one step."""
+    """Return a batch of one prompt, computed in one step."""
     return _batch(engine, [(num_tokens, num_tokens)])
 
 
 def decode_batch(engine: Engine, batch_size: int, context: int) -> Batch:
-    """`batch_size` sequences of `context` tokens, of which the last is computed."""
+    """Return a batch of `batch_size` sequences of `context` tokens: the last one is computed."""
     return _batch(engine, [(context, 1)] * batch_size)
 
 
 def _batch(engine: Engine, lens: list[tuple[int, int]]) -> Batch:
-    """(length, new tokens) of each sequence. Every one has pages of its own, dealt in a random
-    order.
+    """Return a batch of sequences of (length, new tokens).
+
+    Each sequence has its own pages, in a random order.
     """
     pool, draw = engine.runner.pool, np.random.default_rng(0)
     pages = iter((draw.permutation(pool.num_pages - 1) + 1).tolist())
@@ -189,14 +186,15 @@ def _batch(engine: Engine, lens: list[tuple[int, int]]) -> Batch:
 
 
 def fill_cache(engine: Engine) -> None:
-    """Random keys and values: a processor is faster on zeros."""
+    """Fill the KV cache with random numbers, because processors are faster on zeros."""
     for layer in [*engine.runner.pool.k, *engine.runner.pool.v]:
         layer.normal_()
 
 
 def milliseconds(call: Callable[[], object], platform: Platform, scale: Scale) -> dict[str, float]:
-    """Median and least time of one call, until the device is done; by the host's clock, for a step
-    costs the host time too.
+    """Return the median and the least time of one call, until the device is done.
+
+    The host's clock is used, because a step includes the host's time.
     """
     warm = time.perf_counter() + scale.warm_up
     for number in count():
@@ -215,12 +213,14 @@ def milliseconds(call: Callable[[], object], platform: Platform, scale: Scale) -
 
 
 def layer_parameters(engine: Engine) -> int:
-    """Numbers in the weights of the layers: embedding and output head aside, which a forward looks
-    up, or leaves to the sampler.
+    """Return the number of parameters of the layers.
+
+    Embedding and output head are excluded: a forward looks up rows of the embedding, and the head
+    runs in the sampler.
     """
     return sum(parameter.numel() for parameter in engine.runner.model.model.layers.parameters())
 
 
 def no_grad(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Steps run in inference mode, as the scheduler runs them."""
+    """Run `function` in inference mode, as the scheduler does."""
     return torch.inference_mode()(function)

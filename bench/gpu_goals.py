@@ -1,6 +1,4 @@
-"""The GPU suite's goals: what is aimed at on an H200 with Llama-3.1-8B's shapes, beside what a run
-has measured.
-"""
+"""The GPU suite's goals for an H200 with Llama-3.1-8B's shapes, beside the figures of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ _LARGE_PREFILL = 4096
 
 
 class Goal(NamedTuple):
-    """`measured` and `bound` in the same unit, which `text` writes."""
+    """A goal. `measured` and `bound` have the same unit, which is part of `text`."""
 
     figure: str
     bound: float
@@ -25,7 +23,7 @@ class Goal(NamedTuple):
         return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
     def cells(self) -> list[str]:
-        """figure, goal, measured, met."""
+        """Return the row of the table: figure, goal, measured, met."""
         bound = f"at {'least' if self.at_least else 'most'} {self.text.format(self.bound)}"
         return [
             self.figure,
@@ -36,7 +34,7 @@ class Goal(NamedTuple):
 
 
 def goals(results: Mapping[str, Any]) -> list[Goal]:
-    """Those whose parts are all among the results."""
+    """Return the goals whose parts are all among the results."""
     return [*_prefills(results), *_floors(results), *_load(results), *_startup(results)]
 
 
@@ -45,7 +43,7 @@ def _times(results: Mapping[str, Any], part: str, size: str) -> dict[int, float]
 
 
 def _prefills(results: Mapping[str, Any]) -> Iterator[Goal]:
-    """The slowest of the sizes counts."""
+    """Yield the goals of prefills. The slowest size counts."""
     off = _times(results, "prefill_off", "tokens")
     for mode in ("piecewise_eager", "piecewise_inductor"):
         gains = {

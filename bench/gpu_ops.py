@@ -1,6 +1,4 @@
-"""The GPU suite's ops alone: what layers do between matrix products, by every kernel there is for
-it.
-"""
+"""The GPU suite's ops: those between matrix products, with every kernel."""
 
 from __future__ import annotations
 
@@ -16,15 +14,17 @@ from ..kernels.platform import Platform
 from .gpu_engines import Scale, milliseconds, no_grad
 
 _TOKENS = (1, 16, 256, 4096)
-# Calls that are timed together, as one graph if the device has graphs: a single call takes less
-# time than its launch by the host.
+# Calls that are timed together, in one graph if the device has graphs, because launching a call
+# takes longer than running it.
 _CALLS = 50
 
 
 @no_grad
 def op_times(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Microseconds of one call by op, number of tokens and version; `bytes`: what it reads and
-    writes. `errors`: what did not run.
+    """Measure one call of each op.
+
+    Return `rows`, with microseconds by version and the `bytes` that the op reads and writes, and
+    `errors` of those that did not run.
     """
     platform = detect(device)
     rows: list[dict[str, Any]] = []
@@ -47,15 +47,13 @@ def op_times(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
 
 
 def _has_not(*arguments: Any) -> None:
-    """In place of an op that a version has not."""
+    """Stand in for an op that a version lacks."""
 
 
 def _work(
     scale: Scale, tokens: int, platform: Platform
 ) -> dict[str, tuple[str, int, tuple[Any, ...]]]:
-    """The op, the bytes that it moves, and its arguments, of everything that a layer of the model
-    does, and of norms of heads.
-    """
+    """Return (op, bytes that it moves, arguments) of every op of a layer and of norms of heads."""
     model, dtype = scale.model, getattr(torch, scale.dtype)
     hidden, inner, size = model["hidden_size"], model["intermediate_size"], model["head_dim"]
     heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
@@ -92,7 +90,7 @@ def microseconds(call: Callable[[], Any], platform: Platform, scale: Scale) -> f
     """Return the microseconds of one call among many."""
 
     def calls() -> list[torch.Tensor]:
-        """No result is kept, so each call has the memory of the one before."""
+        """Drop each result, so that each call gets the same memory."""
         for _ in range(_CALLS):
             call()
         return []

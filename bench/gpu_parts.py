@@ -1,6 +1,4 @@
-"""The parts of the GPU suite: each builds what it needs, measures one thing, and returns what can
-be written as JSON.
-"""
+"""The parts of the GPU suite. Each builds what it needs, measures one thing, and returns JSON."""
 
 from __future__ import annotations
 
@@ -51,8 +49,8 @@ _INDUCTOR_PIECES = _PIECES | {"piecewise_cuda_graph_compiler": "inductor"}
 
 
 def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """What no forward can beat: bytes that a copy moves a second, read and written, and operations
-    of a bfloat16 matrix product.
+    """Return the limits of every forward: bytes per second of a copy, read and written, and
+    operations per second of a bfloat16 matrix product.
     """
     platform = detect(device)
     source = torch.randint(0, 127, (scale.copy_bytes,), dtype=torch.int8, device=platform.device())
@@ -71,7 +69,7 @@ def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
 
 
 def prefill(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """The forward of one prompt of each size. `replayed`: whether a graph ran it."""
+    """Measure the forward of one prompt of each size. `replayed` says whether a graph ran it."""
     if (
         settings.get("cuda_graph_backend_prefill") == "breakable"
         and not detect(device).graphs_are_real
@@ -100,8 +98,9 @@ def prefill(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -
 
 
 def inductor_pieces(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Compiles the pieces that `prefill_piecewise_inductor` runs, which takes no figure. Raises
-    `RuntimeError` where that fails.
+    """Compile the pieces of part `prefill_piecewise_inductor`. Nothing is measured.
+
+    Raises `RuntimeError` if that fails.
     """
     config = engine_config(scale, folder, device, **_NO_DECODE | _INDUCTOR_PIECES)
     model = ModelConfig.from_pretrained(str(folder))
@@ -118,8 +117,8 @@ def inductor_pieces(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
 
 
 def decode(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """The forward of one step of decodes for each batch size, every sequence `scale.context` tokens
-    long.
+    """Measure the forward of one decode step of each batch size. Each sequence has `scale.context`
+    tokens.
     """
     sizes = ",".join(map(str, scale.batch_sizes))
     engine = make_engine(scale, folder, device, **_NO_PREFILL | {"cuda_graph_bs": sizes} | settings)
@@ -139,12 +138,12 @@ def decode(settings: dict[str, Any], scale: Scale, folder: Path, device: str) ->
 
 
 def load(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """GSM8K's five-shot prompts by length, one beginning for all, through the scheduler: always
-    `concurrency` at once.
+    """Measure prompts with the lengths of GSM8K's and a common prefix through the scheduler,
+    `concurrency` at a time.
     """
     engine = make_engine(scale, folder, device, **settings)
     prompts = gsm8k_prompts(scale, engine.runner.vocab_size)
-    # Kernels are chosen and compiled at the first steps of each shape.
+    # Warm up: kernels are chosen and compiled at the first step of each shape.
     _serve(engine, prompts[: scale.concurrency], scale.concurrency, min(4, scale.output_len))
     engine.core.flush_cache()
     before = engine.core.stats()
@@ -168,8 +167,8 @@ def load(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> d
 
 
 def startup(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """From nothing to ready with `--startup fast`, and from there to the graphs of all default
-    sizes.
+    """Measure the time until ready with `--startup fast`, and until the graphs of all default sizes
+    exist.
     """
     began = time.perf_counter()
     engine = make_engine(
@@ -204,7 +203,7 @@ def _forward(engine: Engine, batch: Any, scale: Scale) -> dict[str, Any]:
 
 
 def _graphs(engine: Engine) -> dict[str, Any]:
-    """What the graphs took; ends the engine."""
+    """Return what the graphs cost, and end the engine."""
     info = engine.runner.graphs.info()
     close(engine)
     return {
@@ -218,8 +217,9 @@ def _graphs(engine: Engine) -> dict[str, Any]:
 
 
 def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_len: int) -> int:
-    """All prompts through the scheduler; returns the tokens that came out. Raises `RuntimeError`
-    where a request fails.
+    """Run all prompts through the scheduler. Return the number of output tokens.
+
+    Raises `RuntimeError` if a request fails.
     """
     params = SamplingParams(temperature=0.0, max_new_tokens=output_len, ignore_eos=True)
     waiting = [
@@ -239,12 +239,12 @@ def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_le
     return tokens
 
 
-# The sizes that the load needs. Capturing every default size is measured elsewhere.
+# Sizes of graphs that the load needs. Part `startup` measures the capture of all default sizes.
 _FOR_LOAD = {
     "piecewise_cuda_graph_tokens": "16,32,64,96,128,160,192,224,256,320,384,512,1024,2048,4096",
     "cuda_graph_bs": "1,2,4,8,16,32,64,96,112,120,128",
 }
-# The parts in the order in which they run: the foundations first, the dispensable parts last.
+# Parts in the order in which they run, the most important first.
 PARTS: dict[str, Part] = {
     "floors": floors,
     "correctness": correctness,

@@ -1,5 +1,5 @@
-"""The GPU suite's peers: the load of parts `load_*` through transformers' continuous batching, and
-through vLLM where it is installed.
+"""The GPU suite's peers: the load of parts `load_*` through transformers' continuous batching and
+through vLLM.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WARM_UP_TOKENS = 4
 
 
 def load_transformers(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """The load through `ContinuousBatchingManager` of transformers, with the attention, graphs and
-    overlap that it chooses itself.
+    """Run the load through transformers' `ContinuousBatchingManager`, with the attention, graphs
+    and overlap that it chooses.
 
-    Concurrency, tokens a step and size of the KV cache are those of the engine beside it. A load
-    that is not through after a minute is cut short; then `output_tokens_per_second` counts every
-    token that came until then. Raises `RuntimeError` where a request fails.
+    Concurrency, tokens per step and the size of the KV cache equal those of our engine. The load is
+    stopped after a minute; then `output_tokens_per_second` counts all tokens up to that time.
+    Raises `RuntimeError` if a request fails.
     """
     platform = detect(device)
     platform.set_up(None)
@@ -41,8 +41,8 @@ def load_transformers(scale: Scale, folder: Path, device: str) -> dict[str, Any]
     try:
         manager.warmup()
         manager.start()
-        # Kernels are chosen at the first steps of each shape; another beginning leaves nothing in
-        # the prefix cache.
+        # Warm up: kernels are chosen at the first step of each shape. The other seed has another
+        # prefix, so nothing of the load is cached.
         warm_up = gsm8k_prompts(scale, scale.model["vocab_size"], seed=1)[: scale.concurrency]
         _serve(manager, warm_up, min(_WARM_UP_TOKENS, scale.output_len), scale.until)
         settings, steps = _settings(manager), manager.current_batch
@@ -64,8 +64,9 @@ def load_transformers(scale: Scale, folder: Path, device: str) -> dict[str, Any]
 
 
 def load_vllm(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """The load through `vllm.LLM` with its own defaults for everything but the number of sequences.
-    Raises `LeftOut` without vllm.
+    """Run the load through `vllm.LLM` with its defaults, except for the number of sequences.
+
+    Raises `LeftOut` if vllm is not installed.
     """
     if find_spec("vllm") is None:
         raise LeftOut("vllm is not installed")
@@ -117,7 +118,7 @@ def _figures(tokens: int, finished: int, requests: int, seconds: float) -> dict[
 
 
 def _random_model(scale: Scale, platform: Platform) -> Any:
-    """transformers' own model of these shapes, with random weights made on the device."""
+    """Return transformers' model of these shapes, with random weights made on the device."""
     shapes = {name: value for name, value in scale.model.items() if name != "model_type"}
     config = transformers.AutoConfig.for_model(scale.model["model_type"], **shapes)
     torch.manual_seed(0)
@@ -129,15 +130,15 @@ def _random_model(scale: Scale, platform: Platform) -> Any:
 
 
 def _greedy(output_len: int) -> Any:
-    """No token ends an answer: ids below 0 are none of any vocabulary."""
+    """Return a config in which no token ends an answer: no vocabulary has the id -1."""
     return transformers.GenerationConfig(
         do_sample=False, max_new_tokens=output_len, eos_token_id=-1
     )
 
 
 def _batching_config(scale: Scale) -> Any:
-    """What is given here is a matter of the load; what is not, the manager chooses for the device
-    and the attention that is there.
+    """Return a config that sets only the size of the load. The manager chooses the rest for the
+    device.
     """
     defaults = transformers.ContinuousBatchingConfig()
     page = getattr(defaults, "page_size", None) or defaults.block_size
@@ -149,7 +150,7 @@ def _batching_config(scale: Scale) -> Any:
 
 
 def _settings(manager: Any) -> dict[str, Any]:
-    """What the manager has chosen."""
+    """Return the settings that the manager chose."""
     config = manager.continuous_batching_config
     return {
         "attention": manager.model.config._attn_implementation,
@@ -163,10 +164,10 @@ def _settings(manager: Any) -> dict[str, Any]:
 
 
 def _serve(manager: Any, prompts: list[list[int]], output_len: int, until: float) -> dict[str, Any]:
-    """All prompts through the running manager, which is stopped where `until`, of `time.monotonic`,
-    comes first; the figures.
+    """Run all prompts through the running manager, and return the figures.
 
-    Raises `RuntimeError` where a request fails, or not one token has come.
+    The manager is stopped at `until`, in `time.monotonic` seconds. Raises `RuntimeError` if a
+    request fails, or if there is no token.
     """
     outputs: list[Any] = []
     began = time.perf_counter()
@@ -182,7 +183,7 @@ def _serve(manager: Any, prompts: list[list[int]], output_len: int, until: float
     finished = len(outputs)
     if finished < len(prompts):
         manager.stop(hard_stop=True)
-        # Requests under way are handed over as failed ones, with the tokens that they have.
+        # The manager returns running requests as failed, with their tokens so far.
         while (output := manager.get_result(timeout=0.0)) is not None:
             outputs.append(output)
     tokens = sum(len(output.generated_tokens) for output in outputs)

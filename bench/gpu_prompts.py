@@ -1,5 +1,5 @@
-"""The prompts of the GPU suite's load: random tokens in the lengths of GSM8K's five-shot prompts,
-with one common beginning.
+"""The prompts of the GPU suite's load: random tokens with the lengths of GSM8K's five-shot prompts
+and a common prefix.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import numpy as np
 
 from .gpu_engines import Scale
 
-# Tokens of the five examples before each GSM8K question. All lengths are by SmolLM2's tokenizer.
+# Tokens of the five examples before each question. All lengths are counted by SmolLM2's tokenizer.
 SHOTS_LEN = 684
 # The 33-quantiles of the lengths of 195 questions of GSM8K's test set.
 QUESTION_LENS = (
@@ -48,7 +48,7 @@ QUESTION_LENS = (
 
 
 def gsm8k_prompts(scale: Scale, vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """`scale.num_requests` prompts; those of another seed have another beginning."""
+    """Return `scale.num_requests` prompts. Each seed has another prefix."""
     draw = np.random.default_rng(seed)
     shots = draw.integers(3, vocab_size, SHOTS_LEN).tolist()
     lens = [QUESTION_LENS[number % len(QUESTION_LENS)] for number in range(scale.num_requests)]

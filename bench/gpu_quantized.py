@@ -1,5 +1,5 @@
-"""The GPU suite's quantised layers: products by every kernel there is for them, beside those of 16
-bits, and what fusing a quantisation with the op before it is worth.
+"""The GPU suite's quantised layers: products with every kernel, compared with 16 bits, and fused
+ops compared with separate ops.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .gpu_ops import microseconds
 
 _TOKENS = (1, 16, 256, 4096)
 _GROUP = 128
-# The version of `Platform.op_versions` that is not timed, because it widens the whole weight.
+# This version of `Platform.op_versions` is not timed, because it widens the whole weight.
 _PLAIN = "torch"
 _FP8 = torch.float8_e4m3fn
 
@@ -36,7 +36,9 @@ class Product(NamedTuple):
 def products(
     tokens: int, columns: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Product]:
-    """x [tokens, size] by a weight [columns, size], for each kind of numbers and scales."""
+    """Return x [tokens, size] times a weight [columns, size] for each kind of numbers and
+    scales.
+    """
     generator = torch.Generator(device).manual_seed(5)
     group = min(_GROUP, size)
 
@@ -67,7 +69,7 @@ def products(
 
 
 class Fusion(NamedTuple):
-    """One op, and what it takes the place of. Both give as many tensors, in the same order."""
+    """A fused op and the ops that it replaces. Both return the same tensors in the same order."""
 
     fused: Callable[[], Any]
     apart: Callable[[], Any]
@@ -76,7 +78,10 @@ class Fusion(NamedTuple):
 def fusions(
     tokens: int, hidden: int, inner: int, heads: tuple[int, int, int], like: torch.Tensor
 ) -> dict[str, Fusion]:
-    """By name; `heads`: of queries, of keys, and their size; `like`: dtype and device."""
+    """Return the fusions by name.
+
+    `heads` are (query heads, key heads, size). `like` has the dtype and the device.
+    """
     ops = torch.ops.piecework
 
     def random(*shape: int) -> torch.Tensor:
@@ -138,8 +143,10 @@ def fusions(
 
 @no_grad
 def quantized_times(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """`products`: microseconds of a call by layer, tokens, kind and version, of 16 bits too, and
-    the weight's bytes; `fusions`: microseconds fused and apart; `errors`: what did not run.
+    """Measure products and fused ops, in microseconds per call.
+
+    Return `products` by layer, tokens, kind and version, 16 bits included, with the bytes of the
+    weight; `fusions`, fused and separate; and `errors` of those that did not run.
     """
     platform, dtype = detect(device), getattr(torch, scale.dtype)
     model = scale.model

@@ -1,5 +1,5 @@
-"""The GPU suite's figures as Markdown: tables, each figure beside its floor, and what failed with
-its reason.
+"""The GPU suite's report in Markdown: figures with their floors, and failures with their
+reasons.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MIB = 2**20
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """A page of one run."""
+    """Return the page of one run."""
     about, parts = report["about"], report["parts"]
     results = {
         name: part["result"] for name, part in parts.items() if part["ok"] and "result" in part
@@ -55,7 +55,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def _diffusion(results: Mapping[str, Any]) -> list[str]:
-    """The first step holds what compiling takes."""
+    """Return the table of diffusion. The first step includes compilation."""
     rows = [
         [
             name.removeprefix("diffusion_"),
@@ -71,7 +71,7 @@ def _diffusion(results: Mapping[str, Any]) -> list[str]:
 
 
 def outcome(part: Mapping[str, Any]) -> str:
-    """What became of a part, in words."""
+    """Describe the outcome of a part."""
     if "left_out" in part:
         return f"left out: {part['left_out']}"
     return "done" if part["ok"] else "FAILED"
@@ -122,9 +122,7 @@ def _checks(parts: Mapping[str, Any]) -> list[str]:
 def _sizes(
     results: Mapping[str, Any], phase: str, size: str, cost: str, floor: str, floor_name: str
 ) -> list[str]:
-    """Milliseconds by size and mode, how much faster than without graphs, and the share of the
-    floor.
-    """
+    """Return milliseconds by size and mode, the gain over no graphs, and the share of the floor."""
     modes = {
         name.removeprefix(f"{phase}_"): result
         for name, result in results.items()
@@ -187,7 +185,7 @@ def _mark(row: Mapping[str, Any], off: Mapping[str, Any] | None) -> str:
 
 
 def _attention(results: Mapping[str, Any]) -> list[str]:
-    """Milliseconds of one layer, a column for each backend."""
+    """Return milliseconds of one layer, with a column per backend."""
     if "attention" not in results:
         return []
     measured = results["attention"]
@@ -207,7 +205,7 @@ def _attention(results: Mapping[str, Any]) -> list[str]:
 
 
 def _ops(results: Mapping[str, Any]) -> list[str]:
-    """Microseconds of one call, a column for each version."""
+    """Return microseconds of one call, with a column per version."""
     if "ops" not in results:
         return []
     measured, rate = results["ops"], results.get("floors", {}).get("copy_bytes_per_second")
@@ -236,7 +234,7 @@ def _ops(results: Mapping[str, Any]) -> list[str]:
 
 
 def _quantized(results: Mapping[str, Any]) -> list[str]:
-    """Microseconds of products, a column for each version, and of fused ops."""
+    """Return microseconds of products, with a column per version, and of fused ops."""
     if "quantized" not in results:
         return []
     measured, rate = results["quantized"], results.get("floors", {}).get("copy_bytes_per_second")
@@ -315,8 +313,10 @@ def _load(results: Mapping[str, Any]) -> list[str]:
 
 
 def _load_row(result: Mapping[str, Any]) -> list[object]:
-    """A peer does not tell all that the engine tells, and one that was cut short with no request
-    finished has no rate of requests.
+    """Return the row of a load.
+
+    Peers lack some of the engine's figures. If a load was stopped before a request finished, there
+    is no rate of requests.
     """
     share = result.get("cached_share")
     return [
@@ -328,7 +328,7 @@ def _load_row(result: Mapping[str, Any]) -> list[object]:
 
 
 def _peer_note(result: Mapping[str, Any]) -> str:
-    """With which settings, and on how much of the load."""
+    """Describe the settings of a peer, and the share of the load that it finished."""
     chosen = [f"attention {result['attention']}"] if "attention" in result else []
     chosen += [f"{name}: {'yes' if on else 'no'}" for name, on in result["settings"].items()]
     note = ", ".join([result["peer"], *chosen]) + "."
@@ -373,9 +373,7 @@ def _startup(results: Mapping[str, Any]) -> list[str]:
 
 
 def _warnings(parts: Mapping[str, Any]) -> list[str]:
-    """What the engines of a part said of themselves: a size without its graph, pieces that could
-    not be compiled.
-    """
+    """Return the engines' warnings, for example a size without its graph."""
     lines = [
         f"- {name}: {line}" for name, part in parts.items() for line in part.get("warnings", [])
     ]

@@ -1,8 +1,7 @@
-"""One command that proves and measures the GPU path: `python -m piecework.bench.gpu_suite`; needs
-torch and Triton, no web stack.
+"""Checks and measures the GPU path: `python -m piecework.bench.gpu_suite`. It needs torch and
+Triton, but no web stack.
 
-Each part runs in a process of its own, so one that fails, even with a broken device, is reported
-and the others go on.
+Each part runs in its own process. If a part fails, even with a broken device, the others go on.
 """
 
 from __future__ import annotations
@@ -36,12 +35,14 @@ _PART_SECONDS = 160.0
 _ERROR_CHARACTERS = 1500
 _MOST_WARNINGS = 10
 _POLL_SECONDS = 0.05
-_HARDWARE_TESTS = "hardware_tests"  # The tests with the mark `gpu`.
+_HARDWARE_TESTS = "hardware_tests"  # Tests with the mark `gpu`.
 _TEST_PROCESSES = 6  # Parallel tests, if pytest-xdist is installed.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 where every part that was asked for is well, done or left out, else 1."""
+    """Return 0 if every requested part succeeded or was left out, else 1, or 2 for an unknown
+    part.
+    """
     arguments = _parser().parse_args(argv)
     if arguments.result is not None:
         return _run_part(arguments)
@@ -67,29 +68,27 @@ def _parser() -> argparse.ArgumentParser:
         "--device",
         default="cuda",
         choices=("cuda", "cpu"),
-        help="what is measured; default: %(default)s",
+        help="device to measure; default: %(default)s",
     )
     parser.add_argument(
         "--tiny",
         action="store_true",
-        help="shapes so small that a CPU is through in seconds: shows that the suite works",
+        help="small shapes that take seconds on a CPU, to check the suite",
     )
-    parser.add_argument(
-        "--parts", metavar="LIST", help="only these parts, in this order; default: all"
-    )
+    parser.add_argument("--parts", metavar="LIST", help="parts to run, in this order; default: all")
     parser.add_argument(
         "--output",
         type=Path,
         default=_RESULTS,
         metavar="FOLDER",
-        help="where JSON and Markdown go; default: bench/results",
+        help="folder for JSON and Markdown; default: bench/results",
     )
     parser.add_argument(
         "--budget",
         type=float,
         default=_BUDGET_SECONDS,
         metavar="SECONDS",
-        help="no part runs longer; default: %(default)s",
+        help="maximum seconds of the whole suite; default: %(default)s",
     )
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     return parser
@@ -110,7 +109,7 @@ def _all_parts(arguments: argparse.Namespace) -> list[str]:
 
 
 def _run_suite(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every part, in turns; what is there is written after each, should the whole be cut short."""
+    """Run every part. The report is written after each part, in case the suite is interrupted."""
     until = time.monotonic() + arguments.budget
     report: dict[str, Any] = {"about": _about(arguments), "parts": {}}
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -149,7 +148,10 @@ def _run_suite(names: Sequence[str], arguments: argparse.Namespace) -> dict[str,
 
 
 def _turns(names: Sequence[str]) -> list[list[str]]:
-    """Which parts run at a time: one, but those that measure nothing run side by side."""
+    """Return the groups of parts that run at the same time.
+
+    Parts that measure no time form one group. Every other part runs alone.
+    """
     beside = {"correctness", "inductor_pieces", _HARDWARE_TESTS}
     together = [name for name in names if name in beside]
     alone = [[name] for name in names if name not in together[1:]]
@@ -157,18 +159,17 @@ def _turns(names: Sequence[str]) -> list[list[str]]:
 
 
 class _PartProcess:
-    """One part in a process of its own, which is ended with all that it has started when its time
-    is up.
+    """One part in its own process, which is killed with its children when its time is up.
 
-    It is started before its turn comes, and waits once it has imported what it needs: that takes
-    longer than many a part.
+    The process is started before its turn. It imports what it needs, which takes longer than many
+    parts, and waits.
     """
 
     def __init__(self, name: str, arguments: argparse.Namespace, folder: Path) -> None:
         self.name = name
         self._result, self._log = folder / f"{name}.json", folder / f"{name}.log"
         self._seconds = self._began = 0.0
-        # The first of the starts must find nothing that another part has compiled.
+        # The first measured start must not find pieces that another part has compiled.
         caches = folder / ("startup" if name.startswith("startup") else "others")
         environment = {
             **os.environ,
@@ -194,7 +195,7 @@ class _PartProcess:
             self._process.wait()
 
     def begin(self, seconds: float) -> None:
-        """Its turn has come, for so many seconds; none if they are not above 0."""
+        """Let the part run for `seconds`. If these are not above 0, it does not run."""
         self._began, self._seconds = time.monotonic(), seconds
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
@@ -202,17 +203,18 @@ class _PartProcess:
                 stdin.write(f"{seconds}\n".encode())
 
     def is_over(self) -> bool:
-        """Whether it is done, or its time is up."""
+        """Whether the part is done, or its time is up."""
         return self._process.poll() is not None or time.monotonic() >= self._began + self._seconds
 
     def outcome(self) -> dict[str, Any]:
-        """What became of it, now that it is over; what it warned of too, for a figure may be
-        another's than its name says.
+        """Return the result of a part that is over, with its warnings.
+
+        A warning may say that a figure belongs to another kernel than its name says.
         """
         if self._seconds <= 0:
             return _failed("no time was left", 0.0)
         part, log = self._done(), self._log.read_text(errors="replace")
-        # Not at the beginning of a line, where a progress bar may stand.
+        # Match inside lines too, because a line may begin with a progress bar.
         warnings = dict.fromkeys(re.findall(r"(?:WARNING|ERROR) [\w.]+: .+", log))
         return part | ({"warnings": list(warnings)[:_MOST_WARNINGS]} if warnings else {})
 
@@ -249,8 +251,8 @@ def _command(name: str, arguments: argparse.Namespace, result: Path) -> list[str
 
 
 def _test_command() -> list[str]:
-    """Only files with hardware tests: others need what a machine that only measures does not
-    have.
+    """Return the command of the hardware tests. Other test files need packages that may be
+    missing.
     """
     files = [
         str(path)
@@ -275,7 +277,7 @@ def _failed(error: str, seconds: float) -> dict[str, Any]:
 
 
 def _run_part(arguments: argparse.Namespace) -> int:
-    """Inside the part's own process: imports, then waits to be told how many seconds it has."""
+    """Run one part in its own process: import, wait for a line with its seconds, and measure."""
     if arguments.parts == _HARDWARE_TESTS:
         command = _test_command()
         if sys.stdin.readline():
@@ -301,7 +303,7 @@ def _run_part(arguments: argparse.Namespace) -> int:
 
 
 def _about(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was measured on what."""
+    """Return device, versions and date."""
     import torch
 
     on_gpu = arguments.device == "cuda" and torch.cuda.is_available()

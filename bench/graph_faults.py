@@ -1,6 +1,4 @@
-"""Cold starts with a compiler that fails: what a client whose stream runs meanwhile notices of
-it.
-"""
+"""Cold starts with a compiler that fails, and the gaps that a streaming client sees meanwhile."""
 
 from __future__ import annotations
 
@@ -34,12 +32,12 @@ _STREAM = {
 _READY_SECONDS = 300.0
 # Seconds from the end of the compiling process until its pieces are loaded and checked, or dropped.
 _SETTLED_SECONDS = 10.0
-# Seconds between two streams. Pieces are tried on the longest step while the engine is idle.
+# Seconds between two streams. The engine tries pieces on the longest step while it is idle.
 _PAUSE_SECONDS = 0.3
 _POLL_SECONDS = 0.1
 _ROOM_BYTES = 64 * 2**20
 _CC1PLUS = """#!/bin/sh
-# In the place of the program that g++ compiles with. Each piece has one file of this name.
+# Replaces the program that g++ compiles with. Each piece has one file of this name.
 case "$*" in
   *.wrapper.cpp*)
     echo x >> '{count}'
@@ -53,24 +51,20 @@ exec '{compiler}' "$@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong. `fails`: the pieces that the C++ compiler refuses, one or all; `to_process`:
-    what the compiling process meets.
-    """
+    """A fault of the compiling process."""
 
-    fails: str | None = None
-    to_process: Callable[[psutil.Process], None] | None = None
+    fails: str | None = None  # Pieces that the C++ compiler refuses: `one` or `all`.
+    to_process: Callable[[psutil.Process], None] | None = None  # Applied to the process.
     flags: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Stream:
-    """Seconds between a stream's tokens. `compiled_for`: seconds of the compiling process; `told`:
-    /server_info in the end.
-    """
+    """The gaps between the tokens of streams, in seconds."""
 
     gaps: list[float] = field(default_factory=list)
-    compiled_for: float = 0.0
-    told: dict[str, Any] = field(default_factory=dict)
+    compiled_for: float = 0.0  # Seconds that the compiling process ran.
+    info: dict[str, Any] = field(default_factory=dict)  # `/server_info` at the end.
 
     @property
     def longest(self) -> float:
@@ -78,8 +72,8 @@ class Stream:
 
     @property
     def pieces(self) -> int:
-        """Distinct pieces that steps run in, in the end."""
-        return int(self.told["graphs"]["distinct_pieces"])
+        """Number of distinct pieces in use at the end."""
+        return int(self.info["graphs"]["distinct_pieces"])
 
     @property
     def median(self) -> float:
@@ -92,7 +86,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _take_memory(process: psutil.Process) -> None:
-    """It may have what it has once it is at work, and little more."""
+    """Limit the process's address space to little more than it has once it works."""
     while process.memory_info().rss < 4 * _ROOM_BYTES:
         time.sleep(_POLL_SECONDS)
     most = process.memory_info().vms + _ROOM_BYTES
@@ -112,10 +106,10 @@ WITHOUT = Fault(flags=("--disable-piecewise-cuda-graph",))
 def watch(
     model_path: str, fault: Fault, *, seconds: float = 0.0, flags: Sequence[str] = ()
 ) -> Stream:
-    """Serve a model with an empty cache, and read stream after stream until pieces are in or given
-    up, and for `seconds` at least.
+    """Serve a model with an empty cache, and read streams until its pieces are loaded or dropped,
+    for `seconds` at least.
 
-    Raises `ValueError` where the server does not start.
+    Raises `ValueError` if the server does not start.
     """
     print(
         f"compiling process: {next((name for name in FAULTS if FAULTS[name] is fault), 'none')}",
@@ -139,9 +133,7 @@ def watch(
 
 
 def _environment(folder: Path, fault: Fault) -> dict[str, str]:
-    """A cache of its own for everything that the compiling process keeps, and a compiler that
-    fails.
-    """
+    """Return variables that give the compiling process an empty cache and a compiler that fails."""
     made = {
         "PIECEWORK_CACHE_DIR": str(folder / "pieces"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
@@ -153,7 +145,7 @@ def _environment(folder: Path, fault: Fault) -> dict[str, str]:
         _CC1PLUS.format(count=folder / "count", fails=fault.fails, compiler=_cc1plus())
     )
     script.chmod(0o700)
-    # Not $CXX: the kernels of this CPU would be built anew with another compiler.
+    # $CXX is not changed, because that would rebuild the kernels of this CPU.
     return made | {"COMPILER_PATH": str(folder)}
 
 
@@ -204,12 +196,12 @@ async def _watch(server: psutil.Process, target: Target, fault: Fault, seconds: 
                 break
         if meeting is not None:
             await meeting
-        found.told = await client.get_json("/server_info")
+        found.info = await client.get_json("/server_info")
     return found
 
 
 def _meet(server: psutil.Process, fault: Fault, found: Stream) -> None:
-    """Waits for the compiling process, lets the fault happen to it, and waits for its end."""
+    """Wait for the compiling process, apply the fault to it, and wait for its end."""
     began = time.monotonic()
     while (process := _compiling(server)) is None:
         if time.monotonic() - began > _READY_SECONDS:
@@ -233,7 +225,7 @@ def _compiling(server: psutil.Process) -> psutil.Process | None:
 
 
 async def _gaps(client: Client) -> AsyncIterator[float]:
-    """Seconds between two tokens of a stream; when one has ended the next begins, after a while."""
+    """Yield the seconds between two tokens of a stream. Streams follow one another, with pauses."""
     while True:
         before = None
         async with contextlib.aclosing(client.events("/v1/completions", _STREAM)) as events:

@@ -1,5 +1,5 @@
-"""What pieces gain and cost on this machine: steps against graphs off, compile time by depth, warm
-starts, time until ready.
+"""What pieces gain and cost on this machine: steps, compile time by depth, warm starts, and time
+until ready.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ _READY_SECONDS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphsSettings:
-    """What is measured. Lengths in tokens; `layers`: depths whose compile times are compared;
-    `repeats`: runs of each step.
-    """
+    """What is measured. Lengths are in tokens."""
 
     model_path: str = "smollm2-135m"
     dtype: str = "auto"
@@ -65,21 +63,19 @@ class GraphsSettings:
     prefill: Sequence[int] = (16, 64, 256, 512)
     batch_sizes: Sequence[int] = (1, 8)
     context: int = 256
-    layers: Sequence[int] = (8, 30, 60)
-    repeats: int = 30
+    layers: Sequence[int] = (8, 30, 60)  # Depths whose compile times are compared.
+    repeats: int = 30  # Runs of each step.
     starts: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One comparison. `first`, `second`: seconds, each the least of all runs; `medians` of both
-    where they ran more than once.
-    """
+    """One comparison, in seconds."""
 
     name: str
-    first: float
+    first: float  # Least of all runs.
     second: float
-    medians: tuple[float, float] | None = None
+    medians: tuple[float, float] | None = None  # None if there was one run.
 
     @property
     def ratio(self) -> float:
@@ -88,11 +84,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under two columns' names. `ratio`: what the first divided by the second is called."""
+    """A table of comparisons."""
 
     title: str
     columns: tuple[str, str]
-    ratio: str
+    ratio: str  # Title of the column with first / second.
     rows: list[Row]
 
     def lines(self) -> Iterator[str]:
@@ -104,8 +100,8 @@ class Table:
 
 
 def run(settings: GraphsSettings, report: Report) -> int:
-    """Measure every part; prints a Markdown table each. Exit code 0. Raises `ValueError` that the
-    user can mend.
+    """Measure every part and print a table for each. Return 0. Raises `ValueError` for an error
+    that the user can correct.
     """
     tables: list[Table] = []
     with _own_cache():
@@ -124,11 +120,11 @@ def run(settings: GraphsSettings, report: Report) -> int:
 
 @contextmanager
 def _own_cache() -> Iterator[Path]:
-    """A compile cache that is empty at first and gone afterwards; what a measurement compiles is no
-    server's.
+    """Use an empty compile cache, and remove it at the end, so that no server gets pieces of a
+    measurement.
     """
     before = dict(os.environ)
-    # Kernels belong to the machine: building them is no part of what a model costs.
+    # Keep the native kernels: building them is not part of a model's cost.
     os.environ.setdefault("PIECEWORK_KERNELS_DIR", str(kernels_folder()))
     with tempfile.TemporaryDirectory(prefix="piecework-bench-") as folder:
         os.environ["PIECEWORK_CACHE_DIR"] = folder
@@ -168,7 +164,7 @@ def _compare_steps(
     settings: GraphsSettings, title: str, batches: Callable[[Engine], dict[str, Batch]]
 ) -> Table:
     off = build_engine(_config(settings, disable_cuda_graph=True), progress=False)
-    # Decodes too, which a CPU would otherwise run as one native call.
+    # Disable native decodes, so that decodes run in pieces too.
     in_pieces = _config(
         settings, piecewise_cuda_graph=True, cuda_graph_backend_decode="disabled", startup="full"
     )
@@ -198,8 +194,9 @@ def _compare_steps(
 def _interleaved(
     name: str, first: Callable[[], object], second: Callable[[], object], repeats: int
 ) -> Row:
-    """Both in turn, so that whatever else the machine does meets both; who is first changes each
-    time.
+    """Measure both calls in turn, so that load of other programs affects both.
+
+    The call that comes first changes every time.
     """
     times: dict[Callable[[], object], list[float]] = {first: [], second: []}
     for _ in range(_WARM_UPS):
@@ -222,8 +219,10 @@ def _interleaved(
 
 
 def _compile(settings: GraphsSettings) -> Table:
-    """A cold start's tracing and compiling, and a warm start's loading, by depth: layers alike,
-    weights not even made.
+    """Measure tracing and compiling in a cold start, and loading in a warm start, by number of
+    layers.
+
+    All layers are equal, and their weights are not made.
     """
     config = _config(settings, piecewise_cuda_graph=True, chunked_prefill_size=2048)
     platform = detect(config.device)
@@ -246,7 +245,7 @@ def _compile(settings: GraphsSettings) -> Table:
 
     rows = []
     with tempfile.TemporaryDirectory() as root:
-        # The first one imports the compiler too, which every process does once.
+        # Warm up: the first run also imports the compiler.
         seconds(2, Path(root) / "first")
         for depth in settings.layers:
             folder = Path(root) / str(depth)
@@ -269,8 +268,8 @@ def _compile(settings: GraphsSettings) -> Table:
 
 
 def _ready(settings: GraphsSettings) -> Table:
-    """From the start of the engine's process until requests are taken, `--startup fast`, with an
-    empty and a filled cache.
+    """Measure the time from the start of the engine's process until it takes requests, with
+    `--startup fast`, with an empty and a filled cache.
     """
     rows = []
     off, fast = (
@@ -280,8 +279,7 @@ def _ready(settings: GraphsSettings) -> Table:
     times: dict[str, list[float]] = {"off": [], "cold": [], "warm": []}
     with tempfile.TemporaryDirectory() as filled, tempfile.TemporaryDirectory() as cleared:
         _until_ready(replace(fast, startup="full"), filled)
-        # Native kernels lie in the cache too, and are kept by `clear`: they are no part of the
-        # comparison.
+        # Build the native kernels first, which `clear` keeps. They are not part of the comparison.
         _until_ready(off, cleared)
         for _ in range(settings.starts):
             CompileCache(Path(cleared)).clear()
@@ -327,8 +325,8 @@ def _until_ready(config: EngineConfig, cache: str) -> float:
 
 
 def _faults(settings: GraphsSettings) -> Table:
-    """Cold starts with a compiler that fails: the longest gap between two tokens of a stream,
-    beside that of a server without pieces.
+    """Measure the longest gap between two tokens of a stream while the compiler fails, and that of
+    a server without pieces.
     """
     flags = {
         "--dtype": settings.dtype,
@@ -342,7 +340,7 @@ def _faults(settings: GraphsSettings) -> Table:
         for word in (flag, value)
     ]
     found = {name: watch(settings.model_path, fault, flags=given) for name, fault in FAULTS.items()}
-    # As long as the longest of them: the longest gap is the longer the more there are.
+    # Run as long as the longest run with a fault: more gaps have a longer maximum.
     without = watch(
         settings.model_path,
         WITHOUT,
@@ -352,8 +350,8 @@ def _faults(settings: GraphsSettings) -> Table:
     rows = []
     for name, stream in found.items():
         medians = stream.median, without.median
-        told = f"{name}: {stream.pieces} distinct pieces run"
-        rows.append(Row(name=told, first=stream.longest, second=without.longest, medians=medians))
+        label = f"{name}: {stream.pieces} distinct pieces run"
+        rows.append(Row(name=label, first=stream.longest, second=without.longest, medians=medians))
     return Table(
         title="compiling process",
         columns=("longest gap", "without pieces"),

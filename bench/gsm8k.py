@@ -1,4 +1,4 @@
-"""GSM8K with few-shot prompts, as SGLang's `few_shot_gsm8k` runs it, against one server or two."""
+"""GSM8K with few-shot prompts, as in SGLang's `few_shot_gsm8k`, on one server or two."""
 
 from __future__ import annotations
 
@@ -23,28 +23,24 @@ from .target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gsm8kSettings:
-    """One evaluation. `data_path` None: GSM8K's test set, downloaded once."""
+    """The settings of one evaluation."""
 
     num_shots: int = 5
     num_questions: int = 200
     max_new_tokens: int = 512
     parallel: int = 128
-    data_path: str | None = None
+    data_path: str | None = None  # None: GSM8K's test set, downloaded once.
 
 
 @dataclass(slots=True, kw_only=True)
 class Gsm8kResult:
-    """What one server answered. `predictions`: the number in each answer, None where there is none;
-    `answered`: which have an answer.
-
-    A question without an answer counts as wrong. `latency`: seconds for all.
-    """
+    """The answers of one server. A question without an answer counts as wrong."""
 
     labels: list[int]
-    predictions: list[int | None]
-    answered: list[bool]
+    predictions: list[int | None]  # The number in each answer, or None.
+    answered: list[bool]  # Whether each question has an answer.
     failures: Failures
-    latency: float
+    latency: float  # Seconds of the whole evaluation.
     output_tokens: int
     without_usage: int = 0
 
@@ -61,7 +57,7 @@ class Gsm8kResult:
 
     @property
     def invalid(self) -> float:
-        """Share of the questions whose answer holds no number."""
+        """The share of the questions whose answer holds no number."""
         return sum(
             done and found is None
             for done, found in zip(self.answered, self.predictions, strict=True)
@@ -72,7 +68,7 @@ class Gsm8kResult:
         return self.output_tokens / self.latency
 
     def lines(self) -> list[str]:
-        """The four lines of SGLang's harness, and what it does not tell."""
+        """Return the four lines of SGLang's harness, and a line of failures."""
         lines = [
             f"Accuracy: {self.accuracy:.3f}",
             f"Invalid: {self.invalid:.3f}",
@@ -105,14 +101,12 @@ class Gsm8kResult:
 
 
 class Difference(NamedTuple):
-    """Accuracy of A minus that of B, on the `pairs` questions that both answered; `only_a`,
-    `only_b`: right in one alone.
-    """
+    """The accuracy of A minus that of B, on the questions that both answered."""
 
     value: float
     standard_error: float | None
-    pairs: int
-    only_a: int
+    pairs: int  # Questions that both answered.
+    only_a: int  # Of these, right only in A.
     only_b: int
 
     def line(self) -> str:
@@ -125,8 +119,9 @@ class Difference(NamedTuple):
 
 
 def answer_value(text: str) -> int | None:
-    """The last run of digits once commas are gone, or None; SGLang's `get_answer_value`, to which
-    18.50 is 50 and 007 is no number.
+    """Return the last run of digits once commas are removed, or None.
+
+    This is SGLang's `get_answer_value`: 18.50 gives 50, and 007 gives None.
     """
     numbers = re.findall(r"\d+", text.replace(",", ""))
     try:
@@ -136,8 +131,9 @@ def answer_value(text: str) -> int | None:
 
 
 def paired_difference(a: Gsm8kResult, b: Gsm8kResult) -> Difference:
-    """The mean of the differences per question, and the standard error of that mean: s / sqrt(n), s
-    with n - 1 in the denominator.
+    """Return the mean of the differences per question, and its standard error s / sqrt(n).
+
+    s divides by n - 1.
     """
     both = [x and y for x, y in zip(a.answered, b.answered, strict=True)]
     pairs = [(int(x), int(y)) for x, y, used in zip(a.right, b.right, both, strict=True) if used]
@@ -162,7 +158,7 @@ def _label(number: int, question: Question) -> int:
 
 @dataclass(slots=True)
 class _Evaluation:
-    """One server's run under way."""
+    """A running evaluation of one server."""
 
     client: Client
     bar: Any
@@ -181,7 +177,7 @@ class _Evaluation:
 async def evaluate(
     target: Target, settings: Gsm8kSettings, prompts: Sequence[str], labels: list[int]
 ) -> Gsm8kResult:
-    """Ask one server every question; its model is named."""
+    """Ask one server every question. The target must name a model."""
     calls = [
         GenerationCall(prompt=prompt, max_tokens=settings.max_new_tokens, stop=GSM8K_STOPS)
         for prompt in prompts
@@ -207,8 +203,8 @@ async def evaluate(
 
 
 def run(target: Target, settings: Gsm8kSettings, compare: str | None, report: Report) -> int:
-    """Evaluate and report; 1 where a request failed, else 0. Raises `ValueError` for what the user
-    can mend.
+    """Evaluate and report. Return 1 if a request failed, else 0. Raises `ValueError` for an error
+    that the user can correct.
     """
     questions = load_gsm8k(settings.data_path)
     prompts = few_shot_prompts(questions, settings.num_shots, settings.num_questions)
@@ -226,7 +222,7 @@ async def _run(
     labels: list[int],
     report: Report,
 ) -> int:
-    # All of them before the first question: the last may be wrong too.
+    # Resolve all targets before the first question, so that an error ends the run early.
     targets = [await resolve(target) for target in targets]
     results = []
     for target in targets:

@@ -1,4 +1,4 @@
-"""Sends many requests: so many at once, or at their times of arrival."""
+"""Sends many requests, with a limit of concurrency or at given times."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ async def run_load(
     concurrency: int | None = None,
     arrivals: Sequence[float] | None = None,
 ) -> list[R]:
-    """Run `send` on each item, in order, at most `concurrency` at once (None: no limit); results
-    are in the order of `items`.
+    """Run `send` on each item, and return the results in the order of `items`.
 
-    `arrivals`: ascending seconds from now before which an item is not sent.
+    At most `concurrency` run at once; None means no limit. `arrivals` are ascending seconds from
+    now, before which an item is not sent.
     """
     begin = time.perf_counter()
     todo = iter(range(len(items)))
@@ -41,8 +41,9 @@ async def run_load(
 
 
 def poisson_arrivals(count: int, rate: float, rng: random.Random) -> list[float] | None:
-    """`count` times in seconds of a Poisson process of `rate` a second, the first at 0; None (all
-    at once) where `rate` is infinite.
+    """Return `count` times of a Poisson process of `rate` per second, in seconds. The first is 0.
+
+    Return None, which means all at once, if `rate` is infinite.
     """
     if rate == float("inf"):
         return None

@@ -1,5 +1,5 @@
-"""Piecework and other servers on one machine, one after the other: the same loads, start-up and
-memory, side by side.
+"""Piecework and other servers on this machine, in turn: the same loads, the start and the
+memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MISSING = "-"
 
 
 class Load(NamedTuple):
-    """A workload of the table, and the figure by which servers are compared in it."""
+    """A workload, and the figure that compares servers in it."""
 
     workload: Workload
     num_prompts: int
@@ -63,17 +63,16 @@ CLIENTS = (1, 2, 4, 8, 16, 32, 64)  # Numbers of clients in a scaling run.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersSettings:
-    """`servers`: label and command of each; `PORT` in a command is replaced by a free port, or that
-    port is added at its end. `answers`: how many of GSM8K's tell the mean log-probability.
-    """
+    """The servers and loads."""
 
+    # Label and command. `PORT` is replaced by a free port; without it, the port is appended.
     servers: Sequence[tuple[str, str]] = ()
     model_path: str = "smollm2-135m"
     vocab_size: int = 49152
     loads: Sequence[str] = USUAL_LOADS
     scaling: bool = False
     rounds: int = 1
-    answers: int = 0
+    answers: int = 0  # Number of GSM8K's answers for the mean log-probability.
     data_path: str | None = None
     seed: int = 0
     markdown: str | None = None
@@ -82,22 +81,20 @@ class PeersSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What one server did, as far as it came. `ready`: seconds from its start to its first token;
-    `resident`: bytes after the loads, of all its processes; `logprob`: also None where the server
-    does not tell it; `failure`: why the rest is missing.
-    """
+    """The figures of one server, up to its failure."""
 
-    ready: float | None = None
-    resident: int | None = None
-    logprob: float | None = None
+    ready: float | None = None  # Seconds from the start to the first token.
+    resident: int | None = None  # Bytes of all processes after the loads.
+    logprob: float | None = None  # Also None if the server does not send it.
     results: dict[str, ServingResult] = field(default_factory=dict)
     scaling: dict[int, ServingResult] = field(default_factory=dict)
-    failure: str | None = None
+    failure: str | None = None  # Why figures are missing.
 
 
 def run(settings: PeersSettings, report: Report) -> int:
-    """Measure every server, and report; 1 where a request or a server failed, else 0. Raises
-    `ValueError` for what the user can mend, where nothing was measured.
+    """Measure every server and report. Return 1 if a request or a server failed, else 0.
+
+    Raises `ValueError` for an error that the user can correct, if nothing was measured.
     """
     if settings.plot is not None and not settings.scaling:
         raise ValueError("--plot shows a scaling run: give --scaling too")
@@ -107,8 +104,7 @@ def run(settings: PeersSettings, report: Report) -> int:
         "piecework": shlex.join([*own, "--port", PORT, "--log-level", "warning"]),
         **dict(settings.servers),
     }
-    # Round by round, so that a minute in which the machine was slow does not fall on one server
-    # alone.
+    # Measure all servers in each round, so that a slow minute of the machine affects all of them.
     rounds: list[dict[str, Measured]] = []
     everything: list[Measured] = []
     for number in range(settings.rounds):
@@ -147,7 +143,7 @@ def run(settings: PeersSettings, report: Report) -> int:
 
 
 def best_of(rounds: Sequence[Measured]) -> Measured:
-    """The best figure of a server's rounds for each load, start and memory."""
+    """Return the best figure of a server's rounds for each load, the start and the memory."""
     return Measured(
         ready=min((found.ready for found in rounds if found.ready is not None), default=None),
         resident=min(
@@ -181,7 +177,7 @@ def _measured(
     questions: Sequence[Question],
     number: int,
 ) -> Measured:
-    """A server that fails keeps what it did before, and the others keep their turns."""
+    """Measure one server. If it fails, its figures so far are kept."""
     found = Measured()
     try:
         uvloop.run(_measure(found, label, command, settings, questions, number))
@@ -199,13 +195,12 @@ async def _measure(
     number: int,
 ) -> None:
     with running_server(label, command) as (process, port):
-        # Some servers reset a connection that is used again.
+        # Some servers reset reused connections.
         target = Target(base_url=f"http://127.0.0.1:{port}", keep_alive=False)
         began = time.perf_counter()
         target = await first_token(label, target, process)
         found.ready = time.perf_counter() - began
-        # Every load has prompts of its own: one that a server has seen is no work for its prefix
-        # cache.
+        # Each load has its own prompts, because a server's prefix cache answers repeated ones.
         seed = _SEEDS * (settings.seed + number)
         for place, name in enumerate(LOADS):
             if name in settings.loads:
@@ -215,7 +210,7 @@ async def _measure(
             print(f"{label}: {clients} at a time", file=sys.stderr)
             load = Load(_random(128, 64), max(4, 2 * clients), clients, _OUT)
             found.scaling[clients] = await _put(load, target, settings, seed + len(LOADS) + clients)
-        # One that died in its last load has memory for a moment more.
+        # Check that the server answers: a process that has just died still has memory.
         await resolve(target)
         found.resident = resident_bytes(process.pid)
         if questions:
@@ -237,7 +232,7 @@ async def _put(load: Load, target: Target, settings: PeersSettings, seed: int) -
 
 
 def table(measured: dict[str, Measured], loads: Sequence[str], answers: int = 0) -> list[str]:
-    """Markdown: a row a server, and below it what Piecework's figure is of the best peer's."""
+    """Return a Markdown table: a row per server, and Piecework's ratio to the best peer."""
     quality = [f"log-probability, {answers} answers"] if answers else []
     units = {_OUT: "out tok/s", _IN: "in tok/s"}
     heads = [
@@ -283,8 +278,8 @@ def _cell(figure: float | None, form: str) -> str:
 
 
 def scaling_table(measured: dict[str, Measured]) -> list[str]:
-    """Markdown: output tokens a second and the median time to the first token, by how many ask at a
-    time.
+    """Return a Markdown table: output tokens per second and median time to first token, by number
+    of clients.
     """
     heads = [
         "at a time",

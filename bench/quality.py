@@ -1,4 +1,4 @@
-"""How likely a served model finds the worked answers of GSM8K: what a number format loses of it."""
+"""The log-probability of GSM8K's worked answers, which measures the loss of a number format."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ _AT_ONCE = 4
 
 
 async def mean_logprob(client: Client, questions: Sequence[Question]) -> float | None:
-    """The mean log-probability of the answers' tokens, in nats a token, each answer behind its
-    question; None where the server does not tell those of a prompt (`echo` of /v1/completions).
+    """Return the mean log-probability of the answers' tokens, each answer after its question, in
+    nats per token.
+
+    Return None if the server does not send log-probabilities of prompts (`echo` of
+    /v1/completions).
     """
     found: list[float] = []
     for first in range(0, len(questions), _AT_ONCE):
@@ -36,7 +39,7 @@ async def mean_logprob(client: Client, questions: Sequence[Question]) -> float |
                     for value, place in zip(
                         told["token_logprobs"], told["text_offset"], strict=True
                     )
-                    # The token that was asked for stands behind the prompt.
+                    # The generated token follows the prompt.
                     if len(head) <= place < len(prompt)
                 ]
         except (RequestFailed, LookupError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What measurements print and write: distributions, counts of failures, JSON."""
+"""Output of measurements: distributions, counts of failures, JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ PERCENTILES = (90, 99)
 
 
 def distribution(values: Sequence[float]) -> dict[str, float] | None:
-    """Mean, median, p90, p99; between two values percentiles are interpolated linearly. None of no
-    values.
-    """
+    """Return mean, median, p90 and p99, interpolated linearly, or None if there are no values."""
     if not values:
         return None
     points = np.percentile(values, [50, *PERCENTILES])
@@ -32,7 +30,7 @@ def distribution(values: Sequence[float]) -> dict[str, float] | None:
 
 
 class Failures:
-    """Counts failed requests by reason and keeps the first example of each."""
+    """Counts failed requests by reason, and keeps the first example of each reason."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -47,7 +45,7 @@ class Failures:
         return self.counts.total()
 
     def lines(self) -> list[str]:
-        """One line a reason, the commonest first."""
+        """Return a line per reason, the most frequent first."""
         return [
             f"  {count} x {reason}" + (f": {self._examples[reason]}" * bool(self._examples[reason]))
             for reason, count in self.counts.most_common()
@@ -58,14 +56,12 @@ class Failures:
 
 
 class Report:
-    """Where results go: lines to standard output, and JSON to a file; or with `-` JSON to standard
-    output and lines to standard error.
+    """The output: lines to standard output and JSON to a file. With `-`, JSON to standard output
+    and lines to standard error.
     """
 
     def __init__(self, json_target: str | None) -> None:
-        """Raises `ValueError` where the JSON file cannot be: better before the measurement than
-        after it.
-        """
+        """Raise `ValueError` before the measurement if the JSON file cannot be written."""
         self._json_target = json_target
         if json_target not in (None, "-") and not Path(str(json_target)).absolute().parent.is_dir():
             raise ValueError(f"--json {json_target}: there is no such folder")
@@ -75,7 +71,7 @@ class Report:
             print(line, file=sys.stderr if self._json_target == "-" else sys.stdout, flush=True)
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Raises `ValueError` where the file cannot be written."""
+        """Raise `ValueError` if the file cannot be written."""
         text = json.dumps(result, indent=2) + "\n"
         if self._json_target == "-":
             sys.stdout.write(text)

@@ -1,9 +1,9 @@
-"""How near to the machine each part of a model runs: times beside floors that are measured in the
-same run. T tokens.
+"""The share of the machine's speed that each part of a model reaches. Peaks are measured in the
+same run.
 
 A part that moves b bytes and makes n operations takes at least max(b / bandwidth, n / peak): the
-roofline of S. Williams et al., doi:10.1145/1498765.1498785. Its share is that time divided by its
-own.
+roofline of S. Williams et al., doi:10.1145/1498765.1498785. Its share of the floor is this time
+divided by the measured time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ _WARM_UPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineSettings:
-    """What is measured. Lengths in tokens; `rounds`: calls of each part, of which the least time
-    counts.
-    """
+    """What is measured. Lengths are in tokens."""
 
     model_path: str = "smollm2-135m"
     quantization: str = "auto"
@@ -47,13 +45,13 @@ class RooflineSettings:
     batch_sizes: Sequence[int] = (1, 8, 32)
     prompt: int = 1024
     context: int = 256
-    rounds: int = 10
+    rounds: int = 10  # Calls of each part; the fastest counts.
     plot: str | None = None
 
 
 class Work(NamedTuple):
-    """What a part of a step has to do at least; `numbers`: which of `Peaks.operations` it may
-    reach.
+    """The least work of a part of a step. `numbers` names the entry of `Peaks.operations` that
+    limits it.
     """
 
     bytes: float
@@ -63,13 +61,13 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One part of one step; `seconds`: the least of all calls. Shares are of the read bandwidth, of
-    the peak, and of the nearer of both, which is the floor.
+    """One part of one step. The floor is the nearer of the read bandwidth and the peak of
+    operations.
     """
 
     part: str
     step: str
-    seconds: float
+    seconds: float  # Of the fastest call.
     work: Work
     of_bandwidth: float
     of_peak: float
@@ -80,7 +78,9 @@ class Row:
 
 
 def run(settings: RooflineSettings, report: Report) -> int:
-    """Measure, and print a table. Exit code 0. Raises `ValueError` that the user can mend."""
+    """Measure and print a table. Return 0. Raises `ValueError` for an error that the user can
+    correct.
+    """
     engine = build_engine(_config(settings), progress=False)
     try:
         peaks = measure_peaks()
@@ -134,7 +134,7 @@ def _steps(engine: Engine, settings: RooflineSettings) -> Iterator[tuple[str, Ba
 
 
 def _measure(engine: Engine, step: str, batch: Batch, peaks: Peaks, rounds: int) -> Iterator[Row]:
-    """Every product, attention, and the step with head and sampling."""
+    """Measure every product, attention, and the whole step with head and sampling."""
     total = list[Work]()
     for part, linears, seconds in _time_products(engine, batch, rounds):
         work = _of_linear(linears[0], _rows(linears[0], engine, batch), peaks)
@@ -156,9 +156,11 @@ def _measure(engine: Engine, step: str, batch: Batch, peaks: Peaks, rounds: int)
 def _time_products(
     engine: Engine, batch: Batch, rounds: int
 ) -> Iterator[tuple[str, list[Linear], float]]:
-    """The linear layers, experts aside, those of one name, shape and format together, and the
-    seconds that they take in all. They run in the model's order, so that a weight comes from memory
-    as it does in a step, and not from a cache that the same kind of layers fits into.
+    """Yield groups of linear layers with the same name, shape and format, and the seconds of each
+    group.
+
+    Experts are excluded. The layers run in the model's order, so that weights come from memory, as
+    in a step.
     """
     found = defaultdict[str, list[Linear]](list)
     order = list[tuple[str, Linear]]()
@@ -188,13 +190,15 @@ def _time_products(
 
 
 def _rows(linear: Linear, engine: Engine, batch: Batch) -> int:
-    """The head multiplies the last token of each request alone."""
+    """Return the number of rows that a layer multiplies. The head multiplies the last token of each
+    request.
+    """
     is_head = linear is engine.runner.model.lm_head
     return len(batch.samplers) if is_head else batch.num_tokens
 
 
 def _numbers(linear: Linear, peaks: Peaks) -> str:
-    """Those that multiply fastest of what a weight of this format can be multiplied in."""
+    """Return the fastest kind of numbers that can multiply a weight of this format."""
     able = [
         kind
         for kind in peaks.operations
@@ -226,8 +230,10 @@ def _of_experts(mixture: SparseMoE, tokens: int, peaks: Peaks) -> Work:
 
 
 def _of_attention(layout: KVLayout, metadata: AttentionMetadata, peaks: Peaks) -> Work:
-    """Keys and values are read once a request; what a window hides is neither read nor
-    multiplied. Prompts in bfloat16 may go by its dot products, decodes go by FMAs.
+    """Return the work of attention. Keys and values are read once per request.
+
+    Tokens outside a window are neither read nor multiplied. Prompts in bfloat16 may use its dot
+    products; decodes use FMAs.
     """
     moved = operations = 0
     each = 2 * layout.num_heads * (layout.key_size + layout.value_size)
@@ -270,7 +276,7 @@ def _attend(
 
 
 def _sum(works: Sequence[Work]) -> Work:
-    """As one: with the numbers that most of its operations are of."""
+    """Return the sum of works, with the kind of numbers of the largest one."""
     largest = max(works, key=lambda work: work.operations)
     return Work(
         sum(work.bytes for work in works), sum(work.operations for work in works), largest.numbers

@@ -1,4 +1,4 @@
-"""JSON schemas of growing difficulty, made from a seed, and what validates against them."""
+"""JSON schemas of growing difficulty, made from a seed, and their validation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DEPTH = 3
 
 
 def make_schemas(count: int, seed: int) -> list[tuple[int, Schema]]:
-    """(level, schema), the easiest first."""
+    """Return (level, schema), the easiest first."""
     rng = random.Random(seed)
     levels = [place * len(LEVELS) // count for place in range(count)]
     return [(level, make_schema(rng, level)) for level in levels]
 
 
 def make_schema(rng: random.Random, level: int) -> Schema:
-    """An object that has at least one member of its level."""
+    """Return an object schema with at least one member of its level."""
     maker = _Maker(rng, level)
     schema = maker.object(0)
     schema["properties"]["own"] = maker.kinds[level](1)
@@ -41,7 +41,7 @@ def make_schema(rng: random.Random, level: int) -> Schema:
 
 
 class _Maker:
-    """Texts and arrays are bounded, so that answers end."""
+    """Makes schemas. Texts and arrays are bounded, so that answers end."""
 
     def __init__(self, rng: random.Random, level: int) -> None:
         self._rng, self._level = rng, level
@@ -135,9 +135,7 @@ class _Maker:
 
 
 class Validator:
-    """Says what is wrong with a text that should be JSON of a schema, by jsonschema. Raises
-    `ValueError` where that is not installed.
-    """
+    """Validates texts with jsonschema. Raises `ValueError` if jsonschema is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -149,7 +147,7 @@ class Validator:
         self._kind = jsonschema.Draft202012Validator
 
     def fault(self, text: str, schema: Schema) -> str | None:
-        """None where the text is right."""
+        """Return what is wrong with `text`, or None."""
         try:
             value = json.loads(text)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Servers that a measurement starts and ends: any command that takes a port."""
+"""Servers that a measurement starts and ends, by any command that takes a port."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[
         if PORT in command
         else [*words, str(port)]
     )
-    # Not by raising SIGINT: jobs that a script starts in the background ignore it.
+    # A script's background jobs ignore SIGINT, so SIGTERM gets its handler.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         try:
@@ -64,7 +64,7 @@ def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_SECONDS)
-            # Also what outlived the first one of them.
+            # Kill the processes that outlived their parent.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -73,8 +73,9 @@ def running_server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[
 
 
 async def first_token(label: str, target: Target, process: subprocess.Popen[bytes]) -> Target:
-    """The target with its model's name, as soon as it has answered. Raises `ServerUnusable` where
-    it does not.
+    """Return the target with the name of its model, as soon as it answers.
+
+    Raises `ServerUnusable` if it does not answer.
     """
     deadline = time.monotonic() + _READY_SECONDS
     while process.poll() is None and time.monotonic() < deadline:

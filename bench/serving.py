@@ -1,4 +1,4 @@
-"""A fixed load on a server, and how fast it answers."""
+"""A fixed load on a server, and the times of its answers."""
 
 from __future__ import annotations
 
@@ -23,16 +23,12 @@ MILLISECONDS = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSettings:
-    """The load. `request_rate`: arrivals a second, infinite: all at once; `max_concurrency` None:
-    no bound.
-
-    `num_warmups` requests are sent one by one before the clock starts.
-    """
+    """The load."""
 
     num_prompts: int = 200
-    request_rate: float = float("inf")
-    max_concurrency: int | None = None
-    num_warmups: int = 1
+    request_rate: float = float("inf")  # Arrivals per second. Infinite: all at once.
+    max_concurrency: int | None = None  # None: no limit.
+    num_warmups: int = 1  # Requests sent one by one before measuring.
     temperature: float = 0.0
     ignore_eos: bool = False
     stream: bool = True
@@ -41,11 +37,14 @@ class ServingSettings:
 
 @dataclass(slots=True)
 class ServingResult:
-    """What a load measured. `duration`: seconds from the first request to the last answer.
+    """What a load measured, in seconds.
 
-    Of each answered request: `ttft` from sending to its first token, `tpot` the mean time of each
-    further token, `e2e` from sending to its end; `itl` are the gaps between the events that brought
-    tokens, of all requests together. Seconds.
+    Attributes:
+        ttft: From sending a request to its first token.
+        tpot: Mean time of each further token of a request.
+        itl: Gaps between events with tokens, of all requests.
+        e2e: From sending a request to its end.
+        duration: From the first request to the last answer.
     """
 
     duration: float
@@ -60,7 +59,7 @@ class ServingResult:
     e2e: list[float] = field(default_factory=list)
 
     def add(self, answer: Answer) -> None:
-        """Take one answer. Where the server tells no usage, an event is taken for a token."""
+        """Add one answer. If the server sends no usage, each event counts as a token."""
         times = answer.token_times
         tokens = answer.completion_tokens
         if tokens is None:
@@ -77,7 +76,7 @@ class ServingResult:
                 self.tpot.append((times[-1] - times[0]) / (tokens - 1))
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts, rates a second, and distributions in milliseconds."""
+        """Return counts, rates per second, and distributions in milliseconds."""
         latencies = {
             "ttft_ms": self.ttft,
             "tpot_ms": self.tpot,
@@ -104,7 +103,7 @@ class ServingResult:
         }
 
     def lines(self) -> list[str]:
-        """The table."""
+        """Return the table."""
         figures = self.as_dict()
         lines = [
             f"Requests:             {self.completed} answered, {self.failures.total} failed",
@@ -138,8 +137,8 @@ def _latency_table(figures: dict[str, Any]) -> list[str]:
 
 
 def run(target: Target, settings: ServingSettings, workload: Workload, report: Report) -> int:
-    """Measure and report; 1 where a request failed, else 0. Raises `ValueError` for what the user
-    can mend.
+    """Measure and report. Return 1 if a request failed, else 0. Raises `ValueError` for an error
+    that the user can correct.
     """
     if settings.num_prompts < 1:
         raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
@@ -160,8 +159,9 @@ async def _run(
 
 
 async def measure(target: Target, settings: ServingSettings, workload: Workload) -> ServingResult:
-    """Put the load on the server, whose model is named. Raises `ServerUnusable`, and `ValueError`
-    for a data set that is not there.
+    """Put the load on the server. The target must name a model.
+
+    Raises `ServerUnusable`, or `ValueError` if a data set is missing.
     """
     rng = random.Random(settings.seed)
     async with Client(target) as client:
@@ -213,8 +213,8 @@ def _call(prompt: Prompt, settings: ServingSettings) -> GenerationCall:
 
 
 async def _warm_up(client: Client, call: GenerationCall) -> None:
-    """Raises `ServerUnusable` where the server does not take such requests: so will it be with all
-    others.
+    """Send the first requests. Raises `ServerUnusable` if the server refuses one, because it would
+    refuse all.
     """
     try:
         await ask(client, call)
@@ -225,7 +225,9 @@ async def _warm_up(client: Client, call: GenerationCall) -> None:
 
 
 async def _vocab_size(client: Client) -> int:
-    """From `/get_model_info`. Raises `ServerUnusable` where that does not tell."""
+    """Return the vocabulary's size from `/get_model_info`. Raises `ServerUnusable` if it is
+    missing.
+    """
     try:
         return int((await client.get_json("/get_model_info"))["vocab_size"])
     except (RequestFailed, KeyError, TypeError, ValueError):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class SSEDecoder:
-    """Takes the chunks of a `text/event-stream`, gives the data of its events.
+    """Decodes the chunks of a `text/event-stream` to the data of its events.
 
     Format: https://html.spec.whatwg.org/multipage/server-sent-events.html. A line may end in LF, CR
-    LF or CR, and a chunk anywhere. Comments and fields other than `data` are skipped; several
-    `data` lines of one event are joined by LF.
+    LF or CR, and a chunk may end anywhere. Comments and fields other than `data` are skipped.
+    Several `data` lines of an event are joined by LF.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class SSEDecoder:
         self._after_cr = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of every event that `chunk` completes, in order."""
+        """Return the data of every event that `chunk` completes, in order."""
         if not chunk:
             return []
         if self._after_cr and chunk.startswith(b"\n"):

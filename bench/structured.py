@@ -1,6 +1,4 @@
-"""Structured output: what it costs, whether every answer follows its schema, and how long masks
-take.
-"""
+"""Structured output: its cost, whether every answer follows its schema, and the time of masks."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from .target import Target
 
 PATH = "/v1/completions"
 PROMPT = "A JSON document with random content:\n"
-# Ends only by its number of tokens.
+# Longer than any answer, so that answers end by their number of tokens.
 LIST: Schema = {
     "type": "array",
     "minItems": 500,
@@ -43,16 +41,13 @@ LIST: Schema = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredSettings:
-    """`concurrencies`: of the throughput, each with `rounds` of both loads in turn, of `output_len`
-    tokens an answer, a quarter more or less. `num_schemas`: requests with a schema each,
-    `max_concurrency` at once.
-    """
+    """The loads."""
 
-    concurrencies: tuple[int, ...] = (1, 8, 32)
-    rounds: int = 3
-    output_len: int = 64
-    num_schemas: int = 200
-    max_concurrency: int = 16
+    concurrencies: tuple[int, ...] = (1, 8, 32)  # Of the throughput.
+    rounds: int = 3  # Of both loads at each concurrency.
+    output_len: int = 64  # Tokens of an answer, plus or minus a quarter.
+    num_schemas: int = 200  # Requests with a schema each.
+    max_concurrency: int = 16  # Of requests with schemas.
     max_tokens: int = 400
     temperature: float = 1.0
     seed: int = 0
@@ -60,17 +55,17 @@ class StructuredSettings:
 
 @dataclass(slots=True)
 class LevelResult:
-    """The results of the schemas of one level. `mask_us` has the microseconds of each token."""
+    """The results of the schemas of one level."""
 
     asked: int = 0
     finished: int = 0
     valid: int = 0
-    mask_us: list[float] = field(default_factory=list)
+    mask_us: list[float] = field(default_factory=list)  # Microseconds of each token.
 
 
 def run(target: Target, settings: StructuredSettings, report: Report) -> int:
-    """Measure and report; 1 where a request failed or a finished answer is wrong, else 0. Raises
-    `ValueError` for what the user can mend.
+    """Measure and report. Return 1 if a request failed or a finished answer is invalid, else 0.
+    Raises `ValueError` for an error that the user can correct.
     """
     return asyncio.run(_run(target, settings, report))
 
@@ -104,13 +99,13 @@ async def _run(target: Target, settings: StructuredSettings, report: Report) -> 
 async def measure_rates(
     client: Client, settings: StructuredSettings, failures: Failures
 ) -> list[dict[str, float]]:
-    """Tokens a second without and with a schema, in turn, over all rounds of each; a row a
-    concurrency.
+    """Return a row per concurrency: tokens per second without and with a schema, measured in
+    turn.
     """
     rows = []
     for concurrency in settings.concurrencies:
         tokens, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
-        # The first round warms both up, and does not count.
+        # The first round is a warm-up.
         for number in range(settings.rounds + 1):
             for load in ("free", "schema"):
                 began = time.perf_counter()
@@ -131,14 +126,15 @@ async def _tokens(
     concurrency: int,
     schema: bool,
 ) -> int:
-    """How many the answers of one round have: four requests a place, for one that ends late leaves
-    the others empty.
+    """Return the number of output tokens of one round.
+
+    Each client sends four requests on average, so that a late end leaves few clients idle.
     """
     spread = settings.output_len // 4
 
     async def send(number: int) -> int:
-        # With a schema requests end one by one, for some tokens are forced, and each end brings
-        # the next one's prompt: without one they are to end so too.
+        # With a schema, forced tokens make requests end one by one, and prompts come between
+        # decodes. Varied lengths do the same without a schema.
         body: dict[str, Any] = {
             "model": client.target.model,
             "prompt": f"{number} {PROMPT}",
@@ -172,7 +168,7 @@ def _rate_lines(rows: list[dict[str, float]]) -> list[str]:
 async def check_schemas(
     client: Client, settings: StructuredSettings, validator: Validator, failures: Failures
 ) -> tuple[dict[int, LevelResult], list[str]]:
-    """How the answers to many schemas are, by level, and what is wrong with any."""
+    """Ask for answers to many schemas. Return the counts by level, and the faults."""
     schemas = make_schemas(settings.num_schemas, settings.seed)
 
     async def send(number: int) -> dict[str, Any] | None:
@@ -240,7 +236,7 @@ def _format(schema: Schema) -> dict[str, Any]:
 
 
 class Masks:
-    """How long masks take in this process, with the server's tokenizer."""
+    """Measures masks in this process with the server's tokenizer."""
 
     def __init__(self, model_path: str, vocab_size: int) -> None:
         path = resolve_model_path(model_path)
@@ -249,7 +245,7 @@ class Masks:
         self._grammars = Grammars(lambda: self._tokenizer, vocab_size, frozenset())
 
     def times(self, schema: Schema, text: str) -> list[float]:
-        """Microseconds of the mask before each token of an answer."""
+        """Return the microseconds of the mask before each token of an answer."""
         matcher = self._grammars.matcher(grammar.from_json_schema(schema))
         bits = np.empty(-(-self._vocab_size // 32), np.int32)
         times = []
@@ -264,7 +260,7 @@ class Masks:
 
 
 async def _masks_of(client: Client) -> Masks | None:
-    """None where the server's model is not on this machine."""
+    """Return the masks, or None if the server's model is not on this machine."""
     try:
         info = await client.get_json("/get_model_info")
         path = str(info["model_path"])

@@ -1,4 +1,4 @@
-"""Which server a measurement talks to, and in which of the three request formats."""
+"""The server that a measurement talks to, and its request format."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server. `model` None: the first that it lists. `timeout`: seconds that one request may
-    take.
+    """A server.
 
-    `keep_alive` False opens a connection for each request. Raises `ValueError` where `base_url` is
-    no http(s) URL.
+    `keep_alive` False opens a connection for each request. Raises `ValueError` if `base_url` is not
+    an HTTP URL.
     """
 
     base_url: str
     api: Api = Api.COMPLETION
-    model: str | None = None
+    model: str | None = None  # None: the first that the server lists.
     api_key: str | None = None
-    timeout: float = 600.0
+    timeout: float = 600.0  # Maximum seconds of a request.
     keep_alive: bool = True
 
     def __post_init__(self) -> None:
@@ -37,6 +36,5 @@ class Target:
             raise ValueError(
                 f"{self.base_url!r} is no URL of a server; give one like http://127.0.0.1:30000"
             )
-        # The paths of the OpenAI endpoints begin with /v1 themselves; most clients want it in the
-        # base URL.
+        # Paths begin with /v1 here, but most clients expect it in the base URL, so accept both.
         object.__setattr__(self, "base_url", self.base_url.rstrip("/").removesuffix("/v1"))

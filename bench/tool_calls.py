@@ -1,4 +1,4 @@
-"""Tool calls: whether arguments always follow their schemas, and answers the choice of tools."""
+"""Tool calls: whether arguments follow their schemas, and whether answers follow `tool_choice`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .schemas import Schema, Validator, make_schema
 from .target import Target
 
 PATH = "/v1/chat/completions"
-# `single`: required, without `parallel_tool_calls`.
+# `single` is `required` without `parallel_tool_calls`.
 KINDS = ("auto", "required", "named", "single")
-_HIGHEST = 7  # Highest level of the arguments' schemas: without recursion, so that calls end.
+_HIGHEST = 7  # Highest level of schemas. It has no recursion, so that calls end.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +32,13 @@ class ToolSettings:
 
 @dataclass(slots=True)
 class KindResult:
-    """`called`: answers with a call; `cut`: that ended within one; `calls`, `valid`: whole calls,
-    and those whose arguments follow their schema.
-    """
+    """The counts of one kind of request."""
 
     requests: int = 0
-    called: int = 0
-    cut: int = 0
-    calls: int = 0
-    valid: int = 0
+    called: int = 0  # Answers with a call.
+    cut: int = 0  # Answers that ended within a call.
+    calls: int = 0  # Whole calls.
+    valid: int = 0  # Whole calls whose arguments follow their schema.
 
 
 class Call(NamedTuple):
@@ -54,8 +52,8 @@ class ToolAnswer(NamedTuple):
 
 
 def run(target: Target, settings: ToolSettings, report: Report) -> int:
-    """Measure and report; 1 where a request failed or an answer is wrong, else 0. Raises
-    `ValueError` for what the user can mend.
+    """Measure and report. Return 1 if a request failed or an answer is wrong, else 0. Raises
+    `ValueError` for an error that the user can correct.
     """
     return asyncio.run(_run(target, settings, report))
 
@@ -80,7 +78,7 @@ async def _run(target: Target, settings: ToolSettings, report: Report) -> int:
 async def measure(
     client: Client, settings: ToolSettings, validator: Validator
 ) -> tuple[dict[str, KindResult], list[str], Failures]:
-    """The counts by kind, whole and streamed apart, and what is wrong with any answer."""
+    """Return the counts by kind, whole and streamed apart, the faults, and the failures."""
     rng, failures = random.Random(settings.seed), Failures()
     bodies = [_body(rng, number, settings) for number in range(settings.num_requests)]
 
@@ -165,7 +163,7 @@ async def _streamed(client: Client, body: dict[str, Any]) -> ToolAnswer:
 def _judge(
     kind: str, body: dict[str, Any], answer: ToolAnswer, result: KindResult, validator: Validator
 ) -> list[str]:
-    """What is wrong with an answer; counts it."""
+    """Count an answer, and return its faults."""
     schemas: dict[str, Schema] = {
         tool["function"]["name"]: tool["function"]["parameters"] for tool in body["tools"]
     }
@@ -177,7 +175,7 @@ def _judge(
         faults.append(f"  {kind}: an answer without a call")
     if kind in ("named", "single") and len(answer.calls) > 1:
         faults.append(f"  {kind}: {len(answer.calls)} calls")
-    # The last of an answer that was cut is half a call.
+    # The last call of an answer that was cut is incomplete.
     for call in answer.calls[: len(answer.calls) - is_cut]:
         result.calls += 1
         if call.name not in schemas or (kind == "named" and call.name != "tool_0"):

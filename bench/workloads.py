@@ -1,4 +1,4 @@
-"""The prompts of a serving benchmark, drawn from a seed."""
+"""The prompts of `piecework bench serving`, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _WORDS = (
     "first water been call who now find "
     "long down day did get come made may part"
 )
-# Common words. With a space before it, each is one token of nearly every tokenizer.
+# Common words. After a space, each is one token in nearly every tokenizer.
 WORDS = tuple(_WORDS.split())
 
 
 class Prompt(NamedTuple):
-    """What is sent, and how much is wanted back."""
+    """A prompt, and the number of tokens to request."""
 
     content: str | list[int]
     max_tokens: int
@@ -36,12 +36,12 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Which prompts. Lengths in tokens; `kind` says whether the random ones are token ids (exact
-    lengths) or words (about one token each).
+    """The kind of prompts. Lengths are in tokens.
 
-    A random length L is drawn evenly from L (1 - `random_range_ratio`) to L (1 +
-    `random_range_ratio`), as in vLLM's benchmark. `vocab_size` is needed for token ids.
-    `output_len` overrides how much gsm8k and sharegpt-file ask for.
+    A random length is drawn evenly from L (1 - `random_range_ratio`) to L (1 +
+    `random_range_ratio`), as in vLLM's benchmark. Random prompts are token ids, of exact length, or
+    words of about one token each. `vocab_size` is needed for token ids. `output_len` replaces the
+    output lengths of gsm8k and sharegpt-file.
     """
 
     dataset: str = "random"
@@ -62,7 +62,7 @@ class Workload:
 
 
 def make_prompts(workload: Workload, count: int, rng: random.Random) -> list[Prompt]:
-    """`count` prompts. Raises `ValueError` where a file is missing or not as it should be."""
+    """Return `count` prompts. Raises `ValueError` if a file is missing or malformed."""
     match workload.dataset:
         case "random":
             return _random_prompts(workload, [[]], count, rng)
@@ -106,8 +106,9 @@ def _draw_length(length: int, ratio: float, rng: random.Random) -> int:
 
 
 def _symbols(workload: Workload, length: int, rng: random.Random) -> list[int]:
-    """Random token ids, or indices of words. Ids keep clear of both ends of the vocabulary, where
-    special and unused ones are.
+    """Return random token ids, or indices of words.
+
+    Ids keep away from both ends of the vocabulary, where special and unused tokens are.
     """
     if workload.kind == "words":
         return rng.choices(range(len(WORDS)), k=length)

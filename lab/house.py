@@ -85,7 +85,7 @@ def used_once(tree: ast.Module) -> int:
 def forbidden_phrases(root: Path, files: Mapping[str, str]) -> int:
     """Number of faults that `tests/test_language.py` of this checkout finds below `root`."""
     sys.path.insert(0, str(_TESTS))
-    from test_language import faults_of
+    from test_language import faults_of  # type: ignore[import-not-found]
 
     documents = {path.name: path.read_text() for path in (root / "docs").glob("*.md")}
     return sum(len(faults_of(path, text)) for path, text in {**files, **documents}.items())

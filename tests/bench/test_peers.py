@@ -141,7 +141,7 @@ def hang_up():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.closerange(3, 1000)
     time.sleep(600)
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from aiohttp import web
 from scripted_server import ScriptedServer
 ends = lambda number: {end} if number == {dies_at} else None
