@@ -106,7 +106,7 @@ class Difference(NamedTuple):
     value: float
     standard_error: float | None
     pairs: int  # Questions that both answered.
-    only_a: int  # Of these, right only in A.
+    only_a: int  # Right only in A.
     only_b: int
 
     def line(self) -> str:

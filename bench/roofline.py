@@ -67,7 +67,7 @@ class Row:
 
     part: str
     step: str
-    seconds: float  # Of the fastest call.
+    seconds: float  # Fastest call.
     work: Work
     of_bandwidth: float
     of_peak: float

@@ -43,11 +43,11 @@ LIST: Schema = {
 class StructuredSettings:
     """The loads."""
 
-    concurrencies: tuple[int, ...] = (1, 8, 32)  # Of the throughput.
-    rounds: int = 3  # Of both loads at each concurrency.
+    concurrencies: tuple[int, ...] = (1, 8, 32)  # Concurrency of the throughput.
+    rounds: int = 3  # Rounds of both loads per concurrency.
     output_len: int = 64  # Tokens of an answer, plus or minus a quarter.
     num_schemas: int = 200  # Requests with a schema each.
-    max_concurrency: int = 16  # Of requests with schemas.
+    max_concurrency: int = 16  # Concurrent requests with schemas.
     max_tokens: int = 400
     temperature: float = 1.0
     seed: int = 0
