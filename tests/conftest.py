@@ -36,6 +36,8 @@ sys.path[:0] = [
     str(_TESTS / "server"),
 ]
 
+pytest.register_assert_rewrite("contract_attention")
+
 # Read when triton is imported: without a GPU its kernels run in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -91,11 +91,12 @@ class Step:
         )
         self.heads = KVLayout.of_heads(heads, kv_heads, head_size, dtype)
         self.k_cache, self.v_cache = k_cache.to(device, dtype), v_cache.to(device, dtype)
+        indices = torch.int32 if device == "npu" else torch.int64
         self.metadata = AttentionMetadata(
             query_lens=self.query_lens,
             seq_lens=self.seq_lens,
-            block_table=table.to(device),
-            slot_mapping=torch.cat(slots).to(device),
+            block_table=table.to(device, indices),
+            slot_mapping=torch.cat(slots).to(device, indices),
         )
 
     def layout(self, window: int | None = None) -> KVLayout:
@@ -109,16 +110,36 @@ class Step:
             ]
         ).to(self.q.device)
 
-    def expected(self, window: int | None) -> torch.Tensor:
-        """In float32, on the CPU."""
-        queries = self.q.float().cpu().split(self.query_lens)
-        parts = zip(queries, self.keys, self.values, self.seq_lens, strict=True)
-        return torch.cat(
-            [
-                defined(q, k.float(), v.float(), seq - len(q), self.heads.scale, window)
-                for q, k, v, seq in parts
-            ]
-        )
+    def expected(self, window: int | None = None) -> torch.Tensor:
+        """Return what attention is by its definition, in float64 on the CPU."""
+        layout, rows = self.heads, []
+        queries = self.q.cpu().double().split(self.query_lens)
+        for q, keys, values in zip(queries, self.keys, self.values, strict=True):
+            heads = slice(layout.skipped_heads, layout.skipped_heads + q.shape[1])
+            keys, values = (
+                part.double().repeat_interleave(layout.group, 1)[:, heads]
+                for part in (keys, values)
+            )
+            key = torch.arange(len(keys))
+            position = torch.arange(len(keys) - len(q), len(keys))[:, None]
+            hidden = key > position
+            if layout.chunked:
+                assert layout.window is not None
+                hidden |= key < position // layout.window * layout.window
+            elif window is not None:
+                hidden |= key <= position - window
+            scores = torch.einsum("nhd,shd->hns", q, keys) * layout.scale
+            if layout.softcap is not None:
+                scores = layout.softcap * (scores / layout.softcap).tanh()
+            if layout.slopes is not None:
+                scores += layout.slopes.cpu().double()[:, None, None] * (key - position)
+            scores = scores.masked_fill(hidden, float("-inf"))
+            if layout.sinks is not None:
+                sinks = layout.sinks.cpu().double()[:, None, None].expand(-1, len(q), -1)
+                scores = torch.cat((scores, sinks), -1)
+            weights = scores.softmax(-1)[..., : len(keys)]
+            rows.append(torch.einsum("hns,shd->nhd", weights, values))
+        return torch.cat(rows)
 
     def run(
         self, backend: AttentionBackend, *, window: int | None = None, padding: int = 0
@@ -138,7 +159,7 @@ class Step:
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values that lie at the slots of the new tokens."""
-        slots = self.metadata.slot_mapping
+        slots = self.metadata.slot_mapping.long()
         return self.k_cache.flatten(0, 1)[slots], self.v_cache.flatten(0, 1)[slots]
 
 

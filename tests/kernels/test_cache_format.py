@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_steps import Step, kept, quantized
+from paged_steps import kept
 
 from piecework.kernels import cache_format
 from piecework.kernels.attention import KVLayout
 from piecework.kernels.cache_format import CACHE_DTYPES
-from piecework.kernels.paged_attention import TorchAttention
 
 FORMATS = list(CACHE_DTYPES.values())
 HALF_STEP = {torch.float8_e4m3fn: 2**-4, torch.float8_e5m2: 2**-3}
@@ -80,45 +79,6 @@ def test_the_rows_of_int8_pages_are_aligned_and_their_scales_lie_behind_them() -
     numbers.fill_(1)
     assert not scales.any() and numbers.shape == (2, 16, 3, 64) and scales.shape == (2, 3, 16)
     assert numbers.data_ptr() == cache.data_ptr() and numbers.stride(0) % 32 == 0
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    lens=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=5),
-    page_size=st.sampled_from([1, 3, 16]),
-    dtype=st.sampled_from(FORMATS),
-    scales=st.sampled_from([(1.0, 1.0), (0.5, 0.03)]),
-    window=st.sampled_from([None, 4]),
-    padding=st.integers(0, 3),
-)
-def test_attention_sees_what_is_read_and_nothing_of_what_was_there(
-    lens: list[tuple[int, int]],
-    page_size: int,
-    dtype: torch.dtype,
-    scales: tuple[float, float],
-    window: int | None,
-    padding: int,
-) -> None:
-    """Also the tokens of the step itself: a prompt in one piece reads what one in chunks does."""
-    step, keys, values = quantized(Step(lens, page_size=page_size, heads=6, seed=1), dtype, scales)
-    out = step.run(TorchAttention(), window=window, padding=padding)
-    step.keys, step.values = keys, values
-    assert torch.allclose(out, step.expected(window), atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", FORMATS, ids=str)
-def test_a_plan_that_is_updated_in_place(dtype: torch.dtype) -> None:
-    step, keys, values = quantized(
-        Step([(1, 30), (1, 4), (1, 0)], page_size=4, heads=4, seed=0), dtype
-    )
-    backend, new = TorchAttention(), (step.new(step.keys), step.new(step.values))
-    plan = backend.capture_plan(4, 9, 4, torch.device("cpu"))
-    backend.update_plan(plan, step.metadata, 4)
-    q, k, v = (torch.cat((part, part[:1])) for part in (step.q, *new))
-    out = torch.empty_like(q)
-    backend.run(q, k, v, out, step.k_cache, step.v_cache, plan, step.layout())
-    step.keys, step.values = keys, values
-    assert torch.allclose(out[:3], step.expected(None), atol=1e-4) and out.isfinite().all()
 
 
 def test_a_token_takes_half_the_bytes_and_its_scales() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_steps import Step, defined
+from paged_steps import Step
 
 from piecework.kernels.chunked_attention import ChunkedGraphAttention, with_chunks
 from piecework.kernels.cpu.platform import CpuPlatform
@@ -22,21 +22,6 @@ SIZE, PAGE = 8, 4
 def chunked(step: Step) -> Step:
     step.heads = replace(step.heads, window=SIZE, chunked=True)
     return step
-
-
-def expected(step: Step) -> torch.Tensor:
-    """Each token alone, over its chunk up to itself."""
-    rows = []
-    for q, keys, values, end in zip(
-        step.q.split(step.query_lens), step.keys, step.values, step.seq_lens, strict=True
-    ):
-        for offset, query in enumerate(q):
-            position = end - len(q) + offset
-            begin = position // SIZE * SIZE
-            own = slice(begin, position + 1)
-            scale = step.heads.scale
-            rows.append(defined(query[None], keys[own], values[own], position - begin, scale, None))
-    return torch.cat(rows)
 
 
 def computed(step: Step, backend: object, plan: object) -> torch.Tensor:
@@ -55,7 +40,7 @@ def test_a_step_sees_chunks(lens: list[tuple[int, int]], seed: int) -> None:
     step = chunked(Step(lens, page_size=PAGE, heads=4, seed=seed))
     backend = with_chunks(TorchAttention(), [step.heads])
     said = computed(step, backend, backend.plan(step.metadata, PAGE))
-    assert torch.allclose(said, expected(step), atol=1e-4)
+    assert torch.allclose(said, step.expected().float(), atol=1e-4)
 
 
 def test_a_plan_of_graphs_sees_chunks_however_long_requests_are() -> None:
@@ -69,14 +54,14 @@ def test_a_plan_of_graphs_sees_chunks_however_long_requests_are() -> None:
         for cache in step.k_cache, step.v_cache:
             cache.nan_to_num_()
         backend.update_plan(plan, step.metadata, 3)
-        assert torch.allclose(computed(step, backend, plan), expected(step), atol=1e-4)
+        assert torch.allclose(computed(step, backend, plan), step.expected().float(), atol=1e-4)
 
 
 def test_sequences_without_a_cache_see_chunks() -> None:
     step = chunked(Step([(20, 0), (5, 0), (300, 0)], page_size=PAGE, heads=4, seed=3))
     backend = VarlenAttention()
     said = computed(step, backend, backend.plan(step.metadata, PAGE))
-    assert torch.allclose(said, expected(step), atol=1e-4)
+    assert torch.allclose(said, step.expected().float(), atol=1e-4)
 
 
 def test_chunks_are_whole_pages() -> None:

@@ -1,5 +1,5 @@
-"""The flashinfer backend against the definition: over a strict stand-in everywhere, over flashinfer
-itself where there is a GPU.
+"""What is special about attention by flashinfer: its plans, its replay by address, which layers it
+takes and when it is chosen. A strict stand-in runs everywhere, flashinfer itself on a GPU.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from flashinfer_standin import store
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_steps import Step, quantized, untouched
+from paged_steps import Step, quantized
 from recording_platform import RecordingPlatform
 from tried_here import TriedHere
 
 from piecework.kernels import detect
-from piecework.kernels.attention import AttentionMetadata, GraphAttention, KVLayout
+from piecework.kernels.attention import KVLayout
 from piecework.kernels.cuda import attention, libraries
 from piecework.kernels.cuda import platform as cuda_platform
 from piecework.kernels.cuda.attention import (
@@ -44,47 +44,6 @@ def standin(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setattr(attention, "_library", lambda: flashinfer_standin)
         monkeypatch.setattr(attention, "_WORKSPACE_BYTES", 1024)
-
-
-@settings(max_examples=40)
-@given(
-    lens=st.lists(
-        st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 50)),
-        min_size=1,
-        max_size=4,
-    ),
-    page_size=st.sampled_from([1, 3, 16]),
-    heads=st.sampled_from([(2, 2), (6, 2), (14, 2), (4, 1)]),
-    window=st.sampled_from([None, 1, 5, 100]),
-    padding=st.integers(0, 2),
-    seed=st.integers(0, 5),
-)
-def test_it_equals_the_definition(
-    lens: list[tuple[int, int]],
-    page_size: int,
-    heads: tuple[int, int],
-    window: int | None,
-    padding: int,
-    seed: int,
-) -> None:
-    """Prefills, chunks, decodes and steps of all, over pages that lie in any order."""
-    step = Step(lens, page_size=page_size, heads=heads[0], kv_heads=heads[1], seed=seed)
-    out = step.run(backend(), window=window, padding=padding)
-    torch.testing.assert_close(out, step.expected(window), atol=1e-4, rtol=1e-4)
-    keys, values = step.stored()
-    assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
-
-
-@pytest.mark.parametrize("cache", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.5, 0.03)])
-@pytest.mark.parametrize("lens", [[(1, 30), (1, 4)], [(9, 20), (1, 3), (5, 0)]])
-def test_it_reads_float8_with_its_scales(
-    lens: list[tuple[int, int]], scales: tuple[float, float], cache: torch.dtype
-) -> None:
-    step, keys, values = quantized(Step(lens, page_size=4, heads=6, seed=1), cache, scales)
-    out = step.run(backend())
-    step.keys, step.values = keys, values
-    torch.testing.assert_close(out, step.expected(None), atol=1e-4, rtol=1e-4)
 
 
 def test_layers_that_differ_by_scales_alone_share_one_plan() -> None:
@@ -154,19 +113,14 @@ def test_a_recorded_decode_is_replayed_with_other_lengths(
         for static, part in zip(inputs, padded(step, rows), strict=True):
             static.copy_(part)
         graph.replay()
-        torch.testing.assert_close(out[: len(pasts)], step.expected(window), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            out[: len(pasts)].double(), step.expected(window), atol=1e-4, rtol=1e-4
+        )
         assert out.isfinite().all(), "padding gives numbers"
         places = step.metadata.slot_mapping
         assert torch.equal(k_cache.flatten(0, 1)[places], step.new(step.keys)), (
             "what is padded stores nothing where requests do"
         )
-
-
-def test_a_plan_that_was_never_updated_reads_the_reserved_page_alone() -> None:
-    step = Step([(1, 9), (1, 3)], page_size=4, heads=4, seed=0)
-    before, used = step.k_cache.clone(), backend()
-    out = run(used, step, used.capture_plan(2, 4, 4, torch.device("cpu")))
-    assert out.isfinite().all() and untouched(step.k_cache[1:], before[1:])
 
 
 def test_two_steps_may_be_planned_before_either_runs() -> None:
@@ -178,7 +132,7 @@ def test_two_steps_may_be_planned_before_either_runs() -> None:
     plans = [used.plan(step.metadata, 4) for step in steps]
     for step, plan in zip(steps, plans, strict=True):
         out = run(used, step, plan)
-        torch.testing.assert_close(out, step.expected(None), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(out.double(), step.expected(), atol=1e-4, rtol=1e-4)
 
 
 def test_layers_that_agree_share_one_plan_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,16 +149,6 @@ def test_layers_that_agree_share_one_plan_a_step(monkeypatch: pytest.MonkeyPatch
     for window in (None, 4, None, 4):
         run(used, step, fixed, window)
     assert planned == [-1, 3]
-
-
-def test_a_recorded_plan_refuses_what_it_cannot_hold() -> None:
-    used = backend()
-    assert isinstance(used, GraphAttention)
-    plan = used.capture_plan(1, 2, 4, torch.device("cpu"))
-    for lens in ([(2, 0)], [(1, 1), (1, 1)], [(1, 20)]):
-        metadata: AttentionMetadata = Step(lens, page_size=4, heads=2, seed=0).metadata
-        with pytest.raises(AssertionError):
-            used.update_plan(plan, metadata, 1)
 
 
 LAYOUT = KVLayout.of_heads(32, 8, 128, torch.bfloat16)

@@ -8,8 +8,6 @@ import flashinfer_standin
 import pytest
 import torch
 from flashinfer_standin import store
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from paged_steps import Step, latent
 from recording_platform import RecordingPlatform
 from tried_here import TriedHere
@@ -40,28 +38,6 @@ def made(lens: list[tuple[int, int]], page_size: int, heads: int, seed: int) -> 
     return latent(step, LATENT)
 
 
-@settings(max_examples=25)
-@given(
-    lens=st.lists(
-        st.tuples(st.one_of(st.just(1), st.integers(1, 20)), st.integers(0, 50)),
-        min_size=1,
-        max_size=3,
-    ),
-    page_size=st.sampled_from([1, 3, 16]),
-    heads=st.sampled_from([1, 4, 5]),
-    padding=st.integers(0, 2),
-    seed=st.integers(0, 5),
-)
-def test_it_equals_the_definition(
-    lens: list[tuple[int, int]], page_size: int, heads: int, padding: int, seed: int
-) -> None:
-    """Five heads: what flashinfer refuses, its stand-in too."""
-    step = made(lens, page_size, heads, seed)
-    out = step.run(FlashInferAttention(store), padding=padding)
-    torch.testing.assert_close(out, step.expected(None), atol=1e-4, rtol=1e-4)
-    assert torch.equal(step.stored()[0], step.new(step.keys))
-
-
 def test_a_recorded_decode_is_replayed_with_other_lengths() -> None:
     rows, page_size, heads = 4, 4, 4
     platform, used = RecordingPlatform(), FlashInferAttention(store)
@@ -86,8 +62,9 @@ def test_a_recorded_decode_is_replayed_with_other_lengths() -> None:
         for static, part in zip(inputs, (step.q, step.new(step.keys)), strict=True):
             static[: len(part)] = part
         graph.replay()
-        expected = step.expected(None)
-        torch.testing.assert_close(out[: len(pasts)], expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            out[: len(pasts)].double(), step.expected(), atol=1e-4, rtol=1e-4
+        )
         assert out.isfinite().all(), "padding gives numbers"
 
 

@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native_variants import AttentionWay, attention_ways, errors_of
 from paged_steps import Step, quantized
-from test_native_attention import exact
 
 from piecework.kernels.paged_attention import TorchAttention
 
@@ -65,7 +64,7 @@ def test_each_gets_what_it_gets_alone(
     lens = [(new, past) for past, new, _ in requests]
     step = Step(lens, page_size=page_size, heads=2 * group, head_size=32, seed=1, dtype=dtype)
     share(step, [pages for *_, pages in requests])
-    expected = exact(step, window)
+    expected = step.expected(window)
     for backend in variants:
         actual = step.run(backend, window=window).double()
         assert torch.allclose(actual, expected, **errors_of(backend, dtype))
