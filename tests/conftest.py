@@ -36,7 +36,7 @@ sys.path[:0] = [
     str(_TESTS / "server"),
 ]
 
-pytest.register_assert_rewrite("contract_attention")
+pytest.register_assert_rewrite("contract_attention", "contract_ops")
 
 # Read when triton is imported: without a GPU its kernels run in its interpreter.
 if not torch.cuda.is_available():

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_layer_ops import launches, on_npu
 
@@ -78,22 +77,6 @@ def assert_stands_for(
     if "quantize" in op:
         ours, theirs = ours * step, theirs * step
     assert ((ours - theirs).abs() <= 1.01 * step + roundings * theirs.abs().max()).all()
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    op=st.sampled_from(sorted(KERNELS)),
-    rows=st.integers(1, 6),
-    size=st.sampled_from([8, 32, 130]),
-    dtype=st.sampled_from(HALVES),
-    seed=SEEDS,
-)
-def test_results_stand_for_the_references_numbers(
-    simnpu: Any, op: str, rows: int, size: int, dtype: torch.dtype, seed: int
-) -> None:
-    torch.manual_seed(seed)
-    arguments = inputs(op, rows, size, dtype)
-    assert_stands_for(op, call(op, on_npu(arguments)), call(op, arguments), dtype)
 
 
 @pytest.mark.parametrize("op", KERNELS)
