@@ -287,22 +287,17 @@ def _missing(
     )
 
 
-def _interface_of(address: str) -> str | None:
-    """Return the network interface that has this address, or None."""
-    names = (
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if any(found.address.partition("%")[0] == address for found in addresses)
-    )
-    return next(names, None)
-
-
 def keep_to_interface(address: str) -> None:
     """Have the collective libraries use the interface of this address, unless the user has chosen
     one.
 
     By default they use the interface of the machine's name.
     """
-    if (name := _interface_of(address)) is not None:
+    names = (
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(found.address.partition("%")[0] == address for found in addresses)
+    )
+    if (name := next(names, None)) is not None:
         for library in ("GLOO", "NCCL", "HCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)

@@ -20,7 +20,7 @@ from datetime import timedelta
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -75,7 +75,10 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
             f"--node-rank {config.node_rank} has no rank 0; run `piecework serve` there with the "
             "same settings"
         )
-    _check_heads(config)
+    # Check this before processes allocate memory.
+    path = resolve_model_path(config.model_path)
+    if config.tp_size > (heads := read_model_config(path, config.model_code).num_heads):
+        raise ValueError(f"--tp-size {config.tp_size} is more than the {heads} heads of {path}")
     detect(config.device).check_ranks(config.tp_size // config.nnodes)
     others = None
     if config.nnodes > 1:
@@ -92,13 +95,6 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
         seconds=config.dist_timeout,
         others=others,
     )
-
-
-def _check_heads(config: EngineConfig) -> None:
-    """Raise `ValueError` if there are more ranks than heads, before processes allocate memory."""
-    path = resolve_model_path(config.model_path)
-    if config.tp_size > (heads := read_model_config(path, config.model_code).num_heads):
-        raise ValueError(f"--tp-size {config.tp_size} is more than the {heads} heads of {path}")
 
 
 def start_processes(
@@ -135,17 +131,13 @@ def start_processes(
             processes.joined(joined, others.ranks)
             connections += joined
         for channel in connections:
-            _limit_sending(channel, seconds)
+            # Set a timeout for sends, because a stopped rank reads nothing. See socket(7).
+            with socket.socket(fileno=os.dup(channel.fileno())) as same:
+                whole = int(seconds)
+                limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+                same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         unless_started.pop_all()
     return Leader(connections, _group_maker(store, seconds), processes.end, local_size=local_size)
-
-
-def _limit_sending(connection: Channel, seconds: float) -> None:
-    """Set a timeout for sends, because a stopped rank reads nothing. See socket(7)."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        whole = int(seconds)
-        limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def follower(job: dict[str, Any], leader: Channel | None = None) -> Follower:
@@ -281,7 +273,13 @@ class _Processes:
         # A stopped process would not end by itself.
         for process, _ in self._running:
             process.kill()
-        _leave(killed=killed)
+        # Exit without the interpreter's end, because the main thread may wait in a collective. If
+        # the rank was killed, be killed too, because the cause may be unrelated to the computation.
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
 
 
 def give_job(process: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
@@ -299,15 +297,3 @@ def how_ended(code: int) -> str:
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended unexpectedly (exit code {code})"
-
-
-def _leave(*, killed: bool) -> NoReturn:
-    """Exit without the interpreter's end, because the main thread may wait in a collective.
-
-    If the rank was killed, be killed too, because the cause may be unrelated to the computation.
-    """
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    if killed:
-        os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(1)

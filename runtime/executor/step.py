@@ -146,40 +146,33 @@ def _sample(
     model: Forward, hidden: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None
 ) -> Samples:
     """Sample the next token of each request from its row of hidden [N, hidden], on every rank."""
-    if model.group is not None and _may_be_shared_out(requests, model.group.size):
-        return _sample_own(model, model.group, hidden, requests)
+    # Each rank may choose the tokens of some rows, except of requests with logits processors or
+    # log-probabilities, which only rank 0 computes.
+    group = model.group
+    if (
+        group is not None
+        and len(requests) >= group.size
+        and not any(
+            request.processors or request.params.logprobs is not None for request in requests
+        )
+    ):
+        own_logits = model.compute_own_logits(hidden)
+        rows = len(own_logits)
+        own = requests[group.rank * rows : (group.rank + 1) * rows]
+        chosen = torch.full((rows,), NO_TOKEN, dtype=torch.int64, device=model.device)
+        if own:
+            chosen[: len(own)] = choose(own_logits[: len(own)], own)
+        return Samples(group.all_gather(chosen)[: len(requests)], [], [])
     logits = model.compute_logits(hidden)
     if logits is not None:
         samples = sample(logits, requests, sampled)
-        if model.group is not None:
-            model.group.broadcast(samples.chosen)
+        if group is not None:
+            group.broadcast(samples.chosen)
         return samples
-    assert model.group is not None
+    assert group is not None
     chosen = torch.empty(len(requests), dtype=torch.int64, device=model.device)
-    model.group.broadcast(chosen)
+    group.broadcast(chosen)
     return Samples(chosen, [], [])
-
-
-def _may_be_shared_out(requests: list[Request], ranks: int) -> bool:
-    """Whether each rank may choose the tokens of some rows.
-
-    Only rank 0 applies logits processors and returns log-probabilities.
-    """
-    return len(requests) >= ranks and not any(
-        request.processors or request.params.logprobs is not None for request in requests
-    )
-
-
-def _sample_own(
-    model: Forward, group: Group, hidden: torch.Tensor, requests: list[Request]
-) -> Samples:
-    """Choose the tokens of this rank's rows, and gather those of the other ranks."""
-    logits = model.compute_own_logits(hidden)
-    own = requests[group.rank * len(logits) : (group.rank + 1) * len(logits)]
-    chosen = torch.full((len(logits),), NO_TOKEN, dtype=torch.int64, device=model.device)
-    if own:
-        chosen[: len(own)] = choose(logits[: len(own)], own)
-    return Samples(group.all_gather(chosen)[: len(requests)], [], [])
 
 
 class _PromptRows(NamedTuple):

@@ -79,7 +79,18 @@ def find_model(model_path: str) -> str:
             f"{model_path} does not exist; --model-path takes a folder, a .gguf file, a hub id or "
             f"{', '.join(ALIASES)}"
         )
-    return _from_hub(model_path)
+    # Imported here, because local models do not need this slow import.
+    import huggingface_hub
+
+    try:
+        return huggingface_hub.snapshot_download(
+            model_path, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES
+        )
+    except Exception as error:  # Errors of the hub, of the HTTP client or of the system.
+        raise ValueError(
+            f"{model_path} is no local folder and cannot be fetched from the hub "
+            f"({hub_reason(error)}); give a local path"
+        ) from None
 
 
 def _no_model(path: Path) -> str:
@@ -99,21 +110,6 @@ def _packaged(alias: str, where: Packaged) -> Path:
         if (path := Path(folder) / where.file).is_file():
             return path
     raise ValueError(f"the model {alias} is not installed; run: {where.install}")
-
-
-def _from_hub(repository: str) -> str:
-    # Imported here, because local models do not need this slow import.
-    import huggingface_hub
-
-    try:
-        return huggingface_hub.snapshot_download(
-            repository, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES
-        )
-    except Exception as error:  # Errors of the hub, of the HTTP client or of the system.
-        raise ValueError(
-            f"{repository} is no local folder and cannot be fetched from the hub "
-            f"({hub_reason(error)}); give a local path"
-        ) from None
 
 
 def hub_reason(error: BaseException) -> str:

@@ -13,7 +13,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -69,9 +68,32 @@ def make_pieces(
 def main(argv: list[str]) -> int:
     set_up_logging("WARNING")
     job = json.loads(argv[0])
-    _lower_priority(job["niceness"])
+    # Give this process less processor time than the server, and let it be killed first if memory
+    # runs out. The compiler's own processes inherit both.
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS if job["niceness"] is None else job["niceness"])
+    with contextlib.suppress(OSError):
+        _OOM_SCORE.write_text(_FIRST_TO_BE_KILLED)
     try:
-        _compile(job)
+        config, model_config, dtype = (
+            ResolvedConfig(**job["config"]),
+            ModelConfig.from_fields(job["model"]),
+            getattr(torch, job["dtype"]),
+        )
+        platform = detect(config.device)
+        platform.set_up(config.num_threads)
+        change_inductor(job["inductor"])
+        register_attention(platform.dispatch_key)
+        maker = piece_store(PieceMaker, config, platform)
+        maker.cache.check_writable()
+        kernels = platform.linear_kernels(
+            dtype, platform.attention_backend(config.attention_backend), config.cpu_activations
+        )
+        # The part of rank 0: all ranks have the same forward.
+        shard = Shard(0, config.tp_size, platform.cuts_head_groups, config.ep_size)
+        model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)
+        settings = {"ranks": config.tp_size, "ep_size": config.ep_size}
+        make_pieces(maker, model, model_config, dtype, job["kinds"], **settings)
     except Exception as error:
         reason = Reason.TRACE_FAILED if isinstance(error, TraceError) else Reason.COMPILE_FAILED
         print(
@@ -79,38 +101,6 @@ def main(argv: list[str]) -> int:
         )
         return 1
     return 0
-
-
-def _lower_priority(niceness: int | None) -> None:
-    """Give this process less processor time than the server, and let it be killed first if memory
-    runs out. The compiler's own processes inherit both.
-    """
-    if hasattr(os, "nice"):
-        os.nice(_NICENESS if niceness is None else niceness)
-    with contextlib.suppress(OSError):
-        _OOM_SCORE.write_text(_FIRST_TO_BE_KILLED)
-
-
-def _compile(job: dict[str, Any]) -> None:
-    config, model_config, dtype = (
-        ResolvedConfig(**job["config"]),
-        ModelConfig.from_fields(job["model"]),
-        getattr(torch, job["dtype"]),
-    )
-    platform = detect(config.device)
-    platform.set_up(config.num_threads)
-    change_inductor(job["inductor"])
-    register_attention(platform.dispatch_key)
-    maker = piece_store(PieceMaker, config, platform)
-    maker.cache.check_writable()
-    kernels = platform.linear_kernels(
-        dtype, platform.attention_backend(config.attention_backend), config.cpu_activations
-    )
-    # The part of rank 0: all ranks have the same forward.
-    shard = Shard(0, config.tp_size, platform.cuts_head_groups, config.ep_size)
-    model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)
-    settings = {"ranks": config.tp_size, "ep_size": config.ep_size}
-    make_pieces(maker, model, model_config, dtype, job["kinds"], **settings)
 
 
 if __name__ == "__main__":

@@ -91,33 +91,23 @@ class PrefillGraph:
         )
 
     def check(self, forward: PiecewiseForward | ForwardByLength) -> Iterator[bool]:
-        """Check each part of a forward, see `_check_part`."""
-        for part in forward.parts:
-            yield from self._check_part(part)
-
-    def _check_part(self, forward: PiecewiseForward) -> Iterator[bool]:
-        """Compare the traced forward with the model, then each piece with its traced code.
+        """Compare each traced part with the model, then each piece with its traced code.
 
         Yield before each run whether it is a long one. Raise `CaptureError` if results differ.
         """
-        if all(piece.traced for piece in forward.plan.pieces):
-            traced = forward.with_pieces([traced_piece(piece) for piece in forward.plan.pieces])
-            yield from (
-                False
-                for _ in check_forward(
-                    traced,
-                    self._model,
-                    self._dummy_step,
-                    forward.plan.good_for(CHECKED_TOKENS),
-                    self._agree,
-                )
+        page_size = self._attention.pool.page_size
+        for part in forward.parts:
+            if all(piece.traced for piece in part.plan.pieces):
+                traced = part.with_pieces([traced_piece(piece) for piece in part.plan.pieces])
+                sizes = part.plan.good_for(CHECKED_TOKENS)
+                runs = check_forward(traced, self._model, self._dummy_step, sizes, self._agree)
+                yield from (False for _ in runs)
+            yield from check_pieces(
+                part,
+                lambda size: dummy_prefill(size, 1, self._platform, page_size)[:2],
+                self._config.chunked_prefill_size,
+                self._platform.is_out_of_memory,
             )
-        yield from check_pieces(
-            forward,
-            lambda size: dummy_prefill(size, 1, self._platform, self._attention.pool.page_size)[:2],
-            self._config.chunked_prefill_size,
-            self._platform.is_out_of_memory,
-        )
 
     def use(
         self,

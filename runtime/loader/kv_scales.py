@@ -34,22 +34,16 @@ def split_kv_scales(
         if name is None or int(name[1]) >= num_layers:
             others.append(tensor)
             continue
-        scale = _read(tensor)
+        # If there is a scale for each head (attn_head of compressed-tensors), take the largest.
+        if prod(tensor.shape[1:]) != 1 or prod(tensor.shape) > _MOST or tensor.dtype not in NUMBERS:
+            raise tensor.fault(
+                "is no scale of keys or values: it must hold 1 number, or 1 for each head"
+            )
+        scales = tensor.read().double().flatten().tolist()
+        if not scales or not all(0.0 < scale <= _LARGEST for scale in scales):
+            raise tensor.fault(f"must hold scales above 0 and up to {_LARGEST:g}, got {scales[:4]}")
+        scale = float(max(scales))
         for part in name[2] or name[3] or name[4]:
             found[int(name[1]), part] = scale
     layers = range(num_layers)
     return others, [(found.get((i, "k"), 1.0), found.get((i, "v"), 1.0)) for i in layers]
-
-
-def _read(tensor: StoredTensor) -> float:
-    """Return the scale. If there is one for each head (attn_head of compressed-tensors), return the
-    largest.
-    """
-    if prod(tensor.shape[1:]) != 1 or prod(tensor.shape) > _MOST or tensor.dtype not in NUMBERS:
-        raise tensor.fault(
-            "is no scale of keys or values: it must hold 1 number, or 1 for each head"
-        )
-    scales = tensor.read().double().flatten().tolist()
-    if not scales or not all(0.0 < scale <= _LARGEST for scale in scales):
-        raise tensor.fault(f"must hold scales above 0 and up to {_LARGEST:g}, got {scales[:4]}")
-    return float(max(scales))

@@ -245,7 +245,17 @@ class Gemma3nDecoder(Decoder):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.embed_tokens(input_ids) * self.embedding_scale
-        inputs = self._inputs_of_layers(input_ids, x)
+        # The own input [T, P] of each layer. An id that the table lacks counts as 0.
+        ids = torch.where(input_ids < self.rows, input_ids, 0)
+        own = self.embed_tokens_per_layer(ids) * self.per_layer_scale
+        projected = (self.per_layer_model_projection(x) * self.projection_scale).unflatten(
+            -1, (-1, self.width)
+        )
+        both = self.per_layer_projection_norm(projected) + own.unflatten(-1, (-1, self.width))
+        # Contiguous for each layer, so that layers are pieces of one kind.
+        inputs: Sequence[torch.Tensor] = (
+            (both * self.input_scale).transpose(0, 1).contiguous().unbind()
+        )
         rotations = [rotary(positions) for rotary in self.rotaries]
         streams = torch.stack([x, *self._alike(x, [x] * (self.streams - 1), "in")], dim=1)
         kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -255,20 +265,6 @@ class Gemma3nDecoder(Decoder):
         mixed = torch.stack([first, *self._alike(first, others, "out")]).mean(0)
         hidden: torch.Tensor = self.norm(mixed)
         return hidden
-
-    def _inputs_of_layers(self, input_ids: torch.Tensor, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the own input [T, P] of each layer. An id that the table lacks counts as 0."""
-        ids = torch.where(input_ids < self.rows, input_ids, 0)
-        own = self.embed_tokens_per_layer(ids) * self.per_layer_scale
-        projected = (self.per_layer_model_projection(x) * self.projection_scale).unflatten(
-            -1, (-1, self.width)
-        )
-        both = self.per_layer_projection_norm(projected) + own.unflatten(-1, (-1, self.width))
-        # Contiguous for each layer, so that layers are pieces of one kind.
-        each: Sequence[torch.Tensor] = (
-            (both * self.input_scale).transpose(0, 1).contiguous().unbind()
-        )
-        return each
 
     def _alike(self, like: torch.Tensor, each: Sequence[torch.Tensor], way: str) -> Any:
         """Yield a product of each stream [T, hidden], scaled to the magnitude of `like`."""

@@ -4,7 +4,7 @@ feed-forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,14 +23,6 @@ GGUF_ARCHITECTURE = "jina-bert-v2"
 _FEED_FORWARDS = {"geglu": "gelu", "reglu": "relu"}
 
 
-def _gated(activation: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    def apply(x: torch.Tensor) -> torch.Tensor:
-        gates, values = x.chunk(2, dim=-1)
-        return activation(gates) * values
-
-    return apply
-
-
 class JinaBertLayer(BertLayer):
     """BERT's layer with gates, which lie before the values in the tensor."""
 
@@ -39,7 +31,13 @@ class JinaBertLayer(BertLayer):
         size, wide = config.hidden_size, config.intermediate_size
         parts = {"gates": wide, "values": wide}
         self.intermediate = nn.ModuleDict({"dense": FusedLinear(size, parts)})
-        self.activation = _gated(ACTIVATIONS[config.activation])
+        activation = ACTIVATIONS[config.activation]
+
+        def gated(x: torch.Tensor) -> torch.Tensor:
+            gates, values = x.chunk(2, dim=-1)
+            return activation(gates) * values
+
+        self.activation = gated
 
 
 class JinaBert(Bert):

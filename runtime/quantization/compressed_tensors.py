@@ -21,7 +21,13 @@ _MOST_GROUPS = 32
 
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
-    _check_whole(config)
+    # These settings change weights or activations other than by quantisation.
+    for key in ("sparsity_config", "transform_config"):
+        value = config.get(key)
+        if value and not (isinstance(value, dict) and value.get("format") == "dense"):
+            raise ValueError(
+                f"compressed-tensors with a {key} are not supported; use a checkpoint without it"
+            )
     groups, patterns = setting(config, "config_groups", dict), Patterns()
     kinds: dict[str, str] = {}
     if len(groups) > _MOST_GROUPS:
@@ -52,18 +58,6 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
         return next(found, kinds.get(_CLASS, PLAIN))
 
     return scheme
-
-
-def _check_whole(config: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for settings that change weights or activations other than by
-    quantisation.
-    """
-    for key in ("sparsity_config", "transform_config"):
-        value = config.get(key)
-        if value and not (isinstance(value, dict) and value.get("format") == "dense"):
-            raise ValueError(
-                f"compressed-tensors with a {key} are not supported; use a checkpoint without it"
-            )
 
 
 def _kind(group: Mapping[str, Any], form: str) -> str:

@@ -34,10 +34,16 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
     patterns = Patterns()
     kind, rules = _kind(config), _rules(config, patterns)
     has_head = setting(config, "lm_head", bool, False)
-    is_inside = _inside(config, patterns)
+    # All layers of decoder blocks are quantised, unless the config lists layers, singly or in
+    # groups.
+    listed = setting(config, "modules_in_block_to_quantize", list, [])
+    flat = [name for item in listed for name in (item if isinstance(item, list) else [item])]
+    is_inside = patterns.matcher(
+        names({"modules_in_block_to_quantize": flat}, "modules_in_block_to_quantize"), parts=True
+    )
 
     def scheme(name: str) -> str:
-        if not (has_head if name == "lm_head" else is_inside(name)):
+        if not (has_head if name == "lm_head" else not flat or is_inside(name)):
             return PLAIN
         return next((found for matches, found in rules if matches(name)), kind)
 
@@ -56,19 +62,6 @@ def _kind(config: Mapping[str, Any]) -> str:
         )
     order = "act-order" if setting(config, "desc_act", bool, False) else "in-order"
     return f"gptq {bits} {group_size(config)} {_VERSIONS[form]} {order}"
-
-
-def _inside(config: Mapping[str, Any], patterns: Patterns) -> Callable[[str], bool]:
-    """Return a function that says whether a layer of a decoder block is quantised.
-
-    All layers are, unless the config lists layers, singly or in groups.
-    """
-    listed = setting(config, "modules_in_block_to_quantize", list, [])
-    flat = [name for item in listed for name in (item if isinstance(item, list) else [item])]
-    inside = patterns.matcher(
-        names({"modules_in_block_to_quantize": flat}, "modules_in_block_to_quantize"), parts=True
-    )
-    return inside if flat else lambda name: True
 
 
 def _rules(

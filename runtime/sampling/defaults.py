@@ -66,18 +66,16 @@ def read_sampling_defaults(choice: str, model: str, path: str) -> SamplingDefaul
     if model in ALIASES and (known := ALIASES[model].sampling):
         return SamplingDefaults(known, "its authors' advice")
     if path.endswith(".gguf"):
-        return _of_gguf(Path(path))
+        # Imported here, because the gguf library imports numpy.
+        from ..files.gguf_reader import metadata, open_gguf
+
+        reader = open_gguf(Path(path))
+        found = {
+            own: metadata(reader, f"general.sampling.{key}") for key, own in _GGUF_KEYS.items()
+        }
+        return _checked(found, "the .gguf file's general.sampling")
     file = Path(path) / _FILE
     return _checked(read_json(file), _FILE) if file.is_file() else SamplingDefaults()
-
-
-def _of_gguf(path: Path) -> SamplingDefaults:
-    # Imported here, because the gguf library imports numpy.
-    from ..files.gguf_reader import metadata, open_gguf
-
-    reader = open_gguf(path)
-    found = {own: metadata(reader, f"general.sampling.{key}") for key, own in _GGUF_KEYS.items()}
-    return _checked(found, "the .gguf file's general.sampling")
 
 
 def _checked(content: Any, source: str) -> SamplingDefaults:

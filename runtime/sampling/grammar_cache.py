@@ -155,7 +155,20 @@ class Grammars:
 
     def _compile(self, grammar: str) -> _Compiled:
         if self._tokenizer is None:
-            self._tokenizer = _vocabulary(self._load(), self._vocab_size, self._eos)
+            from llguidance import LLTokenizer, TokenizerWrapper
+
+            tokenizer = self._load()
+            ends = sorted(
+                each for each in self._eos.union(tokenizer.end_token_ids) if each < self._vocab_size
+            )
+            if not ends:
+                raise ValueError(
+                    "a grammar needs a token that ends a text, and the model names none"
+                )
+            wrapper = TokenizerWrapper(Vocabulary(tokenizer, self._vocab_size))
+            self._tokenizer = LLTokenizer(
+                wrapper, n_vocab=self._vocab_size, eos_token=ends, slices=_SLICES
+            )
         before = allocated_memory()
         matcher = compiled(self._tokenizer, grammar)
         if matcher.is_error():
@@ -176,13 +189,3 @@ class Grammars:
             )
             return _Compiled(None, fault, len(grammar))
         return _Compiled(matcher, None, num_bytes)
-
-
-def _vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    ends = sorted(each for each in eos_token_ids.union(tokenizer.end_token_ids) if each < size)
-    if not ends:
-        raise ValueError("a grammar needs a token that ends a text, and the model names none")
-    wrapper = TokenizerWrapper(Vocabulary(tokenizer, size))
-    return LLTokenizer(wrapper, n_vocab=size, eos_token=ends, slices=_SLICES)

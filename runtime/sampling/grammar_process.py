@@ -97,23 +97,18 @@ class _Job:
         with self._lock:
             self._process = None
             if not answer.endswith(b"\n") or self._is_ended:
-                return self._ended(process)
+                # The process has closed its output, or is killed because no caller waits.
+                if self._is_ended:
+                    process.kill()
+                    process.wait()
+                    return None
+                code = process.wait()
+                if code in _LIMITS:
+                    return f"the grammar takes more than {_LIMITS[code]}; send a simpler one"
+                raise CheckUnavailable(f"the process that checks grammars ended with code {code}")
         _idle.append(process)
         error: str | None = json.loads(answer)
         return error
-
-    def _ended(self, process: subprocess.Popen[bytes]) -> str | None:
-        """Return why a process ended: it closed its output, or it is killed because no caller
-        waits.
-        """
-        if self._is_ended:
-            process.kill()
-        code = process.wait()
-        if self._is_ended:
-            return None
-        if code in _LIMITS:
-            return f"the grammar takes more than {_LIMITS[code]}; send a simpler one"
-        raise CheckUnavailable(f"the process that checks grammars ended with code {code}")
 
     def end(self) -> None:
         """Stop the check, because no caller waits for it."""
@@ -157,14 +152,6 @@ def _kilobytes(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def _bound_time() -> None:
-    import resource
-
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + 1 + SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-
-
 def main() -> None:
     """Read grammars, one line of JSON each, and write their faults."""
     import os
@@ -181,7 +168,9 @@ def main() -> None:
         at_first = _kilobytes("VmHWM")
     for line in sys.stdin.buffer:
         text, last_id = json.loads(line)
-        _bound_time()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = int(used.ru_utime + used.ru_stime) + 1 + SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         try:
             grammar.checked(text, last_id)
             error = None

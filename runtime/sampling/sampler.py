@@ -113,7 +113,13 @@ def sample(
         # Log-probabilities are the model's own, before processors change the logits.
         (index,) = to_device([np.array([row for row, _ in asking])], logits.device)
         raw = logits.index_select(0, index)
-    unmasked = [row for row, one in enumerate(requests) if _draws_first(one)]
+    # Tokens of these rows are drawn before the grammar's mask is known. Filters need the mask
+    # first, because they compare only allowed tokens.
+    unmasked = [
+        row
+        for row, request in enumerate(requests)
+        if request.grammar is not None and _kind(request) is not _sample_filtered
+    ]
     unmasked = unmasked if is_at_hand(logits) else []
     adjust(logits, requests, sampled, unmasked)
     chosen = choose(logits, requests)
@@ -125,14 +131,6 @@ def sample(
         tokens = chosen.index_select(0, index).clamp_min(0)
         logprobs = gather_logprobs(raw, tokens, widest)
     return Samples(chosen, asking, logprobs)
-
-
-def _draws_first(request: Request) -> bool:
-    """Return whether a token may be drawn before the grammar's mask is known.
-
-    Filters need the mask first, because they compare only allowed tokens.
-    """
-    return request.grammar is not None and _kind(request) is not _sample_filtered
 
 
 def _draw_again(
@@ -243,10 +241,12 @@ def _sample_filtered(logits: torch.Tensor, requests: list[Request], draw: int) -
         logits.device,
     )
     probs = ops.softmax(logits, temperature)
-    return _where_finite(
-        ops.sample_filtered(probs, top_k, top_p, min_p, _uniform_of(requests, draw, logits.device)),
-        probs[:, 0],
-    )
+    # One number per request, in the dtype that the device's `sample_filtered` takes.
+    numbers = _numbers_of(requests, draw)
+    as_double = ops.uniform_dtype(logits.device.type) == np.float64
+    (uniform_numbers,) = to_device([numbers if as_double else _split(numbers)[:, 0]], logits.device)
+    tokens = ops.sample_filtered(probs, top_k, top_p, min_p, uniform_numbers)
+    return _where_finite(tokens, probs[:, 0])
 
 
 _CHOOSING: dict[Callable[[torch.Tensor, list[Request], int], torch.Tensor], Choosing] = {
@@ -266,13 +266,6 @@ def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
 
 def _column(requests: Sequence[Request], name: str) -> npt.NDArray[np.float32]:
     return np.array([getattr(r.params, name) for r in requests], np.float32)
-
-
-def _uniform_of(requests: list[Request], draw: int, device: torch.device) -> torch.Tensor:
-    """Return a number [N] per request, in the dtype that the device's `sample_filtered` takes."""
-    numbers = _numbers_of(requests, draw)
-    dtype = ops.uniform_dtype(device.type)
-    return to_device([numbers if dtype == np.float64 else _split(numbers)[:, 0]], device)[0]
 
 
 def _numbers_of(requests: Sequence[Request], draw: int) -> npt.NDArray[np.float64]:

@@ -22,15 +22,13 @@ _BETWEEN = "\n\n"
 
 def joined(messages: Sequence[Message], reads: TemplateReads) -> list[Message]:
     """The messages with each content as one text, joined as the template joins text parts."""
-    return [_with_text(message, reads) for message in messages]
-
-
-def _with_text(message: Message, reads: TemplateReads) -> Message:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    joiner = reads.joiners.get(message["role"], "\n")
-    return {**message, "content": joiner.join([part["text"] for part in content])}
+    found = []
+    for message in messages:
+        if isinstance(content := message.get("content"), list):
+            joiner = reads.joiners.get(message["role"], "\n")
+            message = {**message, "content": joiner.join([part["text"] for part in content])}
+        found.append(message)
+    return found
 
 
 def linked(messages: Sequence[Message], reads: TemplateReads) -> list[Message]:
@@ -157,7 +155,20 @@ def in_order(messages: Sequence[Message], reads: TemplateReads) -> list[Message]
     """The messages with roles in an order that the template takes, each content in its form."""
     found = _one_system_message(messages, reads)
     if not reads.repeats:
-        found = _merged(found)
+        # Merge messages of one role in a row, except calls and results.
+        merged: list[Message] = []
+        for message in found:
+            last = merged[-1] if merged else None
+            if (
+                last is not None
+                and last["role"] == message["role"] != "tool"
+                and not last.get("tool_calls")
+                and not message.get("tool_calls")
+            ):
+                merged[-1] = _both(last, message)
+            else:
+                merged.append(message)
+        found = merged
     return [in_parts(message) if message["role"] in reads.parts else message for message in found]
 
 
@@ -183,23 +194,6 @@ def _one_system_message(messages: Sequence[Message], reads: TemplateReads) -> li
     if rest and rest[0]["role"] == "user":
         return [_both({"role": "user", "content": text}, rest[0]), *rest[1:]]
     return [{"role": "user", "content": text}, *rest]
-
-
-def _merged(messages: Sequence[Message]) -> list[Message]:
-    """Messages of one role in a row as one; calls and results stay as they are."""
-    found: list[Message] = []
-    for message in messages:
-        last = found[-1] if found else None
-        if (
-            last is not None
-            and last["role"] == message["role"] != "tool"
-            and not last.get("tool_calls")
-            and not message.get("tool_calls")
-        ):
-            found[-1] = _both(last, message)
-        else:
-            found.append(message)
-    return found
 
 
 def _both(first: Message, second: Message) -> Message:

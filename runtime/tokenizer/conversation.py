@@ -76,20 +76,19 @@ class _Marks:
         self._key = uuid.uuid4().hex
         self._names: list[str] = []
         ids: dict[str, str] = {}
-        self.messages = [self._marked(message, ids) for message in messages]
-
-    def _marked(self, message: Message, ids: dict[str, str]) -> Message:
-        if message.get("tool_calls"):
-            calls = []
-            for call in message["tool_calls"]:
-                mark = f"{self._key}x{len(self._names)}x"
-                self._names.append(call["function"]["name"])
-                ids[call["id"]] = mark
-                calls.append({**call, "function": {**call["function"], "name": mark}})
-            return {**message, "tool_calls": calls}
-        if message["role"] == "tool" and message.get("tool_call_id") in ids:
-            return {**message, "name": ids[message["tool_call_id"]]}
-        return message
+        self.messages: list[Message] = []
+        for message in messages:
+            if message.get("tool_calls"):
+                calls = []
+                for call in message["tool_calls"]:
+                    mark = f"{self._key}x{len(self._names)}x"
+                    self._names.append(call["function"]["name"])
+                    ids[call["id"]] = mark
+                    calls.append({**call, "function": {**call["function"], "name": mark}})
+                message = {**message, "tool_calls": calls}
+            elif message["role"] == "tool" and message.get("tool_call_id") in ids:
+                message = {**message, "name": ids[message["tool_call_id"]]}
+            self.messages.append(message)
 
     def are_in(self, text: str) -> bool:
         found = {match[1] for match in regex.finditer(rf"{self._key}x(\d+)x", text)}

@@ -75,7 +75,24 @@ def scored_bpe(source: Vocabulary, _forced: str | None) -> Kind:
 
     That is SentencePiece's `add_dummy_prefix`, and the rule of such models' tokenizer.json.
     """
-    backend = _spelled_bpe(source, _merges_of_scores(source))
+    # The merges that replace SentencePiece's scores. SentencePiece joins the neighbours whose union
+    # has the highest score, so every pair of tokens whose union is a token is a merge. The pairs of
+    # one token have the order of transformers' converter.
+    vocab = {token: index for index, token in enumerate(source.tokens)}
+    ranked: list[tuple[float, int, int, int]] = []
+    for index, (token, score, kind) in enumerate(
+        zip(source.tokens, source.one_each("scores", 0.0), source.types, strict=True)
+    ):
+        if kind == TokenType.NORMAL:
+            ranked += [
+                (score, cut, len(token) - cut, index)
+                for cut in range(1, len(token))
+                if token[:cut] in vocab and token[cut:] in vocab
+            ]
+    ranked.sort(key=lambda entry: entry[:3], reverse=True)
+    tokens = source.tokens
+    merges = [(tokens[index][:cut], tokens[index][cut:]) for _, cut, _, index in ranked]
+    backend = _spelled_bpe(source, merges)
     if source.get("add_space_prefix", True):
         backend.normalizer = normalizers.Sequence(
             [normalizers.Prepend(METASPACE), backend.normalizer]
@@ -132,27 +149,6 @@ def _merges(source: Vocabulary) -> list[tuple[str, str]]:
     """Return the file's merges. A blank can only be the first character of a token."""
     cut = ((merge, merge.find(" ", 1)) for merge in source.get("merges", []))
     return [(merge[:at], merge[at + 1 :]) for merge, at in cut]
-
-
-def _merges_of_scores(source: Vocabulary) -> list[tuple[str, str]]:
-    """Return the merges that replace SentencePiece's scores.
-
-    SentencePiece joins the neighbours whose union has the highest score. Every pair of tokens whose
-    union is a token is a merge. The pairs of one token have the order of transformers' converter.
-    """
-    vocab = {token: index for index, token in enumerate(source.tokens)}
-    ranked: list[tuple[float, int, int, int]] = []
-    for index, (token, score, kind) in enumerate(
-        zip(source.tokens, source.one_each("scores", 0.0), source.types, strict=True)
-    ):
-        if kind == TokenType.NORMAL:
-            ranked += [
-                (score, cut, len(token) - cut, index)
-                for cut in range(1, len(token))
-                if token[:cut] in vocab and token[cut:] in vocab
-            ]
-    ranked.sort(key=lambda entry: entry[:3], reverse=True)
-    return [(source.tokens[index][:cut], source.tokens[index][cut:]) for _, cut, _, index in ranked]
 
 
 def word_piece(source: Vocabulary, _forced: str | None) -> Kind:

@@ -70,11 +70,23 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
     eos = special_tokens.get("eos_token")
     eos_token_id = backend.token_to_id(eos) if eos is not None else None
     own = [] if eos_token_id is None else [eos_token_id]
+    # The templates of tokenizer_config.json and of files. Files override the former.
+    listed = config.get("chat_template")
+    if isinstance(listed, str):
+        listed = [{"name": DEFAULT, "template": listed}]
+    templates = {entry["name"]: entry["template"] for entry in listed or []}
+    files = [(DEFAULT, folder / "chat_template.jinja")]
+    files += [
+        (path.stem, path) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    ]
+    templates.update(
+        {name: path.read_text(encoding="utf-8") for name, path in files if path.is_file()}
+    )
     return TokenizerData(
         backend=backend,
         special_tokens=special_tokens,
         eos_token_ids=list(dict.fromkeys([*own, *config_eos_token_ids(folder)])),
-        chat_templates=_chat_templates(folder, config),
+        chat_templates=templates,
     )
 
 
@@ -146,19 +158,3 @@ def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
             )
         converted = json.loads(target.read_text(encoding="utf-8"))
     return tokenizers.Tokenizer.from_str(converted["tokenizer"]), converted["special_tokens"]
-
-
-def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return the templates of tokenizer_config.json and of files. Files override the former."""
-    listed = config.get("chat_template")
-    if isinstance(listed, str):
-        listed = [{"name": DEFAULT, "template": listed}]
-    templates = {entry["name"]: entry["template"] for entry in listed or []}
-    files = [(DEFAULT, folder / "chat_template.jinja")]
-    files += [
-        (path.stem, path) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    ]
-    templates.update(
-        {name: path.read_text(encoding="utf-8") for name, path in files if path.is_file()}
-    )
-    return templates

@@ -96,7 +96,17 @@ class _Probe:
 
     def learn(self) -> TemplateReads:
         empty_tools = self._needs_empty_tools()
-        self._learn_parts()
+        # Find the roles whose content is lost unless it is a list.
+        before: list[Message] = []
+        for role, text in (("user", _USER), ("assistant", _SAID), ("system", _SYSTEM)):
+            said = _said(role, text)
+            messages = [said, *before] if role == "system" else [*before, said]
+            if not self._shows(messages, text):
+                self._parts.add(role)
+                if not self._shows(messages, text):
+                    self._parts.discard(role)
+            if role == "user":
+                before = messages
         user, said, last = _said("user", _USER), _said("assistant", _SAID), _said("user", _LAST)
         has_tools = bool(self._tools) and self._shows([user], _NAME)
         told = [_NAME] if has_tools else []
@@ -133,25 +143,6 @@ class _Probe:
             self._tools = None
         return self._tools is not None
 
-    def _learn_parts(self) -> None:
-        """Find the roles whose content is lost unless it is a list."""
-        before: list[Message] = []
-        for role, text in (("user", _USER), ("assistant", _SAID), ("system", _SYSTEM)):
-            messages = (
-                [_said(role, text), *before]
-                if role == "system"
-                else [
-                    *before,
-                    _said(role, text),
-                ]
-            )
-            if not self._shows(messages, text):
-                self._parts.add(role)
-                if not self._shows(messages, text):
-                    self._parts.discard(role)
-            if role == "user":
-                before = messages
-
     def _joiners(self) -> dict[str, str]:
         """What stands between two text parts, for roles of which the template reads parts."""
         found = {}
@@ -175,8 +166,26 @@ class _Probe:
             turns = [_said("user", _USER), calling, _result(call_id, _NAME, _RESULT)]
             text = self._render(turns)
             if text is not None and self._is_told(text, as_text, content):
-                about = {"calls": True, "null_content": content, "text_arguments": as_text}
-                return {**about, "ids": ids, **self._more_of_calls(ids, content, as_text)}
+                user, (first, second) = _said("user", _USER), _IDS[ids]
+                one = _call(first, _NAME, _VALUE, as_text)
+                two = _call(second, _OTHER_NAME, _OTHER_VALUE, as_text)
+                results = [
+                    _result(first, _NAME, _RESULT),
+                    _result(second, _OTHER_NAME, _OTHER_RESULT),
+                ]
+                shown = (_VALUE, _OTHER_NAME, _OTHER_VALUE, _RESULT, _OTHER_RESULT)
+                many = self._shows([user, _calling(content, [one, two]), *results], *shown)
+                beside = self._shows(
+                    [user, _calling(_SAID, [one]), results[0]], _SAID, _VALUE, _RESULT
+                )
+                return {
+                    "calls": True,
+                    "null_content": content,
+                    "text_arguments": as_text,
+                    "ids": ids,
+                    "many_calls": many,
+                    "said_beside_calls": beside,
+                }
         if "tool" not in self._parts:
             self._parts.add("tool")
             if (found := self._calls())["calls"]:
@@ -192,16 +201,6 @@ class _Probe:
         if content is None and "None" in told:
             return False
         return '{\\"city' not in told if as_text else "{'city" not in told
-
-    def _more_of_calls(self, ids: str, content: str | None, as_text: bool) -> dict[str, bool]:
-        user, (first, second) = _said("user", _USER), _IDS[ids]
-        one = _call(first, _NAME, _VALUE, as_text)
-        two = _call(second, _OTHER_NAME, _OTHER_VALUE, as_text)
-        results = [_result(first, _NAME, _RESULT), _result(second, _OTHER_NAME, _OTHER_RESULT)]
-        shown = (_VALUE, _OTHER_NAME, _OTHER_VALUE, _RESULT, _OTHER_RESULT)
-        many = self._shows([user, _calling(content, [one, two]), *results], *shown)
-        beside = self._shows([user, _calling(_SAID, [one]), results[0]], _SAID, _VALUE, _RESULT)
-        return {"many_calls": many, "said_beside_calls": beside}
 
     def _shows(self, messages: Sequence[Message], *marks: str) -> bool:
         text = self._render(messages)
