@@ -143,8 +143,13 @@ class Graphs:
     def capture(self, size: int) -> bool:
         """Record a size and check it. If that fails, disable the size, log why and return False."""
         began = time.perf_counter()
-        failure = self._try(size)
+        recorder = Recorder(self._platform, self._pool, self._stream)
+        with torch.no_grad(), self._quiet_gc():
+            failure = self._attempt(self._record, size, recorder)
+            if failure is None and self._eager is not None:
+                failure = self._attempt(self._check, size)
         if failure is not None:
+            recorder.abandon()
             self._disable(size, failure)
             return False
         self.stats.num_graphs += self._recordings[size].num_graphs
@@ -191,19 +196,6 @@ class Graphs:
         self.stats.replayed_tokens += num_tokens
         self.stats.padded_tokens += size - num_tokens
         return output[:num_tokens]
-
-    def _try(self, size: int) -> _Failure | None:
-        """Record and check a size. Return a failure as text, because the exception itself would
-        keep memory of the graphs alive.
-        """
-        recorder = Recorder(self._platform, self._pool, self._stream)
-        with torch.no_grad(), self._quiet_gc():
-            failure = self._attempt(self._record, size, recorder)
-            if failure is None and self._eager is not None:
-                failure = self._attempt(self._check, size)
-        if failure is not None:
-            recorder.abandon()
-        return failure
 
     def _attempt(self, work: Callable[..., None], *arguments: Any) -> _Failure | None:
         """Do the work. Return its failure, on this or another rank, or None."""
@@ -285,20 +277,14 @@ class Graphs:
             *failure,
             remedy,
         )
-        self._renew_pool()
-        if failure.reason is Reason.OUT_OF_MEMORY:
-            gc.collect()
-            self._platform.empty_cache()
-
-    def _renew_pool(self) -> None:
-        """Use a new pool for the next captures.
-
-        torch refuses a pool whose graphs are all gone, and a pool that a failed capture left
-        recording, without a way to ask for either.
-        """
+        # Use a new pool for the next captures. torch refuses a pool whose graphs are all gone, and
+        # a pool that a failed capture left recording, without a way to ask for either.
         self._platform.abandon_graph_pool(self._pool)
         self._bytes_of_earlier_pools = self.stats.graph_bytes if self._recordings else 0
         self._pool = self._platform.graph_pool()
+        if failure.reason is Reason.OUT_OF_MEMORY:
+            gc.collect()
+            self._platform.empty_cache()
 
     @contextmanager
     def _quiet_gc(self) -> Iterator[None]:

@@ -97,24 +97,21 @@ class PieceMaker(PieceStore):
         report.trace_seconds = time.perf_counter() - began
         pieces = [self._make(number, plan, graph, report) for number, graph in enumerate(graphs)]
         if model_key is not None and plan.is_portable:
-            self._keep_plan(plan, model_key)
+            about = {
+                "kind": "plan",
+                "model": model_key,
+                "pieces": len(plan.pieces),
+                "torch": torch.__version__,
+            }
+            try:
+                with self.cache.work_folder() as folder:
+                    (folder / "plan.json").write_text(json.dumps(plan.to_json()))
+                    self.cache.put(self.plan_key(model_key), folder / "plan.json", about)
+            except OSError as error:
+                logger.warning("the split forward cannot be stored for the next start: %s", error)
         tensors = {name: cut.tensors[number] for number, name in plan.weights.items()}
         pack = self.platform.pack_linear_weight
         return SingleForward(PiecewiseForward(plan, pieces, tensors, pack), report)
-
-    def _keep_plan(self, plan: Plan, model_key: str) -> None:
-        about = {
-            "kind": "plan",
-            "model": model_key,
-            "pieces": len(plan.pieces),
-            "torch": torch.__version__,
-        }
-        try:
-            with self.cache.work_folder() as folder:
-                (folder / "plan.json").write_text(json.dumps(plan.to_json()))
-                self.cache.put(self.plan_key(model_key), folder / "plan.json", about)
-        except OSError as error:
-            logger.warning("the split forward cannot be stored for the next start: %s", error)
 
     def _make(
         self, number: int, plan: Plan, graph: fx.Graph, report: PiecesReport
@@ -133,7 +130,18 @@ class PieceMaker(PieceStore):
             report.failed[number] = str(error).partition("\n")[0]
             logger.debug("piece %d of %d is not compiled", number, len(plan.pieces), exc_info=error)
             plain, _ = unpacked(graph)
-            self._keep_failure(plan.pieces[number], plain, error)
+            # Store the failure, with the piece as traced. The next start then needs neither a trace
+            # nor another attempt.
+            piece = plan.pieces[number]
+            about = self._about(piece) | {
+                "packed": (),
+                "failed": str(error).partition("\n")[0],
+                "transient": is_transient(error),
+            }
+            with contextlib.suppress(Exception), self.cache.work_folder() as folder:
+                file = folder / f"piece{EagerCompiler.suffix}"
+                EagerCompiler().compile(plain, piece.inputs, file)
+                self.cache.put(self.piece_key(piece), file, about)
             return CompiledPiece(traced_function(plain))
         finally:
             self.progress(number + 1, len(plan.pieces))
@@ -158,21 +166,6 @@ class PieceMaker(PieceStore):
                 key, file, self._about(piece) | {"packed": packed, "seconds": seconds}
             )
         return CompiledPiece(self.compiler.load(path), packed)
-
-    def _keep_failure(self, piece: DistinctPiece, graph: fx.Graph, error: Exception) -> None:
-        """Store that a piece cannot be compiled, with the piece as traced.
-
-        The next start then needs neither a trace nor another attempt.
-        """
-        about = self._about(piece) | {
-            "packed": (),
-            "failed": str(error).partition("\n")[0],
-            "transient": is_transient(error),
-        }
-        with contextlib.suppress(Exception), self.cache.work_folder() as folder:
-            file = folder / f"piece{EagerCompiler.suffix}"
-            EagerCompiler().compile(graph, piece.inputs, file)
-            self.cache.put(self.piece_key(piece), file, about)
 
     def _about(self, piece: DistinctPiece) -> dict[str, Any]:
         made_with = {

@@ -110,13 +110,7 @@ def create_fleet_app(fleet: Fleet, config: FleetConfig) -> FastAPI:
     routes: Routes = {
         kind: [route for router in _ROUTERS[kind] for route in router.routes] for kind in kinds
     }
-    setattr(app, "openapi", _described(app, routes).openapi)  # noqa: B010
-    app.router.routes.append(MemberRoute(fleet, routes))
-    return app
-
-
-def _described(app: FastAPI, routes: Routes) -> FastAPI:
-    """Return an application whose OpenAPI document has the routes of all applications."""
+    # The OpenAPI document has the routes of all applications.
     described = Application(
         title=app.title, version=app.version, description=app.description, docs_url=None
     )
@@ -125,7 +119,9 @@ def _described(app: FastAPI, routes: Routes) -> FastAPI:
     others = {getattr(route, "path", ""): route for kind in routes.values() for route in kind}
     members = [route for path, route in others.items() if path not in paths]
     described.router.routes = [*app.routes, *members]
-    return described
+    setattr(app, "openapi", described.openapi)  # noqa: B010
+    app.router.routes.append(MemberRoute(fleet, routes))
+    return app
 
 
 def fleet_summary(fleet: Fleet, config: FleetConfig, port: int, seconds: float) -> str:

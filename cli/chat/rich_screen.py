@@ -34,9 +34,26 @@ class RichScreen:
 
     def __init__(self, history: Path, commands: list[str]) -> None:
         self._console = Console(highlight=False)
+        # Enter sends. Alt-Enter, or Enter inside three quotes, adds a line.
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        def _(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            text = buffer.text.rstrip()
+            open_block = text.startswith(BLOCK) and (not text.endswith(BLOCK) or text == BLOCK)
+            if open_block:
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
-            key_bindings=_keys(),
+            key_bindings=keys,
             completer=WordCompleter(commands, sentence=True),
             complete_while_typing=False,
             multiline=True,
@@ -142,24 +159,3 @@ def _history(path: Path) -> History:
     except OSError:
         return InMemoryHistory()
     return FileHistory(path)
-
-
-def _keys() -> KeyBindings:
-    """Return key bindings: Enter sends; Alt-Enter, or Enter inside three quotes, adds a line."""
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def _(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        text = buffer.text.rstrip()
-        open_block = text.startswith(BLOCK) and (not text.endswith(BLOCK) or text == BLOCK)
-        if open_block:
-            buffer.insert_text("\n")
-        else:
-            buffer.validate_and_handle()
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return keys

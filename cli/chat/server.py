@@ -57,19 +57,15 @@ def started(model: str, show: Callable[[str], None]) -> Iterator[tuple[str, str]
                 show("")
             yield url, key
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    # The server waits for requests after the first signal, but not after the second.
-    for _ in range(2):
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LONGEST_END / 2)
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            # The server waits for requests after the first signal, but not after the second.
+            for _ in range(2):
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LONGEST_END / 2)
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 @contextlib.contextmanager

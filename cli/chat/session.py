@@ -62,22 +62,19 @@ class Session:
             if text in ("/exit", "/quit", "/bye"):
                 return
             if text:
-                self._do(text)
-
-    def _do(self, text: str) -> None:
-        name, _, argument = text.partition(" ")
-        try:
-            if not name.startswith("/") or "/" in name[1:]:
-                self.ask(text)
-            elif name in self._commands:
-                self._commands[name](argument.strip())
-            else:
-                raise ValueError(f"{name} is not a command; /help lists commands")
-        except (ValueError, ChatError) as error:
-            self.screen.note(f"error: {error}")
-        except KeyboardInterrupt:
-            self.screen.status("")
-            self.screen.note("stopped")
+                name, _, argument = text.partition(" ")
+                try:
+                    if not name.startswith("/") or "/" in name[1:]:
+                        self.ask(text)
+                    elif name in self._commands:
+                        self._commands[name](argument.strip())
+                    else:
+                        raise ValueError(f"{name} is not a command; /help lists commands")
+                except (ValueError, ChatError) as error:
+                    self.screen.note(f"error: {error}")
+                except KeyboardInterrupt:
+                    self.screen.status("")
+                    self.screen.note("stopped")
 
     def ask(self, text: str) -> None:
         """Ask the model and show its answer.

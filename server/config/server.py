@@ -174,7 +174,9 @@ class CommonServerConfig(HttpLimits):
         if self.otlp_traces_endpoint is not None:
             read_endpoint(self.otlp_traces_endpoint)
         if not self.served_model_name:
-            object.__setattr__(self, "served_model_name", _last_name(self.engine.model_path))
+            path = self.engine.model_path
+            name = os.path.basename(os.path.abspath(path)).removesuffix(".gguf") or path
+            object.__setattr__(self, "served_model_name", name)
         if not all(self.model_names):
             raise ValueError(
                 f"--served-model-name {self.served_model_name!r} has an empty name; remove the "
@@ -348,7 +350,3 @@ def parse_origins(text: str) -> list[str]:
                 "http://localhost:5173, without a path"
             )
     return origins
-
-
-def _last_name(model_path: str) -> str:
-    return os.path.basename(os.path.abspath(model_path)).removesuffix(".gguf") or model_path

@@ -37,7 +37,10 @@ def estimate(member: MemberConfig, memory: int) -> int:
         or engine.piecewise_cuda_graph is False
     )
     processes = server.dp_size * (_PROCESS_BYTES * engine.tp_size + _COMPILER_BYTES * compiles)
-    return weights + _cache_bytes(server, memory) + processes
+    cache = int(_CACHE_SHARE * memory)
+    if engine.max_total_tokens is not None:
+        cache = min(cache, engine.max_total_tokens * _TOKEN_BYTES)
+    return weights + cache + processes
 
 
 def with_share(member: MemberConfig, memory: int, free: int) -> MemberConfig:
@@ -57,11 +60,6 @@ def with_share(member: MemberConfig, memory: int, free: int) -> MemberConfig:
 def _sets_cache_size(server: ServerConfig) -> bool:
     engine = server.engine
     return engine.max_total_tokens is not None or engine.mem_fraction_static is not None
-
-
-def _cache_bytes(server: ServerConfig, memory: int) -> int:
-    tokens, share = server.engine.max_total_tokens, int(_CACHE_SHARE * memory)
-    return share if tokens is None else min(share, tokens * _TOKEN_BYTES)
 
 
 def memory_limit(limits: FleetLimits) -> int:

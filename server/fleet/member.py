@@ -135,7 +135,13 @@ class Member:
             await engine.start()
             if not await engine.wait_ready():
                 raise ValueError(engine.failure)
-            self._measure(await asyncio.to_thread(resident_memory, self.engine_pids))
+            self.resident = await asyncio.to_thread(resident_memory, self.engine_pids)
+            engines = max(1, len(engine.replicas))
+            weights = engines * engine.info.weight_bytes
+            # The KV cache becomes resident only when it is used.
+            kv_bytes = engines * getattr(engine.info, "kv_bytes", 0)
+            self._needed = max(self.resident, weights) + kv_bytes
+            self.size = max(self.size, self._needed)
         except (ValueError, OSError) as error:
             await self._fail(str(error))
         except Exception as error:
@@ -164,16 +170,6 @@ class Member:
         if self.state is MemberState.READY:
             self._needed = max(self._needed, resident)
             self.size = max(self.size, self._needed)
-
-    def _measure(self, resident: int) -> None:
-        """Set the size after a load. The KV cache becomes resident only when it is used."""
-        assert self.service is not None
-        info = self.service.engine.info
-        self.resident = resident
-        engines = max(1, len(self.service.engine.replicas))
-        weights = engines * info.weight_bytes
-        self._needed = max(resident, weights) + engines * getattr(info, "kv_bytes", 0)
-        self.size = max(self.size, self._needed)
 
     async def _make(self) -> Service:
         """Make the service. The engine process imports its modules meanwhile."""

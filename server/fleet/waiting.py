@@ -46,20 +46,19 @@ class WaitingStream:
         seconds = BEGIN_SECONDS
         try:
             while not (await asyncio.wait((waiting,), timeout=seconds))[0]:
-                await self._keep_open()
+                if not self.is_open:
+                    self.is_open = True
+                    headers = list(_HEADERS)
+                    await self._send(
+                        {"type": "http.response.start", "status": 200, "headers": headers}
+                    )
+                body = _PING if is_messages(self._scope["path"]) else COMMENT
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
                 seconds = QUIET_SECONDS
             return waiting.result()
         finally:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-
-    async def _keep_open(self) -> None:
-        if not self.is_open:
-            self.is_open = True
-            headers = list(_HEADERS)
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        body = _PING if is_messages(self._scope["path"]) else COMMENT
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def send(self, message: Message) -> None:
         """Send a message of the model's answer."""

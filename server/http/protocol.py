@@ -259,14 +259,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif in_body and self._reading is Awaited.BODY:
             self._count_body(fed)
         if waits:
-            self._count_behind(fed)
+            # Bytes of waiting requests stay in memory even if the client leaves.
+            self._behind += fed
+            if self._behind > MAX_BEHIND:
+                raise Refused(too_much_waits(f"{MAX_BEHIND} bytes of requests"))
         return fed
-
-    def _count_behind(self, size: int) -> None:
-        """Count bytes of waiting requests, which stay in memory even if the client leaves."""
-        self._behind += size
-        if self._behind > MAX_BEHIND:
-            raise Refused(too_much_waits(f"{MAX_BEHIND} bytes of requests"))
 
     def _ignore_upgrade(self) -> None:
         """Parse the head again as HTTP/1.1, without its Upgrade header (RFC 9110, 7.8)."""

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import __version__
-from ...runtime.tokenizer.output_processor import RequestState
 from .otlp import Endpoint, open_provider
 from .request_record import RequestRecord
 from .sequence_clock import SequenceClock
@@ -152,9 +151,16 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
     if not sequences:
         return found
     first, clock = sequences[0]
+    params = first.params
     return (
         found
-        | _sampling(first)
+        | {
+            "gen_ai.request.max_tokens": params.max_new_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            **({} if params.top_k < 1 else {"gen_ai.request.top_k": params.top_k}),
+            **({} if params.seed is None else {"gen_ai.request.seed": params.seed}),
+        }
         | _latency(clock)
         | {
             "gen_ai.request.choice.count": len(sequences),
@@ -164,17 +170,6 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
             "gen_ai.usage.cache_read.input_tokens": cached,
         }
     )
-
-
-def _sampling(request: RequestState) -> dict[str, Any]:
-    params = request.params
-    return {
-        "gen_ai.request.max_tokens": params.max_new_tokens,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-        **({} if params.top_k < 1 else {"gen_ai.request.top_k": params.top_k}),
-        **({} if params.seed is None else {"gen_ai.request.seed": params.seed}),
-    }
 
 
 def _latency(clock: SequenceClock) -> dict[str, float]:

@@ -114,7 +114,11 @@ class _JsonParser(ScanParser):
                 value, end = decoder.raw_decode(self.text[:_LONGEST], begin)
             except (ValueError, RecursionError):
                 if self.is_whole or len(self.text) > _LONGEST:
-                    if self.is_cut and len(self.text) <= _LONGEST and not _is_whole(self.text):
+                    if (
+                        self.is_cut
+                        and len(self.text) <= _LONGEST
+                        and JsonValue().end(self.text) is None
+                    ):
                         self.break_off()
                     return False
                 yield
@@ -147,8 +151,3 @@ class _JsonParser(ScanParser):
             return name, as_json(arguments)
         except ValueError:
             return None
-
-
-def _is_whole(text: str) -> bool:
-    """Return whether a text begins with a complete JSON object or list."""
-    return JsonValue().end(text) is not None

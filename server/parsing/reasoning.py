@@ -202,7 +202,12 @@ class _ThoughtParser:
         self._text += text
         events: list[Event] = []
         if self._part is _Part.BEGINNING:
-            self._begin()
+            opening, head = self._form.opening, self._text.lstrip()
+            if head.startswith(opening):
+                # If the prompt opens the thought, models may open it again.
+                self._text, self._part = head.removeprefix(opening), _Part.THOUGHT
+            elif not opening.startswith(head):
+                self._part = _Part.THOUGHT if self._is_open else _Part.REST
         if self._part is _Part.THOUGHT:
             events += self._think()
         if self._part is _Part.BLANK:
@@ -224,14 +229,6 @@ class _ThoughtParser:
             text = text[: len(text) - held_back(text, self._form.closing)]
         events = self._thought(text) if is_thought else self._rest.push(text)
         return events + self._rest.finish(is_cut=is_cut)
-
-    def _begin(self) -> None:
-        opening, head = self._form.opening, self._text.lstrip()
-        if head.startswith(opening):
-            # If the prompt opens the thought, models may open it again.
-            self._text, self._part = head.removeprefix(opening), _Part.THOUGHT
-        elif not opening.startswith(head):
-            self._part = _Part.THOUGHT if self._is_open else _Part.REST
 
     def _think(self) -> list[Event]:
         place = self._text.find(self._form.closing)

@@ -80,7 +80,9 @@ class TaggedFormat(InTemplate):
                 parameters.check_name(key, _NAME, self.marks)
                 rule = f"argument_{number}_{index}"
                 parts.append(rule if is_required else f"{rule}?")
-                named = self._for_key(key)
+                # The format of this argument has its name in the closing tag.
+                closing, end = (text.replace("KEY", key) for text in (self.closing, self.value_end))
+                named = replace(self, closing=closing, value_end=end)
                 lines += named._argument(rule, literal(key, {}), schema, parameters, rules)
             # The rule would allow the same name twice, unless the grammar knows the name.
             if parameters.is_open and not parts and "KEY" not in self.closing:
@@ -90,11 +92,6 @@ class TaggedFormat(InTemplate):
             before = filled(self.before, {"NAME": literal(tool.name, {})}, rules.special)
             calls.append(f"{before} {' '.join(parts)} {literal(self.after, rules.special)}")
         return self.section.grammar(calls, lines, rules)
-
-    def _for_key(self, key: str) -> TaggedFormat:
-        """Return the format of one argument, with its name in the closing tag."""
-        closing, end = (text.replace("KEY", key) for text in (self.closing, self.value_end))
-        return replace(self, closing=closing, value_end=end)
 
     def _argument(
         self, rule: str, key: str, schema: object, parameters: Parameters, rules: CallRules

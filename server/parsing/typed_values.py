@@ -311,7 +311,18 @@ def string_terminal(schema: Mapping[str, Any]) -> str:
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     parts.append(rf"/(.|\n){{{least},{most}}}/" if least or most != "" else r"/(.|\n)*/")
     if "pattern" in schema:
-        parts.append(_regex(_searched(str(schema["pattern"]))))
+        # A terminal matches whole texts, but a JSON schema's pattern is searched in the text.
+        pattern = str(schema["pattern"])
+        if "|" in pattern and _alternates(pattern):
+            if pattern.startswith("^") or pattern.endswith("$"):
+                raise _Unsupported(
+                    "pattern", f"with the value {pattern!r:.60}: put its alternatives in a group"
+                )
+            pattern = f"({pattern})"
+        is_escaped = (len(pattern) - len(pattern.removesuffix("$").rstrip("\\"))) % 2 == 0
+        begins, ends = pattern.startswith("^"), pattern.endswith("$") and not is_escaped
+        pattern = pattern[1:] if begins else rf"(.|\n)*{pattern}"
+        parts.append(_regex(pattern[:-1] if ends else rf"{pattern}(.|\n)*"))
     if "format" in schema:
         parts.append(_regex(_PATTERNS[schema["format"]]))
     return "(" + " & ".join(parts) + ")"
@@ -319,20 +330,6 @@ def string_terminal(schema: Mapping[str, Any]) -> str:
 
 def _regex(pattern: str) -> str:
     return "/" + pattern.replace("\\/", "/").replace("/", "\\/").replace("\n", "\\n") + "/"
-
-
-def _searched(pattern: str) -> str:
-    """Return a pattern that matches whole texts, for a JSON schema's pattern, which is searched."""
-    if "|" in pattern and _alternates(pattern):
-        if pattern.startswith("^") or pattern.endswith("$"):
-            raise _Unsupported(
-                "pattern", f"with the value {pattern!r:.60}: put its alternatives in a group"
-            )
-        pattern = f"({pattern})"
-    is_escaped = (len(pattern) - len(pattern.removesuffix("$").rstrip("\\"))) % 2 == 0
-    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not is_escaped
-    pattern = pattern[1:] if begins else rf"(.|\n)*{pattern}"
-    return pattern[:-1] if ends else rf"{pattern}(.|\n)*"
 
 
 def _alternates(pattern: str) -> bool:

@@ -36,7 +36,9 @@ class Ingress:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            while (kind := (await receive())["type"]) != "lifespan.shutdown":
+                await send({"type": f"{kind}.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "http":
             try:
                 await self._answer(await _read(scope, receive), scope, send)
@@ -136,10 +138,3 @@ def _unavailable(reason: str, code: str) -> ApiError:
 
 async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    """Answer ASGI's lifespan events and do nothing."""
-    while (kind := (await receive())["type"]) != "lifespan.shutdown":
-        await send({"type": f"{kind}.complete"})
-    await send({"type": "lifespan.shutdown.complete"})

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Scope
 
 from ..engine.spawn import spawn
 from ..engine.state import EngineState
@@ -88,9 +87,25 @@ async def ask(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[Response
         if not gone.is_set():  # afterwards the queue is not read and may be full
             await parts.put(message)
 
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": "http",
+        "path": request.path,
+        "raw_path": request.path.encode(),
+        "root_path": "",
+        "query_string": request.query,
+        "headers": request.headers,
+        "client": request.client,
+        "server": None,
+        "state": {},
+    }
+
     async def run() -> None:
         try:
-            await app(_scope(request), receive, send)
+            await app(scope, receive, send)
         finally:
             await send(None)
 
@@ -117,21 +132,3 @@ async def ask(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[Response
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-
-
-def _scope(request: ForwardedRequest) -> dict[str, Any]:
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": request.method,
-        "scheme": "http",
-        "path": request.path,
-        "raw_path": request.path.encode(),
-        "root_path": "",
-        "query_string": request.query,
-        "headers": request.headers,
-        "client": request.client,
-        "server": None,
-        "state": {},
-    }

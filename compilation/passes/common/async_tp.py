@@ -51,7 +51,11 @@ class AsyncTp:
                 graph.erase_node(node)
                 count += 1
                 continue
-            gathers = [arg for arg in node.args[:2] if _is_gather(arg)]
+            gathers = [
+                arg
+                for arg in node.args[:2]
+                if isinstance(arg, fx.Node) and our_op(arg) == "all_gather"
+            ]
             x: Any = node.args[0]
             if x in gathers and all(len(gather.users) == 1 for gather in gathers):
                 _fuse(node, f"all_gather_{linear}", node, x.args[1:])
@@ -67,10 +71,6 @@ def _linear(node: fx.Node) -> str | None:
     if our_op(node) == "scaled_linear":
         return "scaled_linear"
     return "linear" if node.op == "call_function" and node.target in LINEAR else None
-
-
-def _is_gather(node: Any) -> bool:
-    return isinstance(node, fx.Node) and our_op(node) == "all_gather"
 
 
 def _fuse(node: fx.Node, name: str, linear: fx.Node, group: Any) -> None:

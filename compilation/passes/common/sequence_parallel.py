@@ -92,7 +92,11 @@ def _split(graph: fx.Graph) -> list[fx.Node]:
         operands = _ROW_BY_ROW.get(our_op(node), 0)
         if (
             our_op(node) == "all_reduce"
-            or (node.target is operator.getitem and source in found and _several(source))
+            or (
+                node.target is operator.getitem
+                and source in found
+                and isinstance(source.meta["example_value"], tuple | list)
+            )
             or (operands and all(arg in found for arg in node.args[:operands]))
         ):
             found[node] = None
@@ -102,10 +106,6 @@ def _split(graph: fx.Graph) -> list[fx.Node]:
         for node in found
         if our_op(node) != "all_reduce" or any(user in found for user in node.users)
     ]
-
-
-def _several(node: fx.Node) -> bool:
-    return isinstance(node.meta["example_value"], tuple | list)
 
 
 def _infer(node: fx.Node) -> None:
