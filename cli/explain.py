@@ -18,7 +18,7 @@ from .core.foreign_flags import add_foreign_flags
 
 if TYPE_CHECKING:
     from ..compilation.plan import Stretch
-    from ..runtime.engine.explain import Explanation, ForwardRow
+    from ..runtime.engine.explain import Explanation
 
 EXIT_FAILED = 1
 _SHOTS = 5  # Worked examples before each question, as in `piecework bench gsm8k`.
@@ -116,7 +116,10 @@ def lines(found: Explanation) -> Iterator[str]:
         for name, reason in row.passes_off.items():
             yield f"  {name} is off: {reason}"
         if found.tp_size > 1:
-            yield f"  {_sent(found, row)}"
+            yield (
+                f"  each of {found.tp_size} ranks sends {row.sent_before:,.0f} bytes per token as "
+                f"traced, {row.sent:,.0f} after the passes"
+            )
     yield ""
     yield from _pieces(found)
     yield ""
@@ -137,13 +140,6 @@ def _steps(found: Explanation) -> list[str]:
         return [""]
     tokens = found.forwards[1].tokens
     return [f" of steps below {tokens} tokens", f" of steps of at least {tokens} tokens"]
-
-
-def _sent(found: Explanation, row: ForwardRow) -> str:
-    return (
-        f"each of {found.tp_size} ranks sends {row.sent_before:,.0f} bytes per token as traced, "
-        f"{row.sent:,.0f} after the passes"
-    )
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

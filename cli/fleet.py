@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 from ..runtime.config.engine import EngineConfig
@@ -61,7 +60,11 @@ def fleet_config(
     """
     entries = model_entries(arguments)
     if not entries:
-        _check_one_model(arguments)
+        for name in given(arguments, FleetLimits):
+            raise ValueError(
+                f"--{name.replace('_', '-')} is for several models; leave it out, or name models "
+                "with --model-path NAME=PATH"
+            )
         return None
     for name in ("served_model_name", "runner"):
         if name in arguments:
@@ -71,7 +74,12 @@ def fleet_config(
             )
     members, seen = [], dict[str, str]()
     for entry in entries:
-        member = _with_place(entry, partial(_member, arguments, entry, serving_config))
+        try:
+            member = _member(arguments, entry, serving_config)
+        except ValueError as error:
+            sources = {name: setting.source for name, setting in entry.settings.items()}
+            message = with_sources(error, argparse.Namespace(sources=sources))
+            raise ValueError(f"{entry.where}: {message}") from None
         if member.name in seen:
             raise ValueError(
                 f"{entry.where}: the name {member.name} is already used at {seen[member.name]}; "
@@ -103,14 +111,6 @@ def model_entries(arguments: argparse.Namespace) -> list[ModelSettings]:
     if len(paths) > 1 or any("=" in path and not Path(path).exists() for path in paths):
         return [_named(path) for path in paths]
     return entries
-
-
-def _check_one_model(arguments: argparse.Namespace) -> None:
-    for name in given(arguments, FleetLimits):
-        raise ValueError(
-            f"--{name.replace('_', '-')} is for several models; leave it out, or name models with "
-            "--model-path NAME=PATH"
-        )
 
 
 def _check_fits_one(arguments: argparse.Namespace, members: list[MemberConfig]) -> None:
@@ -166,12 +166,3 @@ def _member(
     if name == "default" or "," in name or len(name) > 200 or not name.isprintable():
         raise ValueError(f"{name!r:.80} cannot be a model's name; choose another")
     return MemberConfig(name=name, server=config, **about)
-
-
-def _with_place(entry: ModelSettings, work: Callable[[], MemberConfig]) -> MemberConfig:
-    sources: Mapping[str, str] = {name: one.source for name, one in entry.settings.items()}
-    try:
-        return work()
-    except ValueError as error:
-        message = with_sources(error, argparse.Namespace(sources=dict(sources)))
-        raise ValueError(f"{entry.where}: {message}") from None

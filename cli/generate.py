@@ -19,7 +19,6 @@ from .core.flags import add_config_arguments, given, report
 from .output_config import OutputConfig
 
 if TYPE_CHECKING:
-    from ..runtime.core.image_params import InvalidParams
     from ..runtime.diffusion.clock import Clock
     from ..runtime.diffusion.media import Output
     from ..runtime.diffusion.model import DiffusionModel
@@ -92,7 +91,10 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
         states = _run(model, params, clock)
         total_ms = (time.perf_counter() - start) * 1000
     except InvalidParams as error:
-        raise ValueError(_by_its_flag(error)) from None
+        message = str(error)
+        if error.param is not None:  # Name the flag instead of the parameter.
+            message = f"--{error.param.replace('_', '-')}{message.removeprefix(error.param)}"
+        raise ValueError(message) from None
     except (RankError, CollectiveError) as error:
         # Let the rank that exited print its error first.
         time.sleep(_LAST_WORDS)
@@ -131,15 +133,6 @@ def _end(line: str, ranks: Ranks | None = None) -> NoReturn:
         # A stopped rank would not exit by itself.
         ranks.close()
     os._exit(1)
-
-
-def _by_its_flag(error: InvalidParams) -> str:
-    """Return the message with the name of the flag instead of the parameter."""
-    return (
-        str(error)
-        if error.param is None
-        else f"--{error.param.replace('_', '-')}{str(error).removeprefix(error.param)}"
-    )
 
 
 def _run(model: DiffusionModel, params: Sequence[Any], clock: Clock) -> list[State]:

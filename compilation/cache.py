@@ -71,8 +71,21 @@ class CompileCache:
 
     def find(self, key: str) -> Entry | None:
         """Return the entry of a key, or None if it is missing or damaged."""
-        entry = self._read(key)
-        return entry if entry is not None and self._is_whole(entry) else None
+        try:
+            data = json.loads((self.folder / f"{key}.json").read_text())
+            entry = Entry(key=key, **data)
+            described = (
+                isinstance(entry.created, int | float)
+                and isinstance(entry.num_bytes, int)
+                and isinstance(entry.about, dict)
+                and isinstance(entry.content, str)
+                and _CONTENT.fullmatch(entry.content)
+            )
+            if described and _hash(self.folder / entry.content) == entry.content.partition(".")[0]:
+                return entry
+        except (OSError, ValueError, TypeError, RecursionError):
+            pass
+        return None
 
     def get(self, key: str) -> Path | None:
         """Return the path of an entry's content, or None if the entry is missing or damaged."""
@@ -196,29 +209,6 @@ class CompileCache:
             raise ValueError(
                 f"{archive} is no whole archive of a compile cache: {error}"
             ) from error
-
-    def _read(self, key: str) -> Entry | None:
-        try:
-            data = json.loads((self.folder / f"{key}.json").read_text())
-            entry = Entry(key=key, **data)
-        except (OSError, ValueError, TypeError, RecursionError):
-            return None
-        described = (
-            isinstance(entry.created, int | float)
-            and isinstance(entry.num_bytes, int)
-            and isinstance(entry.about, dict)
-        )
-        return (
-            entry
-            if described and isinstance(entry.content, str) and _CONTENT.fullmatch(entry.content)
-            else None
-        )
-
-    def _is_whole(self, entry: Entry) -> bool:
-        try:
-            return _hash(self.folder / entry.content) == entry.content.partition(".")[0]
-        except OSError:
-            return False
 
 
 def _with_remedy(error: UnusableFolder | str) -> UnusableFolder:

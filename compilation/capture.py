@@ -167,7 +167,14 @@ class Graphs:
         size = next((size for size in self.captured if size >= num_tokens), None)
         if size is not None and size <= num_tokens * self._platform.padding_limit:
             return size
-        self.stats.fallbacks[self._reason_for(num_tokens)] += 1
+        planned = next((size for size in self.sizes if size >= num_tokens), None)
+        if planned is None:
+            reason = Reason.TOO_LONG
+        elif planned > num_tokens * self._platform.padding_limit:
+            reason = Reason.PADDING
+        else:
+            reason = self.stats.disabled.get(planned, Reason.NOT_CAPTURED)
+        self.stats.fallbacks[reason] += 1
         return None
 
     def replay(self, size: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -255,14 +262,6 @@ class Graphs:
             buffer[:num_tokens].copy_(tensor)
             if num_tokens < size:
                 buffer[num_tokens:size].zero_()
-
-    def _reason_for(self, num_tokens: int) -> Reason:
-        planned = next((size for size in self.sizes if size >= num_tokens), None)
-        if planned is None:
-            return Reason.TOO_LONG
-        if planned > num_tokens * self._platform.padding_limit:
-            return Reason.PADDING
-        return self.stats.disabled.get(planned, Reason.NOT_CAPTURED)
 
     def _disable(self, size: int, failure: _Failure) -> None:
         self._recordings.pop(size, None)

@@ -47,7 +47,14 @@ class PiecewiseForward:
         self.plan = plan
         self._pieces = list(pieces)
         self._weights = {number: tensors[name] for number, name in plan.weights.items()}
-        self._steps, packed = _with_packed_weights(plan, pieces)
+        # A packed weight is a new value. `packed` maps numbers of weights to those of new values.
+        packed: dict[int, int] = {}
+        self._steps = []
+        for step in plan.steps:
+            inputs = list(step.inputs)
+            for place in pieces[step.piece].packed if step.piece is not None else ():
+                inputs[place] = packed.setdefault(inputs[place], plan.num_values + len(packed))
+            self._steps.append(step._replace(inputs=tuple(inputs)))
         self._weights |= {number: pack(self._weights[source]) for source, number in packed.items()}
         self._last_uses = _last_uses(self._steps, plan.output)
         registers = _assign_registers(self._steps, self._last_uses, plan.num_values + len(packed))
@@ -168,20 +175,6 @@ def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
 def _op(step: Step) -> str:
     assert step.op is not None
     return step.op
-
-
-def _with_packed_weights(
-    plan: Plan, pieces: Sequence[CompiledPiece]
-) -> tuple[list[Step], dict[int, int]]:
-    """Return the steps with packed weights as new values, and a map from weights to them."""
-    packed: dict[int, int] = {}
-    steps = []
-    for step in plan.steps:
-        inputs = list(step.inputs)
-        for place in pieces[step.piece].packed if step.piece is not None else ():
-            inputs[place] = packed.setdefault(inputs[place], plan.num_values + len(packed))
-        steps.append(step._replace(inputs=tuple(inputs)))
-    return steps, packed
 
 
 def _last_uses(steps: Sequence[Step], output: int) -> list[list[int]]:

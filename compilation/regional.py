@@ -48,7 +48,18 @@ class CompiledModels:
     def __init__(
         self, models: Mapping[str, torch.nn.Module], platform: Platform, *, regional: bool
     ) -> None:
-        _keep_on_disk()
+        # Put Inductor's cache beside that of pieces, unless the user has chosen another folder.
+        folder = inductor_folder()
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            logger.warning(
+                "compiled code is not stored: %s cannot be written (%s); set PIECEWORK_CACHE_DIR",
+                folder,
+                error.strerror,
+            )
+        else:
+            keep_inductor_s_code(folder)
         options = platform.compile_options()
         self.log = CompileLog()
         self._modules = [
@@ -220,18 +231,3 @@ def _are_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
             return False
         expected *= max(size, 1)
     return True
-
-
-def _keep_on_disk() -> None:
-    """Put Inductor's cache beside that of pieces, unless the user has chosen another folder."""
-    folder = inductor_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        logger.warning(
-            "compiled code is not stored: %s cannot be written (%s); set PIECEWORK_CACHE_DIR",
-            folder,
-            error.strerror,
-        )
-        return
-    keep_inductor_s_code(folder)

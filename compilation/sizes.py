@@ -4,7 +4,7 @@ for recorded lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -54,14 +54,9 @@ def parse_list(text: str, flag: str, takes: str) -> tuple[int, ...]:
 
 def default_sizes(cap: int) -> list[int]:
     """Return SGLang's sizes up to `cap` tokens, and `cap` itself."""
-    sizes = [size for size in _default_sizes(cap) if size <= cap]
+    steps = (size for first, last, step in _STEPS for size in range(first, last + 1, step))
+    sizes = [size for size in (*steps, *range(4096 + 512, cap + 1, 512)) if size <= cap]
     return sizes if sizes and sizes[-1] == cap else [*sizes, cap]
-
-
-def _default_sizes(cap: int) -> Iterator[int]:
-    for first, last, step in _STEPS:
-        yield from range(first, last + 1, step)
-    yield from range(4096 + 512, cap + 1, 512)
 
 
 def decode_sizes(cap: int) -> list[int]:

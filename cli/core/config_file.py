@@ -64,7 +64,11 @@ def read_config_file(path: str) -> Mapping:
     """
     text = _text(path)
     try:
-        node = _compose(text)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
@@ -90,15 +94,6 @@ def _text(path: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"--config {path} is not text in UTF-8") from None
-
-
-def _compose(text: str) -> Any:
-    """Return the root node, or None if the file is empty."""
-    loader = _Loader(text)
-    try:
-        return loader.get_single_node()
-    finally:
-        loader.dispose()
 
 
 def _mapping(node: Any, path: str) -> Mapping:

@@ -44,7 +44,12 @@ class PassConfig:
         tokens: int | None = None
         for word in words:
             if word.startswith(_TOKENS):
-                tokens = _number(word, tokens)
+                number = word.removeprefix(_TOKENS)
+                if not number.isascii() or not number.isdigit() or int(number) < 1:
+                    raise ValueError(f"{FLAG}: {word!r} must be {_TOKENS}N, N at least 1")
+                if tokens not in (None, int(number)):
+                    raise ValueError(f"{FLAG} has {_TOKENS}{tokens} and {word}: leave one out")
+                tokens = int(number)
                 continue
             sign, name = word[:1], word[1:]
             if sign not in ("+", "-") or name not in names:
@@ -84,15 +89,6 @@ class PassConfig:
 def pass_names() -> list[str]:
     """Return the names of all passes, in order."""
     return [field.name for field in fields(PassConfig) if field.name != _TOKENS[:-1]]
-
-
-def _number(word: str, before: int | None) -> int:
-    text = word.removeprefix(_TOKENS)
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{FLAG}: {word!r} must be {_TOKENS}N, N at least 1")
-    if before not in (None, int(text)):
-        raise ValueError(f"{FLAG} has {_TOKENS}{before} and {word}: leave one out")
-    return int(text)
 
 
 DEFAULT_PASSES = PassConfig()

@@ -50,16 +50,15 @@ def with_share(member: MemberConfig, memory: int, free: int) -> MemberConfig:
     bytes, because `mem_fraction_static` is a fraction of that.
     """
     server = member.server
-    if not isinstance(server, ServerConfig) or _sets_cache_size(server):
+    if (
+        not isinstance(server, ServerConfig)
+        or server.engine.max_total_tokens is not None
+        or server.engine.mem_fraction_static is not None
+    ):
         return member
     fraction = _CACHE_SHARE * min(1.0, memory / max(1, free))
     engine = replace(server.engine, mem_fraction_static=max(1e-6, fraction))
     return replace(member, server=replace(server, engine=engine))
-
-
-def _sets_cache_size(server: ServerConfig) -> bool:
-    engine = server.engine
-    return engine.max_total_tokens is not None or engine.mem_fraction_static is not None
 
 
 def memory_limit(limits: FleetLimits) -> int:

@@ -191,24 +191,23 @@ class MetricRegistry(Collector):
         ):
             for name, documentation, value in figures:
                 yield self._family(kind, name, documentation, {(): value})
-        yield self._family(
-            GaugeMetricFamily,
-            "resident_memory_bytes",
-            "Memory that a process of the server has in use.",
-            {(name,): size for name, size in self._resident_memory()},
-            "process",
-        )
-
-    def _resident_memory(self) -> Iterator[tuple[str, float]]:
         several = self._engine.replicas
         engines = {f"engine-{n}": each.engine_pid for n, each in enumerate(several)} or {
             "engine": self._engine.engine_pid
         }
+        resident: dict[tuple[str, ...], float] = {}
         for name, pid in {"server": os.getpid(), **engines}.items():
             # The process may end meanwhile.
             with contextlib.suppress(psutil.Error):
                 if pid is not None:
-                    yield name, psutil.Process(pid).memory_info().rss
+                    resident[(name,)] = psutil.Process(pid).memory_info().rss
+        yield self._family(
+            GaugeMetricFamily,
+            "resident_memory_bytes",
+            "Memory that a process of the server has in use.",
+            resident,
+            "process",
+        )
 
     def gauges(self) -> list[Figure]:
         """Return the current gauges of the engine."""

@@ -55,7 +55,12 @@ def read_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endp
         raise ValueError(
             f"{_PROTOCOL_VARIABLES[0]} must be one of {', '.join(_PROTOCOLS)}, got {protocol!r}"
         )
-    if not _has_exporter(protocol):
+    package = f"opentelemetry.exporter.otlp.proto.{protocol.partition('/')[0]}.trace_exporter"
+    try:
+        has_exporter = find_spec(package) is not None  # The SDK may be installed without it.
+    except ImportError:
+        has_exporter = False
+    if not has_exporter:
         raise ValueError(f"{flag} needs OpenTelemetry; pip install 'piecework[otlp]'")
     if protocol == "grpc":
         return Endpoint(
@@ -64,15 +69,6 @@ def read_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endp
     if parts.scheme == "grpc":
         raise ValueError(f"{flag} is for gRPC, and {_PROTOCOL_VARIABLES[0]} says {protocol}")
     return Endpoint(protocol, url if parts.path.strip("/") else url.rstrip("/") + _HTTP_PATH)
-
-
-def _has_exporter(protocol: str) -> bool:
-    """Return whether the exporter is installed. The SDK may be installed without it."""
-    name = protocol.partition("/")[0]
-    try:
-        return find_spec(f"opentelemetry.exporter.otlp.proto.{name}.trace_exporter") is not None
-    except ImportError:
-        return False
 
 
 def open_provider(endpoint: Endpoint, version: str) -> Any:

@@ -46,7 +46,10 @@ class SequenceClock:
             metrics.generation_tokens.value += count
             if self.last_token is None:
                 self.first_token = self.last_token = now
-                self._begins(now)
+                metrics.time_to_first_token.observe(now - self.arrival)
+                if (started := self.started) is not None:
+                    metrics.queue_time.observe(started - self.arrival)
+                    metrics.prefill_time.observe(now - started)
                 count -= 1
             if count:
                 metrics.inter_token_latency.observe((now - self.last_token) / count, count)
@@ -54,13 +57,6 @@ class SequenceClock:
         self._reason = output.finish_reason
         if self._reason is not None:
             self.end()
-
-    def _begins(self, now: float) -> None:
-        metrics = self._metrics
-        metrics.time_to_first_token.observe(now - self.arrival)
-        if (started := self.started) is not None:
-            metrics.queue_time.observe(started - self.arrival)
-            metrics.prefill_time.observe(now - started)
 
     def fail(self) -> None:
         self._reason = FinishReason.ERROR

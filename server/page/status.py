@@ -123,16 +123,11 @@ def _rows(requests: Iterable[Any]) -> Iterable[dict[str, Any]]:
             step, steps = one.progress
             yield {**row, "phase": "draw" if steps else "queue", "step": step, "steps": steps}
         else:
+            begun = "queue" if one.started is None else "prefill"
             yield {
                 **row,
-                "phase": _phase(one),
+                "phase": "decode" if one.output_ids else begun,
                 "prompt_tokens": len(one.prompt_ids),
                 "completion_tokens": len(one.output_ids),
                 "cached_tokens": one.cached_tokens,
             }
-
-
-def _phase(request: RequestState) -> str:
-    if request.output_ids:
-        return "decode"
-    return "queue" if request.started is None else "prefill"

@@ -16,10 +16,6 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _CALL = regex.compile(OPENING + r"""(?:\\n|\s)*\{\\?["'](?:name|arguments)\\?["']""")
 
 
-def _shows_call(template: str) -> bool:
-    return _CALL.search(template) is not None
-
-
 HERMES = JsonFormat(
     name="hermes",
     aliases=("qwen", "qwen25", "qwen3", "ernie45", "mimo", "granite4"),
@@ -29,7 +25,7 @@ HERMES = JsonFormat(
     head=OBJECT_HEAD,
     follows=rf"{OBJECT_END}\s{{0,20}}{CLOSING}\s{{0,20}}{OPENING}",
     end=rf"{OBJECT_END}\s{{0,20}}{CLOSING}",
-    found_by=_shows_call,
+    found_by=lambda template: _CALL.search(template) is not None,
     marks=(OPENING, CLOSING),
 )
 FORMATS = (HERMES,)

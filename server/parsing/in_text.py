@@ -38,21 +38,20 @@ def turns_in_text(form: ToolCallFormat, messages: Sequence[Message]) -> list[Mes
 
     Raise `ValueError` or `RecursionError` for arguments that JSON cannot write.
     """
-    return [_in_text(form, message) for message in messages]
-
-
-def _in_text(form: ToolCallFormat, message: Message) -> Message:
-    if message["role"] == "tool":
-        content = f"<tool_response>\n{message['content']}\n</tool_response>"
-        return {"role": "user", "content": content}
-    if not message.get("tool_calls"):
-        return message
-    functions = [call["function"] for call in message["tool_calls"]]
-    calls = form.written([Call(each["name"], _arguments(each["arguments"])) for each in functions])
-    content = "\n".join([part for part in (message.get("content"), calls) if part])
-    kept = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**kept, "content": content}
-
-
-def _arguments(value: Any) -> Any:
-    return arguments_of(value) if isinstance(value, str) else value
+    found = []
+    for message in messages:
+        if message["role"] == "tool":
+            content = f"<tool_response>\n{message['content']}\n</tool_response>"
+            message = {"role": "user", "content": content}
+        elif message.get("tool_calls"):
+            calls = []
+            for function in (call["function"] for call in message["tool_calls"]):
+                arguments = function["arguments"]
+                if isinstance(arguments, str):
+                    arguments = arguments_of(arguments)
+                calls.append(Call(function["name"], arguments))
+            parts = (message.get("content"), form.written(calls))
+            message = {name: value for name, value in message.items() if name != "tool_calls"}
+            message["content"] = "\n".join([part for part in parts if part])
+        found.append(message)
+    return found

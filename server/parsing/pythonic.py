@@ -28,10 +28,6 @@ class Pythonic(LiteralFormat):
         return self.section._replace(free=rf"/(.|\n)*/ & ~/{call}(.|\n)*/")
 
 
-def _shows_call(template: str) -> bool:
-    return regex.search(r"\[\w{1,40}\(\w{1,40}=", template) is not None
-
-
 PYTHONIC = Pythonic(
     name="pythonic",
     section=Section("", "[", ", ", "]"),
@@ -48,7 +44,9 @@ PYTHONIC = Pythonic(
     quotes="\"'",
     words={"boolean": '("True" | "False")', "null": '"None"'},
     read=read_python,
-    found_by=lambda template: _shows_call(template) and START not in template,
+    found_by=lambda template: (
+        regex.search(r"\[\w{1,40}\(\w{1,40}=", template) is not None and START not in template
+    ),
     marks=(START, END),
 )
 FORMATS = (

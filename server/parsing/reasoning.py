@@ -209,7 +209,15 @@ class _ThoughtParser:
             elif not opening.startswith(head):
                 self._part = _Part.THOUGHT if self._is_open else _Part.REST
         if self._part is _Part.THOUGHT:
-            events += self._think()
+            closing = self._form.closing
+            place = self._text.find(closing)
+            if place >= 0:
+                thought, self._text = self._text[:place], self._text[place + len(closing) :]
+                self._part = _Part.BLANK
+            else:
+                certain = len(self._text) - held_back(self._text, closing)
+                thought, self._text = self._text[:certain], self._text[certain:]
+            events += self._thought(thought)
         if self._part is _Part.BLANK:
             self._text = self._text.lstrip()
             self._part = _Part.REST if self._text else _Part.BLANK
@@ -229,16 +237,6 @@ class _ThoughtParser:
             text = text[: len(text) - held_back(text, self._form.closing)]
         events = self._thought(text) if is_thought else self._rest.push(text)
         return events + self._rest.finish(is_cut=is_cut)
-
-    def _think(self) -> list[Event]:
-        place = self._text.find(self._form.closing)
-        if place >= 0:
-            text, self._text = self._text[:place], self._text[place + len(self._form.closing) :]
-            self._part = _Part.BLANK
-        else:
-            certain = len(self._text) - held_back(self._text, self._form.closing)
-            text, self._text = self._text[:certain], self._text[certain:]
-        return self._thought(text)
 
     def _thought(self, text: str) -> list[Event]:
         text = text if self._has_thought else text.lstrip()

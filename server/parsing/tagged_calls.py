@@ -123,12 +123,12 @@ class TaggedFormat(InTemplate):
         )
 
     def _arguments(self, arguments: Mapping[str, Any]) -> str:
-        return "".join([self._tagged(key, value) for key, value in arguments.items()])
-
-    def _tagged(self, key: str, value: Any) -> str:
-        kind = self.types.get(kind_of(value), "")
-        opening = self.opening.replace("KEY", key).replace("TYPE", kind)
-        return opening + as_text(value) + self.closing.replace("KEY", key)
+        text = ""
+        for key, value in arguments.items():
+            kind = self.types.get(kind_of(value), "")
+            opening = self.opening.replace("KEY", key).replace("TYPE", kind)
+            text += opening + as_text(value) + self.closing.replace("KEY", key)
+        return text
 
 
 class _TaggedParser(ScanParser):

@@ -65,7 +65,10 @@ class SequenceParallel:
             else:
                 node.args = fx.map_arg(node.args, lambda arg: rows.get(arg, arg))
                 rows[node] = node
-            _infer(rows[node])
+            target: Any = rows[node].target
+            rows[node].meta["example_value"] = target(
+                *fx.map_arg(rows[node].args, lambda arg: arg.meta["example_value"])
+            )
         for node in split:
             readers = [user for user in node.users if user not in rows]
             if readers and isinstance(full[node], torch.Tensor):
@@ -106,11 +109,3 @@ def _split(graph: fx.Graph) -> list[fx.Node]:
         for node in found
         if our_op(node) != "all_reduce" or any(user in found for user in node.users)
     ]
-
-
-def _infer(node: fx.Node) -> None:
-    """Set the example value of a node from those of its arguments."""
-    target: Any = node.target
-    node.meta["example_value"] = target(
-        *fx.map_arg(node.args, lambda arg: arg.meta["example_value"])
-    )
