@@ -70,28 +70,20 @@ class CompileProcess:
     def _outcome(self, code: int) -> Outcome:
         if code == 0:
             return Outcome(None)
+        assert self._process.stdout is not None
+        # Do not read to the end of the pipe: a compiler that outlives the process may hold it open.
+        os.set_blocking(self._process.stdout.fileno(), False)
         try:
-            reason, text = json.loads(self._output().splitlines()[-1])
+            output = os.read(self._process.stdout.fileno(), _MOST_BYTES)
+            reason, text = json.loads(output.splitlines()[-1])
             return Outcome(Reason(reason), str(text))
-        except (ValueError, TypeError, IndexError):
+        except (BlockingIOError, ValueError, TypeError, IndexError):
             how = (
                 f"was ended by {signal.Signals(-code).name}"
                 if code < 0
                 else f"ended with exit code {code}"
             )
             return Outcome(Reason.COMPILE_FAILED, f"the compiling process {how}")
-
-    def _output(self) -> bytes:
-        """Return what the process has printed.
-
-        Do not read to the end of the pipe: a compiler that outlives the process may hold it open.
-        """
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
-        try:
-            return os.read(self._process.stdout.fileno(), _MOST_BYTES)
-        except BlockingIOError:
-            return b""
 
 
 def start(

@@ -91,6 +91,11 @@ class SelfAttention(nn.Module):
 
     def kv_layout(self, dtype: torch.dtype) -> KVLayout:
         """Return what the cache keeps of a token, and how it is read."""
+        slopes = None
+        if self.slopes is not None:
+            heads = range(self.first_head, self.first_head + self.num_heads)
+            device = self.o_proj.weight.device
+            slopes = torch.tensor([*map(self.slopes, heads)], dtype=torch.float32, device=device)
         return KVLayout(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -102,16 +107,10 @@ class SelfAttention(nn.Module):
             chunked=self.chunked,
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.detach().float(),
-            slopes=self._held_slopes(),
+            slopes=slopes,
             group_size=self.group_size,
             skipped_heads=self.skipped_heads,
         )
-
-    def _held_slopes(self) -> torch.Tensor | None:
-        if self.slopes is None:
-            return None
-        slopes = list(map(self.slopes, range(self.first_head, self.first_head + self.num_heads)))
-        return torch.tensor(slopes, dtype=torch.float32, device=self.o_proj.weight.device)
 
     def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         """Rotate queries and keys [T, heads + kv heads, D] by their positions."""

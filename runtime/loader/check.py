@@ -49,7 +49,16 @@ def check_model(
             raise ValueError(
                 f"{path}: --model-impl transformers takes folders, not .gguf files; leave it out"
             )
-        longest, heads = _gguf_numbers(Path(path))
+        check_pointer(Path(path))
+        # Only the full reader finds these numbers in a file of an unusual form.
+        longest: Any = None
+        heads: Any = None
+        if (found := first_numbers(Path(path))) is not None:
+            name, longest, heads = found
+            try:
+                find_model(gguf=name)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
         asked_of(path, quantization, None)
     else:
         config = read_config(Path(path), code=code)
@@ -81,22 +90,6 @@ def check_engine(path: str, config: EngineConfig) -> None:
         code=config.model_code,
         quantization=config.quantization,
     )
-
-
-def _gguf_numbers(path: Path) -> tuple[int | None, object]:
-    """Return the longest context and the number of heads of the model in a .gguf file.
-
-    They are None if only the full reader can find them.
-    """
-    check_pointer(path)
-    found = first_numbers(path)
-    if found is None:
-        return None, None
-    try:
-        find_model(gguf=found[0])
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return found[1:]
 
 
 def first_numbers(path: Path) -> tuple[str, int, object] | None:

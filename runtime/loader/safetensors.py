@@ -35,16 +35,16 @@ def list_tensors(folder: Path, *, quantized: bool) -> list[StoredTensor]:
 
     Raises `ValueError` if a file is missing, cut off or damaged, or if `read_header` refuses it.
     """
-    return [tensor for path in weight_files(folder) for tensor in _tensors_of(path, quantized)]
-
-
-def _tensors_of(path: Path, quantized: bool) -> Iterator[StoredTensor]:
-    headers = read_header(path, quantized=quantized)
-    with _named_errors(path):
-        # The file stays open and mapped until its last tensor is deleted.
-        file: Any = safe_open(path, framework="pt")
-    for name, header in headers.items():
-        yield _stored(path, file.get_tensor, name, header, (slice(None),) * len(header.shape))
+    found = []
+    for path in weight_files(folder):
+        headers = read_header(path, quantized=quantized)
+        with _named_errors(path):
+            # The file stays open and mapped until its last tensor is deleted.
+            file: Any = safe_open(path, framework="pt")
+        for name, header in headers.items():
+            whole = (slice(None),) * len(header.shape)
+            found.append(_stored(path, file.get_tensor, name, header, whole))
+    return found
 
 
 def _stored(

@@ -178,10 +178,13 @@ class Bert(nn.Module):
 
         Names of classifiers begin with `base`. Old checkpoints have other names for norms.
         """
-        return [tensor._replace(name=self._place_name(tensor.name)) for tensor in tensors]
-
-    def _place_name(self, name: str) -> str:
-        return re.sub(r"LayerNorm\.(gamma|beta)$", _norm_name, name.removeprefix(self.base))
+        found = []
+        for tensor in tensors:
+            name = tensor.name.removeprefix(self.base)
+            for old, new in (("gamma", "weight"), ("beta", "bias")):
+                name = re.sub(rf"LayerNorm\.{old}$", f"LayerNorm.{new}", name)
+            found.append(tensor._replace(name=name))
+        return found
 
     @property
     def classifier_pooling(self) -> str:
@@ -207,10 +210,6 @@ def bert_fields(config: Any) -> dict[str, Any]:
             "embedding_size": config.hidden_size,
         },
     }
-
-
-def _norm_name(found: re.Match[str]) -> str:
-    return f"LayerNorm.{'weight' if found[1] == 'gamma' else 'bias'}"
 
 
 def encoder_layouts(

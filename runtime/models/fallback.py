@@ -102,6 +102,8 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
         raise ValueError("it has no max_position_embeddings; add the longest context in tokens")
     _check_windows(config, calls, longest)
     first = calls[0]
+    # Only an estimate of memory depends on this size. Layers may differ.
+    size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return FallbackConfig(
         architecture="TransformersForCausalLM",
         vocab_size=model.get_output_embeddings().weight.shape[0],
@@ -111,7 +113,7 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
         num_kv_heads=first.num_kv_heads,
         head_dim=first.key_size,
         rotary_dim=2,
-        intermediate_size=_intermediate_size(config),
+        intermediate_size=int(max(size) if isinstance(size, list | tuple) else size),
         norm_eps=1e-6,
         max_position_embeddings=longest,
         rope_theta=1.0,
@@ -124,12 +126,6 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
         calls=[tuple(call) for call in calls],
         written_by=f"{type(model).__name__} {transformers.__version__}",
     )
-
-
-def _intermediate_size(config: Any) -> int:
-    """Return the largest size if layers differ. Only an estimate of memory depends on it."""
-    size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    return int(max(size) if isinstance(size, list | tuple) else size)
 
 
 def _check_windows(config: Any, calls: Sequence[AttentionCall], longest: int) -> None:

@@ -71,10 +71,21 @@ class GPTNeoForCausalLM(CausalLM):
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
+        # `attention_types` lists patterns and how often each is repeated.
+        layers, kinds = config.num_hidden_layers, []
+        for part in config.attention_types if isinstance(config.attention_types, list) else []:
+            match part:
+                case [list() as pattern, int() as times] if 0 <= times <= layers:
+                    kinds += pattern * times
+        if len(kinds) != layers or any(kind not in ("global", "local") for kind in kinds):
+            raise ValueError(
+                f"attention_types must say global or local for each of {layers} layers, got "
+                f"{config.attention_types!r:.80}; download the model again"
+            )
         return {
             "num_kv_heads": config.num_attention_heads,
             "intermediate_size": config.intermediate_size or 4 * config.hidden_size,
-            "windows": [config.sliding_window if local else None for local in _are_local(config)],
+            "windows": [config.sliding_window if kind == "local" else None for kind in kinds],
         }
 
     @staticmethod
@@ -95,21 +106,3 @@ class GPTNeoForCausalLM(CausalLM):
         config = self.config
         activation = ACTIVATIONS[config.activation]
         return MLP(config.hidden_size, config.intermediate_size, activation, bias=True)
-
-
-def _are_local(config: Any) -> list[bool]:
-    """Return for each layer whether it has a window.
-
-    `attention_types` lists patterns and how often each is repeated. Raises `ValueError`.
-    """
-    layers, kinds = config.num_hidden_layers, []
-    for part in config.attention_types if isinstance(config.attention_types, list) else []:
-        match part:
-            case [list() as pattern, int() as times] if 0 <= times <= layers:
-                kinds += pattern * times
-    if len(kinds) != layers or any(kind not in ("global", "local") for kind in kinds):
-        raise ValueError(
-            f"attention_types must say global or local for each of {layers} layers, got "
-            f"{config.attention_types!r:.80}; download the model again"
-        )
-    return [kind == "local" for kind in kinds]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 from typing import ClassVar
@@ -21,22 +22,14 @@ def resident_memory(pids: Sequence[int]) -> int:
 
     Shared memory, such as that of libraries, is counted for each process.
     """
-    return sum(_resident(each) for pid in pids for each in _family(pid))
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
-def _resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
+    size = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            for each in [process, *process.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    size += each.memory_info().rss
+    return size
 
 
 class _Mallinfo2(ctypes.Structure):

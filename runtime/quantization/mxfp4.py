@@ -77,7 +77,8 @@ class MXFP4:
         for part in layer.parts:
             codes, scales = self._codes(part)
             powers = (scales.int() - _BIAS).unsqueeze(-1)
-            parts.append(torch.ldexp(_doubles(codes).float(), powers).flatten(1))
+            doubles = torch.tensor(_DOUBLES, dtype=torch.int8)[codes.int()]
+            parts.append(torch.ldexp(doubles.float(), powers).flatten(1))
         return torch.cat(parts)
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -100,10 +101,6 @@ def gguf_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """
     halves = codes[..., :16] | codes[..., 16:] << 4
     return torch.cat((scales.unsqueeze(-1), halves), dim=-1).flatten(1)
-
-
-def _doubles(codes: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(_DOUBLES, dtype=torch.int8)[codes.int()]
 
 
 def describe(kind: str) -> str:

@@ -50,22 +50,19 @@ class OnLoad:
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         if self.target in _W8A8:
-            self._finish_w8a8(layer, kernels)
+            layer.method = w8a8 = W8A8(_W8A8[self.target])
+            with layer.weight.device:
+                w8a8.create(layer)
+            by_row = partial(quantize_dynamic, group=layer.in_features, dtype=w8a8.dtype)
+            for rows, (numbers, scale) in self._quantised(layer, by_row):
+                layer.weight[rows], layer.weight_scale[rows] = numbers, scale
+            w8a8.finish(layer, kernels)
             return
         quantise = quantise_q8_0 if self.target == "q8_0" else quantise_q4_0
         found = [tensors for _, tensors in self._quantised(layer, quantise)]
         weight = GroupedWeight(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
         layer.method = method = WeightOnly.of([weight], 8 if self.target == "q8_0" else 4)
         method.finish(layer, kernels, [weight])
-
-    def _finish_w8a8(self, layer: Linear, kernels: LinearKernels | None) -> None:
-        layer.method = method = W8A8(_W8A8[self.target])
-        with layer.weight.device:
-            method.create(layer)
-        quantise = partial(quantize_dynamic, group=layer.in_features, dtype=method.dtype)
-        for rows, (numbers, scale) in self._quantised(layer, quantise):
-            layer.weight[rows], layer.weight_scale[rows] = numbers, scale
-        method.finish(layer, kernels)
 
     def _quantised(
         self, layer: Linear, quantise: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]

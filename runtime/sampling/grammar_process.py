@@ -137,13 +137,6 @@ def _start() -> subprocess.Popen[bytes]:
         raise CheckUnavailable(f"no process can be started: {error.strerror}") from None
 
 
-def _bound_memory() -> None:
-    import resource
-
-    most = _kilobytes("VmData") * 1024 + _STACK_BYTES + MEGABYTES * 2**20
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-
-
 def _kilobytes(name: str) -> int:
     """Return what Linux reports about this process."""
     from pathlib import Path
@@ -164,7 +157,8 @@ def main() -> None:
     at_first = most = 0
     # Other systems than Linux limit only the time.
     with contextlib.suppress(OSError):
-        _bound_memory()
+        limit = _kilobytes("VmData") * 1024 + _STACK_BYTES + MEGABYTES * 2**20
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         at_first = _kilobytes("VmHWM")
     for line in sys.stdin.buffer:
         text, last_id = json.loads(line)
