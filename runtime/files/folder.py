@@ -38,7 +38,22 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / _INDEX
     if index.is_file():
-        files = [folder / name for name in _names_in(index)]
+        try:
+            names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{index} is broken ({error}); download the model again") from None
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ValueError(
+                f"{index} is broken: it names {_some(outside)}, outside of the folder; download "
+                "the model again"
+            )
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            lacking = f"{_some(missing)} of {len(names)} files"
+            raise ValueError(
+                f"{folder} lacks {lacking} that its index names: the download did not end; "
+                "download the model again"
+            )
+        files = [folder / name for name in names]
     else:
         # Some folders hold a second copy of the weights under another name.
         named = sorted(
@@ -115,26 +130,6 @@ def read_header(path: Path, *, quantized: bool = False) -> dict[str, Header]:
                 "say how it is scaled; take the checkpoint in bfloat16, or a .gguf file"
             )
     return found
-
-
-def _names_in(index: Path) -> list[str]:
-    try:
-        names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is broken ({error}); download the model again") from None
-    if outside := [name for name in names if Path(name).name != name]:
-        raise ValueError(
-            f"{index} is broken: it names {_some(outside)}, outside of the folder; download the "
-            "model again"
-        )
-    missing = [name for name in names if not (index.parent / name).is_file()]
-    if missing:
-        lacking = f"{_some(missing)} of {len(names)} files"
-        raise ValueError(
-            f"{index.parent} lacks {lacking} that its index names: the download did not end; "
-            "download the model again"
-        )
-    return names
 
 
 def no_model(folder: Path, lacking: str) -> ValueError:

@@ -71,7 +71,13 @@ def find_model(model_path: str) -> str:
             os.listdir(path) if path.is_dir() else path.open("rb").close()
             return str(path)
         if path.exists():
-            raise ValueError(_no_model(path))
+            if path.suffix not in (".safetensors", ".bin", ".json"):
+                raise ValueError(f"{path} is neither a folder nor a .gguf file")
+            folder = path.absolute().parent
+            raise ValueError(
+                f"{path} is one file of a model; name the folder that holds its config.json and "
+                "weights" + (f": {folder}" if (folder / "config.json").is_file() else "")
+            )
     except OSError as error:
         raise ValueError(f"{model_path} cannot be read: {error.strerror}") from None
     if path.is_absolute() or model_path.count("/") != 1 or model_path.startswith("."):
@@ -91,16 +97,6 @@ def find_model(model_path: str) -> str:
             f"{model_path} is no local folder and cannot be fetched from the hub "
             f"({hub_reason(error)}); give a local path"
         ) from None
-
-
-def _no_model(path: Path) -> str:
-    if path.suffix not in (".safetensors", ".bin", ".json"):
-        return f"{path} is neither a folder nor a .gguf file"
-    folder = path.absolute().parent
-    return (
-        f"{path} is one file of a model; name the folder that holds its config.json and weights"
-        + (f": {folder}" if (folder / "config.json").is_file() else "")
-    )
 
 
 def _packaged(alias: str, where: Packaged) -> Path:

@@ -116,12 +116,10 @@ class JsonFormatter(logging.Formatter):
             if len(text := json.dumps(line, default=str)) <= _MOST_BYTES:
                 break
             longest = max(line, key=lambda name: len(json.dumps(line[name], default=str)))
-            line[longest] = _shortened(line[longest], _MOST_BYTES / len(text))
+            value = line[longest]
+            value = value if isinstance(value, str) else json.dumps(value, default=str)
+            # Keep about this share of the longest value, without its middle.
+            share = _MOST_BYTES / len(text)
+            left = max(0, int(len(value) * share) - len(_LEFT_OUT) - 1) // 2
+            line[longest] = f"{value[:left]}{_LEFT_OUT}{value[len(value) - left :]}"
         return text
-
-
-def _shortened(value: Any, share: float) -> str:
-    """Return about this share of the value as text, without its middle."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    left = max(0, int(len(text) * share) - len(_LEFT_OUT) - 1) // 2
-    return f"{text[:left]}{_LEFT_OUT}{text[len(text) - left :]}"

@@ -107,8 +107,8 @@ def _content(token: object) -> str | None:
 def _add_tokens(
     backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
 ) -> None:
-    """Return the tokens that tokenizer_config.json adds or changes, and the special tokens that are
-    plain in tokenizer.json.
+    """Add the tokens that tokenizer_config.json adds or changes, and make special tokens special
+    that are plain in tokenizer.json.
     """
     known = {
         token.content: token.__getstate__() for token in backend.get_added_tokens_decoder().values()

@@ -149,28 +149,23 @@ def load_tokenizer(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if tokenizer_path is not None and not Path(tokenizer_path).exists():
         raise ValueError(f"--tokenizer-path {tokenizer_path} does not exist")
-    data = _read(Path(tokenizer_path or model_path), gguf_pre_tokenizer)
-    if tokenizer_path is not None:
-        ids = [*data.eos_token_ids, *_read_eos_token_ids(Path(model_path))]
-        data = replace(data, eos_token_ids=list(dict.fromkeys(ids)))
-    if chat_template is not None:
-        data = replace(data, chat_templates={DEFAULT: read_chat_template(chat_template)})
-    return Tokenizer(data)
-
-
-def _read(path: Path, gguf_pre_tokenizer: str | None) -> TokenizerData:
-    # Imported here, because the gguf library imports numpy.
+    # The readers of .gguf files are imported here, because the gguf library imports numpy.
+    path, model = Path(tokenizer_path or model_path), Path(model_path)
     if path.suffix == ".gguf":
         from .gguf import read_gguf_tokenizer
 
-        return read_gguf_tokenizer(path, gguf_pre_tokenizer)
-    return read_hf_tokenizer(path)
+        data = read_gguf_tokenizer(path, gguf_pre_tokenizer)
+    else:
+        data = read_hf_tokenizer(path)
+    if tokenizer_path is not None:
+        if model.suffix == ".gguf":
+            from ..files.gguf_reader import open_gguf
+            from .gguf import gguf_eos_token_ids
 
-
-def _read_eos_token_ids(path: Path) -> list[int]:
-    if path.suffix == ".gguf":
-        from ..files.gguf_reader import open_gguf
-        from .gguf import gguf_eos_token_ids
-
-        return gguf_eos_token_ids(open_gguf(path))
-    return config_eos_token_ids(path)
+            ids = gguf_eos_token_ids(open_gguf(model))
+        else:
+            ids = config_eos_token_ids(model)
+        data = replace(data, eos_token_ids=list(dict.fromkeys([*data.eos_token_ids, *ids])))
+    if chat_template is not None:
+        data = replace(data, chat_templates={DEFAULT: read_chat_template(chat_template)})
+    return Tokenizer(data)
