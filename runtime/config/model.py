@@ -102,7 +102,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         self.check_positive(*_POSITIVE)
-        # YaRN has made it longer.
+        # `rope_fields` may have multiplied it by the factor of YaRN.
         check_size("max_position_embeddings", self.max_position_embeddings)
         if any(window is not None and window <= 0 for window in self.windows):
             raise ValueError(
@@ -212,7 +212,7 @@ def read_config(
         raise no_model(folder, "config.json")
     content = read_json(path)
     if isinstance(content, dict) and isinstance(text := content.get("text_config"), dict):
-        # A model of images and text: what is said of its text, under the whole's names.
+        # In a model of images and text, the members of the text model replace those of the whole.
         own = ("architectures", "model_type", "quantization_config", "tie_word_embeddings")
         content = {**content, **text, **{name: content[name] for name in own if name in content}}
     try:
@@ -305,7 +305,7 @@ def _configured(
         "num_heads": heads,
         "num_kv_heads": config.num_key_value_heads or heads,
         "head_dim": head_dim,
-        # A model whose layers differ in it says it in `config_fields`.
+        # If layers have different sizes, the model's `config_fields` states them.
         "intermediate_size": getattr(config, "intermediate_size", None),
         "norm_eps": number("rms_norm_eps", config.rms_norm_eps),
         "max_position_embeddings": config.max_position_embeddings,
@@ -380,8 +380,8 @@ def sliding_windows(config: Any, window: int | None, first: int) -> list[int | N
 
 
 def patterned_windows(config: Any, window: int | None, every: int) -> list[int | None]:
-    """Return the window of each layer. Without `layer_types`, all but the last of each `every`
-    slide.
+    """Return the window of each layer, by `layer_types`. Without it, the last of each `every`
+    layers has full attention.
 
     A `sliding_window_pattern` replaces `every`. It is a number, or a list that is true for layers
     with a window.

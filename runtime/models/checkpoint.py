@@ -24,7 +24,7 @@ TEXT_ALONE = {
     r"^language_model\.lm_head": "lm_head",
 }
 
-# The remark about it in the summary of the start.
+# The remark about images in the summary of the start.
 VISION_LEFT_OUT = {"vision": "left out: this server takes the model's text, not images"}
 
 

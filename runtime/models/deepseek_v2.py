@@ -146,7 +146,7 @@ class DeepseekV2ForCausalLM(CausalLM):
             members["q_lora_rank"] = None
         rope = gguf_rope(get, {})
         if "mscale_all_dim" in rope:
-            # For this architecture llama.cpp's converter writes a tenth of it.
+            # For this architecture llama.cpp's converter writes a tenth of the factor.
             rope["mscale_all_dim"] = rope["mscale"] = round(rope["mscale_all_dim"] * 10, 5)
             members["rope_scaling"] = rope
         return members

@@ -281,7 +281,8 @@ class TransformersForCausalLM(CausalLM):
                 own = _RowsLinear(module.in_features, module.out_features, bias=biased)
                 model.set_submodule(name, own)
             for kind, buffer in list(module.named_buffers(recurse=False)):
-                # Weights that transformers does not train; positions and such are no weights.
+                # A persistent buffer is a weight that transformers does not train. Other buffers,
+                # such as positions, are in no checkpoint.
                 if kind not in module._non_persistent_buffers_set and buffer.is_floating_point():
                     delattr(module, kind)
                     module.register_parameter(kind, nn.Parameter(buffer, requires_grad=False))

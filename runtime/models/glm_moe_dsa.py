@@ -74,7 +74,7 @@ class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         members = DeepseekV32ForCausalLM.gguf_members(get, tensors)
-        # Older files have no metadata of it, but every layer with an index has its tensors.
+        # Older files have no metadata of indexes, but every layer with an index has its tensors.
         members["indexer_types"] = [
             "full" if f"blk.{layer}.indexer.attn_k.weight" in tensors else "shared"
             for layer in range(members["num_hidden_layers"])

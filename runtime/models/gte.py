@@ -63,7 +63,7 @@ class Gte(NomicBert):
                     f"rope_scaling {scaling!r:.80} is not supported; supported: ntk without mixed_b"
                 )
             factor = positive("factor", scaling.get("factor"))
-            # A larger theta, and all frequencies divided, as the checkpoints' own code has it.
+            # As in the checkpoints' own code, theta is multiplied and all frequencies are divided.
             head_dim = max(1, config.hidden_size // max(1, config.num_attention_heads))
             rope = rope[0] * factor, factor ** (2 / head_dim)
         return rotary_fields(config, *rope, gated=True)

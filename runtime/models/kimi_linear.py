@@ -147,7 +147,7 @@ class KimiLinearForCausalLM(DeepseekV3ForCausalLM):
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         members = DeepseekV2ForCausalLM.gguf_members(get, tensors)
-        # What it says of the first layer, which has no latent attention here.
+        # This member follows from the first layer, which has no latent attention here.
         del members["q_lora_rank"]
         return {
             **members,

@@ -83,7 +83,7 @@ class Lfm2ForCausalLM(CausalLM):
         return {
             **kinds_in_gguf(get, "conv"),
             "conv_bias": any(name.endswith("shortconv.in_proj.bias") for name in tensors),
-            # The file has what follows from it.
+            # `intermediate_size` in the file is already adjusted.
             "block_auto_adjust_ff_dim": False,
         }
 

@@ -82,7 +82,7 @@ class MambaForCausalLM(CausalLM):
             )
         return {
             **first_mamba_fields(config),
-            # Nobody asks a model without attention for its heads.
+            # No code reads the heads of a model without attention.
             **dict.fromkeys(("num_heads", "num_kv_heads"), 1),
             **dict.fromkeys(("head_dim", "rotary_dim"), 2),
             "intermediate_size": config.intermediate_size

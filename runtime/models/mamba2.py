@@ -39,7 +39,7 @@ class Mamba2ForCausalLM(CausalLM):
         # It has no attention and no feed-forward.
         "num_attention_heads": 0,
         "intermediate_size": 0,
-        # Nothing limits it: what llama.cpp's converter writes.
+        # There is no limit. The number is that of llama.cpp's converter.
         "max_position_embeddings": 2**20,
         "rms_norm_eps": 1e-5,
     }
@@ -68,7 +68,7 @@ class Mamba2ForCausalLM(CausalLM):
         inner = get("ssm.inner_size")
         return {
             "mamba_expand": inner // max(get("embedding_length"), 1),
-            # What config.json calls it, which `config_names` brings to `mamba_d_head`.
+            # `config_names` maps this name in config.json to `mamba_d_head`.
             "head_dim": inner // max(get("ssm.time_step_rank"), 1),
             "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in tensors,
             "mamba_proj_bias": "blk.0.ssm_in.bias" in tensors,
@@ -94,7 +94,7 @@ class Mamba2ForCausalLM(CausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        # Codestral Mamba's own file has all below one more name.
+        # The names in Codestral Mamba's own file begin with one more component.
         names = {
             r"^(model\.)?backbone\.embeddings?\.": "model.embed_tokens.",
             r"^(model\.)?backbone\.norm_f\.": "model.norm.",

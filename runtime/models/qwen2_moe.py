@@ -96,7 +96,7 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
         window = config.sliding_window if config.use_sliding_window else None
         if getattr(config, "layer_types", None) is not None:
             return {"windows": sliding_windows(config, window, 0)}
-        # As transformers' Qwen2MoeConfig fills it in.
+        # The default of transformers' Qwen2MoeConfig.
         sliding = range(0, config.max_window_layers, 2)
         layers = range(config.num_hidden_layers)
         return {"windows": [window if layer in sliding else None for layer in layers]}
@@ -111,7 +111,7 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        # A product with one row is a vector there.
+        # The file holds this matrix of one row as a vector.
         return [
             one_row(tensor) if tensor.name.endswith(".shared_expert_gate.weight") else tensor
             for tensor in tensors

@@ -156,7 +156,7 @@ class Qwen3NextForCausalLM(CausalLM):
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        # The weights of norms already include the 1.
+        # In GGUF files the weights of norms already include the 1.
         found = from_llama_cpp(tensors, "linear_attn")
         return Qwen2MoeForCausalLM.gguf_tensors(config, found)
 
