@@ -9,7 +9,7 @@ under `args`, and Ray's own deployment options under `deployments` (docs/ray.md)
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, NoReturn
@@ -89,7 +89,7 @@ class Placement:
     def options(self, config: AnyServerConfig) -> dict[str, Any]:
         """Return the options of the replicas' Ray deployment."""
         resources = {"CPU": self.replica_cpus, "GPU": self.replica_gpus}
-        return {
+        options = {
             "ray_actor_options": {"num_cpus": self.replica_cpus, "num_gpus": self.replica_gpus},
             # One bundle keeps all ranks, which are processes of the replica, on one machine.
             "placement_group_bundles": [
@@ -97,15 +97,11 @@ class Placement:
             ],
             "max_ongoing_requests": config.max_queued_requests + _RUNNING,
             "graceful_shutdown_timeout_s": config.drain_timeout,
-            **self._count(),
-            **self._router(),
         }
-
-    def _count(self) -> dict[str, Any]:
         if self.max_replicas is None:
-            return {"num_replicas": self.num_replicas}
-        return {
-            "autoscaling_config": {
+            options["num_replicas"] = self.num_replicas
+        else:
+            options["autoscaling_config"] = {
                 "min_replicas": self.min_replicas,
                 "max_replicas": self.max_replicas,
                 "target_ongoing_requests": self.target_ongoing_requests,
@@ -113,17 +109,12 @@ class Placement:
                 "downscale_delay_s": self.downscale_delay,
                 "policy": {"policy_function": queue_length},
             }
-        }
-
-    def _router(self) -> dict[str, Any]:
-        if self.routing == "load":
-            return {}
-        return {
-            "request_router_config": {
+        if self.routing != "load":
+            options["request_router_config"] = {
                 "request_router_class": _prefix_router(),
                 "request_router_kwargs": {"imbalanced_threshold": 16, "do_eviction": True},
             }
-        }
+        return options
 
 
 def _prefix_router() -> str:
@@ -162,7 +153,16 @@ def read_arguments(args: Mapping[str, Any]) -> tuple[AnyServerConfig, Placement]
     parser = _Parser(prog="piecework.cli.ray:build", add_help=False)
     serve_command.describe(parser)
     add_config_arguments(parser, Placement)
-    arguments = parse(parser, list(_as_flags(args)), os.environ)
+    flags = []
+    for name, value in args.items():
+        flag = name.replace("_", "-")
+        if value is True:
+            flags.append(f"--{flag}")
+        elif value is False:
+            flags.append(f"--no-{flag}")
+        elif value is not None:
+            flags.append(f"--{flag}={value}")
+    arguments = parse(parser, flags, os.environ)
     placement = Placement(**given(arguments, Placement))
     for name, reason in _NOT_HERE.items():
         if name in arguments:
@@ -180,14 +180,3 @@ def read_arguments(args: Mapping[str, Any]) -> tuple[AnyServerConfig, Placement]
     if config.engine.num_threads is None and placement.replica_cpus >= 1:
         own["engine"] = replace(config.engine, num_threads=int(placement.replica_cpus))
     return replace(config, **own), placement
-
-
-def _as_flags(args: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in args.items():
-        flag = name.replace("_", "-")
-        if value is True:
-            yield f"--{flag}"
-        elif value is False:
-            yield f"--no-{flag}"
-        elif value is not None:
-            yield f"--{flag}={value}"

@@ -192,13 +192,17 @@ def make_plan(
         if key not in numbers:
             numbers[key] = len(pieces)
             plain, _ = unpacked(call.graph)
+            try:
+                traced = base64.b64encode(pickle.dumps(bare_module(plain))).decode()
+            except Exception:  # Some graphs cannot be pickled.
+                traced = ""
             pieces.append(
                 DistinctPiece(
                     key=key,
                     inputs=specs,
                     ops=tuple(op_names(plain.nodes)),
                     before=call_ops,
-                    traced=_pickled(plain),
+                    traced=traced,
                 )
             )
             graphs.append(call.graph)
@@ -224,11 +228,3 @@ def make_plan(
         sent=sent,
     )
     return plan, graphs
-
-
-def _pickled(graph: fx.Graph) -> str:
-    """Return a piece's pickled graph in base64, or an empty text if it cannot be pickled."""
-    try:
-        return base64.b64encode(pickle.dumps(bare_module(graph))).decode()
-    except Exception:
-        return ""

@@ -73,9 +73,15 @@ class CompiledModels:
             kind: _with_plain_inputs(compile_function(kind.forward, options, self.log))
             for kind in kinds
         }
+        functions = self._functions
+
+        def forward(module: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
+            return functions[type(module)](module, *arguments, **named)
+
         for module in self._modules:
-            # Code that wraps `forward` later calls this function.
-            module.forward = MethodType(_looked_up(self._functions), module)
+            # Code that wraps `forward` later calls this function, which looks up the function of
+            # the module's class at each call.
+            module.forward = MethodType(forward, module)
 
     @property
     def regions(self) -> dict[str, int]:
@@ -169,15 +175,6 @@ def _outermost(
             yield child
         else:
             yield from _outermost(child, wanted)
-
-
-def _looked_up(functions: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a forward that looks up the function of the module's class at each call."""
-
-    def call(self: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
-        return functions[type(self)](self, *arguments, **named)
-
-    return call
 
 
 def _with_plain_inputs(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,7 +62,19 @@ def read_config_file(path: str) -> Mapping:
 
     The content must be a mapping of keys to values, lists of values or lists of mappings.
     """
-    text = _text(path)
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"--config {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ValueError("--config: the path contains a null character") from None
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"--config {path} is larger than {MOST_BYTES >> 20} MiB; is it a model?")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"--config {path} is not text in UTF-8") from None
     try:
         loader = _Loader(text)
         try:
@@ -78,22 +90,6 @@ def read_config_file(path: str) -> Mapping:
     if node is None:
         return Mapping((), f"{path}:1")
     return _mapping(node, path)
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise ValueError(f"--config {path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise ValueError("--config: the path contains a null character") from None
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"--config {path} is larger than {MOST_BYTES >> 20} MiB; is it a model?")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"--config {path} is not text in UTF-8") from None
 
 
 def _mapping(node: Any, path: str) -> Mapping:

@@ -26,7 +26,10 @@ def register_split_op(name: str, implementation: Implementation | None = None) -
     capture (`whole.py`) pauses its recording for it. Without, the op itself is called, for example
     a collective whose kernel is torch's.
     """
-    run = implementation or _op(name)
+    run = implementation
+    if run is None:
+        namespace, op = name.split("::")
+        run = getattr(getattr(torch.ops, namespace), op)
     _implementations[name] = run
 
     @functools.wraps(run)
@@ -64,9 +67,3 @@ def recording_around_split_ops(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         _recorder = None
-
-
-def _op(name: str) -> Implementation:
-    namespace, op = name.split("::")
-    found: Implementation = getattr(getattr(torch.ops, namespace), op)
-    return found

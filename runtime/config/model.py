@@ -223,10 +223,13 @@ def read_config(
                 raise ValueError(
                     'it names no model, having no "architectures"; download the model again'
                 )
-        if code is not None and code.impl == "auto" and _is_foreign(architecture, content):
-            if _is_like_llama(content):
+        if code is not None and code.impl == "auto" and architecture == _LLAMA:
+            # Some models call themselves a Llama, but have an unknown `model_type`.
+            ours = {kind for names in find_models() for kind in (names.model_type, names.also)}
+            kind = content.get("model_type")
+            if isinstance(kind, str) and kind not in ours and _is_like_llama(content):
                 content["model_type"] = "llama"
-            else:
+            elif isinstance(kind, str) and kind not in ours:
                 architecture = FALLBACK
                 content["architectures"] = [FALLBACK]
         wanted = model_type_of(architecture, content)
@@ -237,13 +240,6 @@ def read_config(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return dict(content)
-
-
-def _is_foreign(architecture: str, content: dict[str, Any]) -> bool:
-    """Whether a model calls itself a Llama, but has an unknown `model_type`."""
-    ours = {kind for names in find_models() for kind in (names.model_type, names.also)}
-    said = content.get("model_type")
-    return architecture == _LLAMA and isinstance(said, str) and said not in ours
 
 
 def _is_like_llama(content: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -150,13 +150,15 @@ class PrefillGraph:
         pending = self.graphs.pending() if self.graphs is not None else []
         if self.graphs is None or not pending:
             return False
-        # The largest size first, so that the others find memory in the pool. Then the sizes that
-        # most steps would have used.
-        self.graphs.capture(
-            max(pending, key=self._times_used(self.graphs.sizes))
-            if self.graphs.captured
-            else pending[0]
-        )
+        # The largest size first, so that the others find memory in the pool. Then the sizes to
+        # which most of the seen steps would have been padded.
+        size, sizes = pending[0], self.graphs.sizes
+        if self.graphs.captured:
+            used = Counter[int]()
+            for length, count in self._seen.counts.items():
+                used.update(dict.fromkeys(sizes[bisect_left(sizes, length) :][:1], count))
+            size = max(pending, key=used.__getitem__)
+        self.graphs.capture(size)
         return True
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -172,13 +174,6 @@ class PrefillGraph:
             if hidden is not None:
                 return hidden
         return self._forward(input_ids, positions)
-
-    def _times_used(self, sizes: Sequence[int]) -> Callable[[int], int]:
-        """Return a function that counts the seen steps that would have been padded to a size."""
-        used = Counter[int]()
-        for length, count in self._seen.counts.items():
-            used.update(dict.fromkeys(sizes[bisect_left(sizes, length) :][:1], count))
-        return used.__getitem__
 
     def _sizes(self, graphs_per_size: int, other_graphs: int) -> list[int]:
         """Return the sizes to capture. Without real graphs that is none, unless the flag gives

@@ -163,22 +163,21 @@ def joined(tensors: Iterable[StoredTensor], name: str, parts: Sequence[str]) -> 
             owners.setdefault(tensor.name.removesuffix(part), {})[part] = tensor
     for owner, held in owners.items():
         in_order = [held[part] for part in parts if part in held]
-        found += (
-            [_below_one_another(f"{owner}{name}", in_order)]
-            if held.keys() >= set(parts)
-            else in_order
-        )
+        if held.keys() < set(parts):
+            found += in_order
+            continue
+        rows = [part.shape[0] if part.shape else 1 for part in in_order]
+
+        def copy_to(
+            target: torch.Tensor, parts: list[StoredTensor] = in_order, rows: list[int] = rows
+        ) -> None:
+            for part, place in zip(parts, torch.split(target, rows), strict=True):
+                part.copy_to(place)
+
+        first = in_order[0]
+        shape = (sum(rows), *first.shape[1:])
+        found.append(StoredTensor(first.file, f"{owner}{name}", shape, copy_to))
     return found
-
-
-def _below_one_another(name: str, parts: Sequence[StoredTensor]) -> StoredTensor:
-    rows = [part.shape[0] if part.shape else 1 for part in parts]
-
-    def copy_to(target: torch.Tensor) -> None:
-        for part, place in zip(parts, torch.split(target, rows), strict=True):
-            part.copy_to(place)
-
-    return StoredTensor(parts[0].file, name, (sum(rows), *parts[0].shape[1:]), copy_to)
 
 
 def plus_one(tensors: Iterable[StoredTensor], is_norm: Callable[[str], bool]) -> list[StoredTensor]:

@@ -5,7 +5,7 @@ with shared experts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -166,7 +166,20 @@ class DeepseekV2ForCausalLM(CausalLM):
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        return list(_joined(renamed(within_layers(tensors, config.num_layers), CORRECTION)))
+        # llama.cpp stores the projections of keys, [R, N] for each head, and of values, [V, R],
+        # apart. Here they are one weight, in which the rows of the keys of a head lie before those
+        # of its values.
+        found = []
+        layers: dict[str, dict[tuple[int, bool], StoredTensor]] = {}
+        for tensor in renamed(within_layers(tensors, config.num_layers), CORRECTION):
+            if name := _OF_HEAD.fullmatch(tensor.name):
+                part = int(name[2]), name[3] == "values"
+                layers.setdefault(name[1], {})[part] = tensor
+            else:
+                found.append(tensor)
+        for layer, parts in layers.items():
+            found.append(_of_heads(f"{layer}.weight", [parts[key] for key in sorted(parts)]))
+        return found
 
     def make_attention(self, layer: int) -> nn.Module:
         config = self.config
@@ -221,22 +234,6 @@ class DeepseekV2ForCausalLM(CausalLM):
 
 
 _OF_HEAD = re.compile(r"(.*\.kv_b_proj)\.(\d+)\.(keys|values)\.weight")
-
-
-def _joined(tensors: Sequence[StoredTensor]) -> Iterator[StoredTensor]:
-    """Join the projections of keys, [R, N] for each head, and of values, [V, R], to one weight.
-
-    The rows of the keys of a head lie before those of its values. llama.cpp stores them apart.
-    """
-    layers: dict[str, dict[tuple[int, bool], StoredTensor]] = {}
-    for tensor in tensors:
-        if found := _OF_HEAD.fullmatch(tensor.name):
-            part = int(found[2]), found[3] == "values"
-            layers.setdefault(found[1], {})[part] = tensor
-        else:
-            yield tensor
-    for name, parts in layers.items():
-        yield _of_heads(f"{name}.weight", [parts[key] for key in sorted(parts)])
 
 
 def _of_heads(name: str, parts: Sequence[StoredTensor]) -> StoredTensor:

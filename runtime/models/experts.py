@@ -4,7 +4,7 @@ and projection, and skips the experts of other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -44,21 +44,18 @@ def take_apart(tensors: Sequence[StoredTensor], merged: Mapping[str, Merged]) ->
     found: list[StoredTensor] = []
     for tensor in tensors:
         prefix, is_one, key = tensor.name.rpartition("experts.")
-        if is_one and key in merged:
-            found += _parts(tensor, f"{prefix}experts", merged[key])
-        else:
+        if not is_one or key not in merged:
             found.append(tensor)
+            continue
+        how = merged[key]
+        dim = 2 if how.transposed else 1
+        if len(tensor.shape) <= dim or tensor.shape[dim] % len(how.parts):
+            raise tensor.fault(f"has shape {list(tensor.shape)}, which holds no experts")
+        for expert in range(tensor.shape[0]):
+            for number, part in enumerate(how.parts):
+                name = f"{prefix}experts.{expert}.{part}.{how.kind}"
+                found.append(_Part(tensor, name, expert, number, how).whole())
     return found
-
-
-def _parts(tensor: StoredTensor, prefix: str, how: Merged) -> Iterator[StoredTensor]:
-    dim = 2 if how.transposed else 1
-    if len(tensor.shape) <= dim or tensor.shape[dim] % len(how.parts):
-        raise tensor.fault(f"has shape {list(tensor.shape)}, which holds no experts")
-    for expert in range(tensor.shape[0]):
-        for number, part in enumerate(how.parts):
-            name = f"{prefix}.{expert}.{part}.{how.kind}"
-            yield _Part(tensor, name, expert, number, how).whole()
 
 
 class _Part(NamedTuple):

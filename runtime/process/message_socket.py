@@ -98,7 +98,16 @@ class MessageSocket:
             while not self._messages and self._read():
                 pass
         if milliseconds and not self._messages:
-            self._wait(time.monotonic() + milliseconds / 1000)
+            deadline = time.monotonic() + milliseconds / 1000
+            while not self._messages and (left := deadline - time.monotonic()) > 0:
+                if self.is_closed:
+                    time.sleep(left)
+                    break
+                self._poll.register(
+                    self._socket, select.POLLIN if self.flush() else select.POLLIN | select.POLLOUT
+                )
+                self._poll.poll(left * 1000)
+                self._read()
         return bool(self._messages)
 
     def close(self, *, linger: float = 0.0) -> None:
@@ -108,17 +117,6 @@ class MessageSocket:
             self.flush()
         self._disconnect()
         self._socket.close()
-
-    def _wait(self, deadline: float) -> None:
-        while not self._messages and (left := deadline - time.monotonic()) > 0:
-            if self.is_closed:
-                time.sleep(left)
-                return
-            self._poll.register(
-                self._socket, select.POLLIN if self.flush() else select.POLLIN | select.POLLOUT
-            )
-            self._poll.poll(left * 1000)
-            self._read()
 
     def _read(self) -> bool:
         """Read up to `_READ` bytes. Return whether there may be more."""

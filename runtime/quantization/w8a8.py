@@ -55,7 +55,15 @@ class W8A8:
                 f"numbers, but a layer's have {layer.in_features}; take another checkpoint"
             )
         layer.hold("weight", (layer.out_features, layer.in_features), self.dtype)
-        layer.hold("weight_scale", self._scale_shape(layer), torch.float32)
+        *others, _ = layer.parts.values()
+        rows = layer.out_features
+        if self.weight == "block":
+            if not any(part_rows % BLOCK for part_rows in others):
+                rows = -(-rows // BLOCK)
+            shape: tuple[int, ...] = rows, layer.in_features // BLOCK
+        else:
+            shape = (1,) if self.weight == "tensor" and not others else (rows, 1)
+        layer.hold("weight_scale", shape, torch.float32)
         if self.input == "static":
             layer.hold("input_scale", (len(layer.parts),), torch.float32)
 
@@ -118,14 +126,6 @@ class W8A8:
         return ops.scaled_linear(
             numbers, scale, layer.weight, layer.weight_scale, layer.bias, x.dtype
         )
-
-    def _scale_shape(self, layer: Linear) -> tuple[int, ...]:
-        *others, _ = layer.parts.values()
-        if self.weight == "block":
-            whole = not any(rows % BLOCK for rows in others)
-            rows = -(-layer.out_features // BLOCK) if whole else layer.out_features
-            return rows, layer.in_features // BLOCK
-        return (1,) if self.weight == "tensor" and not others else (layer.out_features, 1)
 
     def _load_scale(self, layer: Linear, rows: slice, tensor: StoredTensor) -> None:
         values, target = checked_scale(tensor), layer.weight_scale

@@ -222,17 +222,16 @@ class PackedFormat(ABC):
             stored = self._stored.pop(part)
             read = {name: tensor.read() for name, tensor in stored.items()}
             weights.append(self.unpack(layer, read))
-            if not _are_equal(weights[0].order, weights[-1].order):
+            first, order = weights[0].order, weights[-1].order
+            if first is not order and (
+                first is None or order is None or not torch.equal(first, order)
+            ):
                 raise ValueError(
                     f"{next(iter(stored.values())).file}: the columns of {part} are in another "
                     f"order than those of {next(iter(layer.parts))}, which is multiplied together "
                     "with it; use a checkpoint without act order"
                 )
         return weights
-
-
-def _are_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    return a is b if a is None or b is None else torch.equal(a, b)
 
 
 def group_size(config: Mapping[str, Any]) -> int:

@@ -115,7 +115,15 @@ class Grammars:
         found = self._find(grammar)
         if found is None:
             with self._turn:
-                found = self._find(grammar) or self._keep(grammar, self._compile(grammar))
+                found = self._find(grammar)
+                if found is None:
+                    found = self._compile(grammar)
+                    with self._lock:
+                        self._drop_unused(MOST_BYTES - found.num_bytes)
+                        self._kept[grammar] = found
+                        self._alive.add(found)
+                        while len(self._kept) > _KEPT:
+                            self._kept.popitem(last=False)
         return found.at_the_beginning()
 
     def forget(self, grammar: str) -> None:
@@ -132,15 +140,6 @@ class Grammars:
             if found is not None:
                 self._kept.move_to_end(grammar)
             return found
-
-    def _keep(self, grammar: str, made: _Compiled) -> _Compiled:
-        with self._lock:
-            self._drop_unused(MOST_BYTES - made.num_bytes)
-            self._kept[grammar] = made
-            self._alive.add(made)
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return made
 
     def _drop_unused(self, most: int) -> None:
         """Drop unused grammars, the least recently used first."""

@@ -167,8 +167,12 @@ class _Holder:
             elif name == "const" or (value is not None and name in _KEYWORDS):
                 self._member(held, name, value, f"{path}/{name}")
         self._names_of_properties(schema, held, path)
-        if self._closed and "properties" in held and id(schema) not in self._composed:
-            self._close(held, closes)
+        lists_all = "properties" in held and id(schema) not in self._composed
+        is_open = "additionalProperties" not in held
+        if self._closed and lists_all and is_open and (held["properties"] or closes):
+            for name in held.get("required", ()):
+                held["properties"].setdefault(name, {})
+            held["additionalProperties"] = False
         return held
 
     def _member(self, held: dict[str, Any], name: str, value: Any, path: str) -> None:
@@ -226,13 +230,6 @@ class _Holder:
         elif isinstance(pattern := names.get("pattern"), str) and is_pattern(pattern):
             held["patternProperties"] = {pattern: others}
             held["additionalProperties"] = False
-
-    def _close(self, held: dict[str, Any], is_root: bool) -> None:
-        if "additionalProperties" in held or not (held["properties"] or is_root):
-            return
-        for name in held.get("required", ()):
-            held["properties"].setdefault(name, {})
-        held["additionalProperties"] = False
 
     def _reference(self, reference: str) -> str | None:
         """Return a `$ref` to a definition of the result, or None if it points to nothing."""

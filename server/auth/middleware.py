@@ -44,8 +44,11 @@ class ApiKey:
         if scope["type"] != "http" or is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
-        keys, key = _keys_of(scope), None
-        if IN_PROCESS not in scope and not self._is_expected(keys):
+        keys, key, expected = _keys_of(scope), None, self._expected
+        is_expected = expected is not None and any(
+            hmac.compare_digest(given, expected) for given in keys
+        )
+        if IN_PROCESS not in scope and not is_expected:
             try:
                 account = self._account(keys)
                 send = self._begin(account, scope, send)
@@ -60,10 +63,6 @@ class ApiKey:
             await self._app(scope, receive, send)
         finally:
             current_key.reset(token)
-
-    def _is_expected(self, keys: Sequence[bytes]) -> bool:
-        expected = self._expected
-        return expected is not None and any(hmac.compare_digest(key, expected) for key in keys)
 
     def _account(self, keys: Sequence[bytes]) -> Account:
         for key in keys:

@@ -90,18 +90,14 @@ def _answer(request: Request, name: str) -> Response:
         raise NotFound("The page has no such file.", code="file_not_found")
     # A weak tag, because it is the same for the plain and the compressed form.
     headers = {**_HEADERS, "ETag": f'W/"{file.etag}"'}
-    if _has(request.headers.get("if-none-match", ""), file.etag):
+    # The comparison is weak (RFC 9110, 13.1.2).
+    known, tags = {"*", f'"{file.etag}"'}, request.headers.get("if-none-match", "").split(",")
+    if any(tag.strip().removeprefix("W/") in known for tag in tags):
         return Response(status_code=304, headers=headers)
     content = file.content
     if file.zipped is not None and _takes_gzip(request.headers.get("accept-encoding", "")):
         content, headers["Content-Encoding"] = file.zipped, "gzip"
     return Response(content, media_type=file.media_type, headers=headers)
-
-
-def _has(tags: str, etag: str) -> bool:
-    """Whether `If-None-Match` names the file (RFC 9110, 13.1.2: weak comparison)."""
-    known = {"*", f'"{etag}"'}
-    return any(tag.strip().removeprefix("W/") in known for tag in tags.split(","))
 
 
 def _takes_gzip(encodings: str) -> bool:

@@ -173,19 +173,14 @@ def read_value(text: str, kinds: frozenset[str]) -> str:
     try:
         found = _kinds_of_value(read_json(bare))
     except ValueError:
-        return as_json(text) if "string" in kinds else _python_value(text)
+        if "string" in kinds:
+            return as_json(text)
+        # Some chat templates write lists and objects in Python.
+        try:
+            return as_json(read_python(text.strip()))
+        except (ValueError, TypeError, RecursionError):
+            return as_json(text)
     return as_json(text) if "string" in kinds and not kinds & found else bare
-
-
-def _python_value(text: str) -> str:
-    """Return the JSON of a Python literal, or of the text as a string if it is not a literal.
-
-    Some chat templates write lists and objects in Python.
-    """
-    try:
-        return as_json(read_python(text.strip()))
-    except (ValueError, TypeError, RecursionError):
-        return as_json(text)
 
 
 def read_python(source: str) -> Any:
