@@ -81,9 +81,23 @@ class _Splitter:
         output = self._trace.graph.output_node()
         for segment in _segments(self._trace.graph):
             if isinstance(segment, fx.Node):
-                self._cut.calls.append(self._op_call(segment))
+                if segment.kwargs:
+                    raise TraceError(f"pass the arguments of split op {segment.target} by position")
+                name = split_op_name(segment.target)
+                assert name is not None
+                inputs = tuple(
+                    self._number(arg) if isinstance(arg, fx.Node) else self._constant(arg)
+                    for arg in segment.args
+                )
+                results = (self._number(segment),) if segment.users else ()
+                self._cut.calls.append(OpCall(name, inputs, results))
             else:
-                self._cut.calls.append(self._piece_call(segment))
+                inside = set(segment)
+                made = [node for node in segment if any(user not in inside for user in node.users)]
+                shapes = self._trace.shapes
+                graph, sources = _piece_graph(segment, made, self._token_inputs, shapes)
+                numbers = tuple(map(self._number, sources)), tuple(map(self._number, made))
+                self._cut.calls.append(PieceCall(graph, *numbers))
         returned = output.args[0]
         if not (
             isinstance(returned, tuple | list)
@@ -111,27 +125,6 @@ class _Splitter:
         number = len(self._numbers) + len(self._cut.constants)
         self._cut.constants[number] = value
         return number
-
-    def _op_call(self, node: fx.Node) -> OpCall:
-        if node.kwargs:
-            raise TraceError(f"pass the arguments of split op {node.target} by position")
-        name = split_op_name(node.target)
-        assert name is not None
-        inputs = tuple(
-            self._number(arg) if isinstance(arg, fx.Node) else self._constant(arg)
-            for arg in node.args
-        )
-        return OpCall(name, inputs, (self._number(node),) if node.users else ())
-
-    def _piece_call(self, nodes: list[fx.Node]) -> PieceCall:
-        inside = set(nodes)
-        outputs = [node for node in nodes if any(user not in inside for user in node.users)]
-        graph, sources = _piece_graph(nodes, outputs, self._token_inputs, self._trace.shapes)
-        return PieceCall(
-            graph,
-            tuple(self._number(node) for node in sources),
-            tuple(self._number(node) for node in outputs),
-        )
 
 
 def _piece_graph(

@@ -65,12 +65,19 @@ def run_node(config: EngineConfig, *, log_level: str, environment: Mapping[str, 
             code = _first_end(ranks, stopping)
             if code is None:
                 break
-            reasons = _reasons(ranks)
+            reasons: dict[str, None] = {}  # The reasons that the ranks printed, each line once.
+            for process in ranks.values():
+                assert process.stdout is not None
+                process.kill()
+                for line in process.stdout.read().splitlines():
+                    with contextlib.suppress(ValueError):
+                        reasons[" ".join(str(json.loads(line)).split())] = None
         if code == EXIT_ENDED:
             logger.info("node 0's server has ended")
             return EXIT_ENDED
         if code in (EXIT_USER_ERROR, EXIT_NEVER_JOINED):
-            print(f"piecework serve: error: {reasons or 'see above'}", file=sys.stderr, flush=True)
+            reason = "; ".join(reasons) or "see above"
+            print(f"piecework serve: error: {reason}", file=sys.stderr, flush=True)
             # If the ranks had joined before, the user of this node made no mistake.
             late = code == EXIT_NEVER_JOINED and joined
             return EXIT_ENGINE_GONE if late else EXIT_USER_ERROR
@@ -137,15 +144,3 @@ def _first_end(ranks: Mapping[int, subprocess.Popen[bytes]], stopping: list[int]
             return EXIT_ENGINE_GONE
         time.sleep(_POLL_SECONDS)
     return None
-
-
-def _reasons(ranks: Mapping[int, subprocess.Popen[bytes]]) -> str:
-    """Return the reasons that the ranks printed, each line once."""
-    reasons: dict[str, None] = {}
-    for process in ranks.values():
-        assert process.stdout is not None
-        process.kill()
-        for line in process.stdout.read().splitlines():
-            with contextlib.suppress(ValueError):
-                reasons[" ".join(str(json.loads(line)).split())] = None
-    return "; ".join(reasons)

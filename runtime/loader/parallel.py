@@ -93,7 +93,13 @@ def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
     heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, shard.size
     each = -(-kv_heads // size)
     skipped = 0
-    if shard.cuts_groups and _heads_stand_alone(layer) and (cut := _cut_groups(layer, shard)):
+    # Whether a rank can compute its part of a shared head without the other ranks.
+    is_alone = (
+        layer.sinks is None
+        and layer.slopes is None
+        and not isinstance(layer.q_norm, AllHeadsRMSNorm | LayerNorm)
+    )
+    if shard.cuts_groups and is_alone and (cut := _cut_groups(layer, shard)):
         queries, kv, skipped = cut
     elif kv_heads > size and each * (size - 1) < kv_heads:
         kv = Stretch(shard.rank * each, each, kv_heads)
@@ -153,12 +159,6 @@ def _cut_groups(layer: SelfAttention, shard: Shard) -> tuple[Stretch, Stretch, i
     first, end = kv[shard.rank]
     begin = begins[shard.rank]
     return Stretch(begin, each, heads), Stretch(first, end - first, kv_heads), begin % group
-
-
-def _heads_stand_alone(layer: SelfAttention) -> bool:
-    """Whether a rank can compute its part of a shared head without the other ranks."""
-    has_own = layer.sinks is not None or layer.slopes is not None
-    return not has_own and not isinstance(layer.q_norm, AllHeadsRMSNorm | LayerNorm)
 
 
 def _split_head_norm(layer: SelfAttention, name: str, heads: Stretch, shard: Shard) -> None:

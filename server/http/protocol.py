@@ -252,7 +252,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.parser.feed_data(part)
         except httptools.HttpParserUpgrade as upgrade:
             fed = upgrade.args[0]
-            self._ignore_upgrade()
+            # Parse the head again as HTTP/1.1, without its Upgrade header (RFC 9110, 7.8).
+            self._upgrade_asked = False
+            line = b"%s %s HTTP/%s" % (
+                self.parser.get_method(),
+                self.url,
+                self.parser.get_http_version().encode(),
+            )
+            fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
+            self.parser.feed_data(b"\r\n".join([line, *fields, b"", b""]))
         if self._reading is Awaited.HEAD:
             self._head_bytes += fed
             check_headers(self._limits, size=self._head_bytes)
@@ -264,17 +272,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._behind > MAX_BEHIND:
                 raise Refused(too_much_waits(f"{MAX_BEHIND} bytes of requests"))
         return fed
-
-    def _ignore_upgrade(self) -> None:
-        """Parse the head again as HTTP/1.1, without its Upgrade header (RFC 9110, 7.8)."""
-        self._upgrade_asked = False
-        line = b"%s %s HTTP/%s" % (
-            self.parser.get_method(),
-            self.url,
-            self.parser.get_http_version().encode(),
-        )
-        fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
-        self.parser.feed_data(b"\r\n".join([line, *fields, b"", b""]))
 
     def _count_body(self, size: int) -> None:
         self._body_bytes += size
