@@ -131,13 +131,17 @@ def start_processes(
             processes.joined(joined, others.ranks)
             connections += joined
         for channel in connections:
-            # Set a timeout for sends, because a stopped rank reads nothing. See socket(7).
-            with socket.socket(fileno=os.dup(channel.fileno())) as same:
-                whole = int(seconds)
-                limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
-                same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            _limit_sending(channel, seconds)
         unless_started.pop_all()
     return Leader(connections, _group_maker(store, seconds), processes.end, local_size=local_size)
+
+
+def _limit_sending(connection: Channel, seconds: float) -> None:
+    """Set a timeout for sends, because a stopped rank reads nothing. See socket(7)."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        whole = int(seconds)
+        limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def follower(job: dict[str, Any], leader: Channel | None = None) -> Follower:

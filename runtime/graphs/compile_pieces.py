@@ -13,6 +13,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,25 +76,7 @@ def main(argv: list[str]) -> int:
     with contextlib.suppress(OSError):
         _OOM_SCORE.write_text(_FIRST_TO_BE_KILLED)
     try:
-        config, model_config, dtype = (
-            ResolvedConfig(**job["config"]),
-            ModelConfig.from_fields(job["model"]),
-            getattr(torch, job["dtype"]),
-        )
-        platform = detect(config.device)
-        platform.set_up(config.num_threads)
-        change_inductor(job["inductor"])
-        register_attention(platform.dispatch_key)
-        maker = piece_store(PieceMaker, config, platform)
-        maker.cache.check_writable()
-        kernels = platform.linear_kernels(
-            dtype, platform.attention_backend(config.attention_backend), config.cpu_activations
-        )
-        # The part of rank 0: all ranks have the same forward.
-        shard = Shard(0, config.tp_size, platform.cuts_head_groups, config.ep_size)
-        model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)
-        settings = {"ranks": config.tp_size, "ep_size": config.ep_size}
-        make_pieces(maker, model, model_config, dtype, job["kinds"], **settings)
+        _compile(job)
     except Exception as error:
         reason = Reason.TRACE_FAILED if isinstance(error, TraceError) else Reason.COMPILE_FAILED
         print(
@@ -101,6 +84,28 @@ def main(argv: list[str]) -> int:
         )
         return 1
     return 0
+
+
+def _compile(job: dict[str, Any]) -> None:
+    config, model_config, dtype = (
+        ResolvedConfig(**job["config"]),
+        ModelConfig.from_fields(job["model"]),
+        getattr(torch, job["dtype"]),
+    )
+    platform = detect(config.device)
+    platform.set_up(config.num_threads)
+    change_inductor(job["inductor"])
+    register_attention(platform.dispatch_key)
+    maker = piece_store(PieceMaker, config, platform)
+    maker.cache.check_writable()
+    kernels = platform.linear_kernels(
+        dtype, platform.attention_backend(config.attention_backend), config.cpu_activations
+    )
+    # The part of rank 0: all ranks have the same forward.
+    shard = Shard(0, config.tp_size, platform.cuts_head_groups, config.ep_size)
+    model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)
+    settings = {"ranks": config.tp_size, "ep_size": config.ep_size}
+    make_pieces(maker, model, model_config, dtype, job["kinds"], **settings)
 
 
 if __name__ == "__main__":
