@@ -15,7 +15,7 @@ CacheKernels<float> kernels_for(CacheKind) {
 
 namespace {
 
-constexpr int64_t kAlone = 1 << 17;  // products that take no longer than waking another thread
+constexpr int64_t kAlone = 1 << 17;  // Number of products that take as long as waking another thread.
 
 template <class T>
 void attention(const AttentionCall<T>& call, int most_threads) {

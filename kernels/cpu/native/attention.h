@@ -1,5 +1,5 @@
-// Causal attention over a paged KV cache, item by item (attention_items.h), whose keys come a tile at a time (Dao et al.,
-// arXiv:2205.14135). Products and sums are float32, scores count in powers of two.
+// Causal attention over a paged KV cache, item by item (attention_items.h), one tile of keys at a time (Dao et al., arXiv:2205.14135).
+// Products and sums are float32. Scores are in base-2 logarithms.
 #pragma once
 #include "attention_few.h"
 #include "attention_items.h"
@@ -7,14 +7,14 @@
 namespace piecework {
 
 constexpr float kLog2E = 1.44269504f;
-// Where something lies in pages of C, in numbers from the first page's first.
+// The offset of a token's head in pages of C, in numbers from the start of the cache.
 template <class C, class T>
 int64_t page_start(const AttentionCall<T>& call, int64_t page) {
   const int64_t scales = kIsInt8<C> ? static_cast<int64_t>(sizeof(bf16)) * call.page_size * call.kv_heads : 0;
   return page * (call.page_numbers() + scales);
 }
 
-// The scale of the first head's first token of a page.
+// The scale of the first token of a page's first head.
 template <class T>
 bf16* page_scales(const AttentionCall<T>& call, void* cache, int64_t page) {
   return reinterpret_cast<bf16*>(static_cast<int8_t*>(cache) + page_start<int8_t>(call, page) + call.page_numbers());
@@ -22,7 +22,7 @@ bf16* page_scales(const AttentionCall<T>& call, void* cache, int64_t page) {
 
 using tiles::Scratch;
 
-// Key/value heads [first, last) of one token, which `from` begins with.
+// Store the key/value heads [first, last) of one token. `from` points to the first of them.
 template <class T, class C>
 void store_part(const AttentionCall<T>& call, int64_t slot, const T* from, int first, int last, float scale, void* cache) {
   const int64_t width = static_cast<int64_t>(call.kv_heads) * call.head_size, page = slot / call.page_size, offset = slot % call.page_size;
@@ -49,7 +49,7 @@ void store_values(const AttentionCall<T>& call, int row, int first, int last) {
   store_part<T, C>(call, call.slots[row], call.v + row * call.v_stride + first * call.head_size, first, last, call.v_scale, call.v_cache);
 }
 
-// `sums` and `total` are of weights under `peak`.
+// Write one row of the output. `sums` and `total` were made with weights relative to `peak`.
 template <class T>
 void write_row(const AttentionCall<T>& call, const Item& item, int row, const float* __restrict sums, float total, float peak) {
   const int group = call.heads_of(item.kv_head), head = call.first_head(item.kv_head) + row % group;
@@ -66,13 +66,14 @@ bool takes_pairs() {
   return kHasDots && std::is_same_v<T, bf16> && prefers_dots();
 }
 
-// By what scores count in powers of two.
+// The factor that turns products into scores in base-2 logarithms.
 template <class T>
 float score_factor(const AttentionCall<T>& call) {
   return call.scale * kLog2E * call.k_scale * unit_of(call.cache_kind);
 }
 
-// The queries of the item's `rows`, times `score_factor` but for pairs: of few rows where `few` says, else in blocks of a Scratch.
+// Load the queries of the item's `rows`, times `score_factor` except for pairs: as few rows to `few` if that is given, else in blocks to
+// the Scratch.
 template <class C, class T>
 void load_queries(const AttentionCall<T>& call, const Item& item, int rows, float* few, Scratch& scratch) {
   const float factor = score_factor(call);
@@ -120,10 +121,10 @@ void find_tile(const AttentionCall<T>& call, const Item& item, const tiles::Tile
   }
 }
 
-// Whether blocks of rows ask for the next tile while they work on one: what a CPU with AVX-512 was not seen to gain by.
+// Whether blocks of rows prefetch the next tile while they work on one. No gain was seen on a CPU with AVX-512.
 constexpr bool kBlocksAskAhead = kLanes == 8;
 
-// Many rows: keys and values are widened once for all of them. `next`, of which `count` are needed later, comes from memory meanwhile.
+// Attend many rows: keys and values are widened once for all of them. Meanwhile, `count` tokens of `next` are prefetched.
 template <class C>
 void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile, const tiles::Places<C>& places, const tiles::Places<C>& next,
                    int count, Scratch& scratch) {
@@ -145,7 +146,7 @@ void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile,
   }
 }
 
-// The same of pairs of bfloat16, whose scores are to be multiplied by `factor`.
+// The same with pairs of bfloat16, whose scores are multiplied by `factor`.
 template <class C>
 void attend_pairs(int rows, const tiles::Sight& sight, const tiles::Tile& tile, const tiles::Places<C>& places, float factor, Scratch& scratch) {
   for (int j = 0; j < tile.count; j += 2)
@@ -161,7 +162,7 @@ void attend_pairs(int rows, const tiles::Sight& sight, const tiles::Tile& tile, 
     scratch.attend_pairs(sight, tile, row, std::min(tiles::kRows, rows - row), factors);
 }
 
-// The rows of an item of one head that is done, from row `at` of a Scratch on.
+// Write the finished rows of an item with one head, which begin at row `at` of a Scratch.
 template <class T>
 void put_rows(const AttentionCall<T>& call, const Item& item, int rows, int at, const Scratch& scratch, float* partials) {
   const int size = call.value_size;
@@ -178,7 +179,7 @@ void put_rows(const AttentionCall<T>& call, const Item& item, int rows, int at, 
   }
 }
 
-// The `h`-th head of an item alone.
+// The item of the `h`-th head alone.
 template <class T>
 Item one_head(const AttentionCall<T>& call, Item item, int h) {
   if (item.partial >= 0 && h > 0) item.partial += partial_floats((item.last - item.first) * call.heads_of(item.kv_head, h), call.value_size);
@@ -187,14 +188,14 @@ Item one_head(const AttentionCall<T>& call, Item item, int h) {
   return item;
 }
 
-// `following`: what this thread most likely attends to next, or null.
+// Attend one item. `following` is the item that this thread will most likely get next, or null.
 template <class T, class C>
 void attend_item(const AttentionCall<T>& call, const Item& item, const Item* following, Scratch& scratch, float* partials) {
   const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.value_size;
   const int position = item.is_shared ? item.end : call.seq_lens[item.request] - call.query_lens[item.request] + item.first;
   const tiles::Sight sight{position, item.heads > 1 ? kMostRows : group, call.window, call.softcap * kLog2E, call.slopes != nullptr};
   const bool few = tiles::is_few<C>(rows, call.head_size) && tiles::is_few<C>(rows, size);
-  // A block of rows for each head of several, or of one; the queries of few rows lie where other items have their keys.
+  // One block of rows per head, or several blocks of one head. Queries of few rows use the memory that other items use for keys.
   tiles::FewRows blocks[kMostRows / tiles::kRows];
   const int parts = item.heads > 1 ? item.heads : few ? (rows + tiles::kRows - 1) / tiles::kRows : 1;
   const auto head_of = [&](int h) { return one_head(call, item, h); };
@@ -210,7 +211,7 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
     if (item.heads > 1) load_queries<C>(call, head_of(p), count, queries, scratch);
     queries += count * call.head_size;
   }
-  tiles::Places<C> both[2];  // of a tile and of the next
+  tiles::Places<C> both[2];  // This tile and the next.
   const int most = few ? tiles::kFewKeys : tiles::kTile;
   const auto tile_of = [most](const Item& of, int start) { return tiles::Tile{start, std::max(0, std::min(most, of.end - start))}; };
   find_tile(call, item, tile_of(item, item.begin), both[0]);
@@ -243,10 +244,10 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
   }
 }
 
-// What depends on the numbers of the cache, compiled once for each kind: in attention.cpp and attention_bytes.cpp.
+// The functions that depend on the cache's kind of number, compiled for each kind in attention.cpp and attention_bytes.cpp.
 template <class T>
 struct CacheKernels {
-  // Of a row, heads [first, last).
+  // Heads [first, last) of one row.
   void (*store_keys)(const AttentionCall<T>&, int row, int first, int last);
   void (*store_values)(const AttentionCall<T>&, int row, int first, int last);
   void (*attend_item)(const AttentionCall<T>&, const Item&, const Item* following, Scratch&, float* partials);
@@ -267,12 +268,12 @@ CacheKernels<T> kernels_for(CacheKind kind);
 
 CacheKernels<bf16> byte_kernels_for(CacheKind kind);
 
-// The chunks of one head, `chunk_floats` apart, of which `item` is the first, and those that it shares become its rows of `out`; a chunk in
-// which a row sees nothing counts nothing.
+// Merge the chunks of one head, which are `chunk_floats` apart and begin at `item`, with the chunks that it shares, into rows of `out`. A
+// chunk in which a row sees no key has no weight.
 template <class T>
 void merge_head(const AttentionCall<T>& call, const Item& item, int64_t chunk_floats, Scratch& scratch, const float* partials) {
   const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.value_size;
-  // work(peak, total, sums) of each chunk of a row.
+  // Call work(peak, total, sums) for each chunk of a row.
   const auto each_chunk = [&](int row, auto work) {
     const auto go = [&](int64_t begin, int chunks, int64_t apart, int all, int row) {
       for (const float* chunk = partials + begin; chunks > 0; --chunks, chunk += apart)

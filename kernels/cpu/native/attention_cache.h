@@ -1,10 +1,10 @@
-// Numbers of a KV cache: as wide as the queries, or 8 bits, laid out and rounded as kernels/cache_format.py says.
+// The numbers of a KV cache: the dtype of the queries, or 8 bits in the layout and rounding of kernels/cache_format.py.
 #pragma once
 #include "attention_tiles.h"
 
 namespace piecework {
 
-// As attention.py counts them.
+// Numbered as in attention.py.
 enum class CacheKind : int32_t { kAsQueries, kE4M3, kE5M2, kInt8 };
 
 struct e5m2 {
@@ -14,11 +14,11 @@ struct e5m2 {
 template <class C>
 constexpr bool kIsInt8 = std::is_same_v<C, int8_t>;
 
-// What `widen` divides the numbers by.
+// The number by which `widen` divides.
 inline float unit_of(CacheKind kind) { return kind == CacheKind::kE4M3 ? 256.0f : 1.0f; }
 
-// The bits of |x| <= largest, rounded to nearest, ties to even, in a format of `fraction` bits under an exponent of this bias; a NaN
-// is all ones.
+// The bits of |x| <= largest, rounded to nearest with ties to even, in a format with `fraction` bits and an exponent with this bias. NaN
+// becomes all ones.
 template <int fraction, int bias>
 inline uint8_t float8_bits(float x, float largest) {
   constexpr int cut = 23 - fraction;
@@ -26,7 +26,7 @@ inline uint8_t float8_bits(float x, float largest) {
   const float size = std::min(bits_as<float>(bits_as<uint32_t>(x) & 0x7fffffffu), largest);
   const uint32_t wide = bits_as<uint32_t>(size);
   const uint32_t normal = ((wide + (1u << (cut - 1)) - 1 + (wide >> cut & 1u)) >> cut) - ((127u - bias) << fraction);
-  // Added to a number whose last digit is worth as much as the smallest of the format.
+  // A number whose last digit is the format's smallest number. Adding it rounds to that digit.
   constexpr uint32_t unit = (127u + 24 - bias - fraction) << 23;
   const uint32_t subnormal = bits_as<uint32_t>(size + bits_as<float>(unit)) - unit;
   const uint32_t found = wide < (128u - bias) << 23 ? subnormal : normal;
@@ -42,11 +42,12 @@ void store_float8(const T* x, int64_t count, float scale, C* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = narrowed(to_float(x[i]) / scale, C{});
 }
 
-// One token's key or value of a head, and the scale that it gets.
+// Store a key or value of one token and head, and its scale.
 template <class T>
 void store_int8(const T* x, int size, int8_t* to, bf16* scale) {
-  constexpr float kMost = 127.0f, kWhole = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to whole numbers, in its lowest bits
-  uint32_t bits = 0;  // counted so, a NaN is the greatest
+  // 1.5 * 2^23: a number that is added to it is rounded to an integer, in its lowest bits.
+  constexpr float kMost = 127.0f, kWhole = 12582912.0f;
+  uint32_t bits = 0;  // As integers, a NaN is the largest.
 #pragma omp simd reduction(max : bits)
   for (int i = 0; i < size; ++i) bits = std::max(bits, bits_as<uint32_t>(to_float(x[i])) & 0x7fffffffu);
   *scale = from_float<bf16>(std::max(bits_as<float>(bits) / kMost, 0x1p-126f));
@@ -63,12 +64,12 @@ namespace tiles {
 template <class C>
 constexpr bool kIsByte = sizeof(C) == 1;
 
-// kLanes numbers, in `unit_of` their kind.
+// Load kLanes numbers, divided by the `unit_of` their kind.
 inline floats widen(const fp8* from) { return load_e4m3(&from->bits); }
 inline floats widen(const e5m2* from) { return load_e5m2(&from->bits); }
 inline floats widen(const int8_t* from) { return load_bytes(from); }
 
-// Up to kLanes of them, the others zeros.
+// Load up to kLanes numbers, and zeros for the rest.
 template <class C>
 inline floats widen(const C* from, int count) {
   if (count >= kLanes) return widen(from);
@@ -77,7 +78,7 @@ inline floats widen(const C* from, int count) {
   return widen(some);
 }
 
-// Where the keys and values of a tile lie. Behind its last token there are others of its own.
+// The addresses of a tile's keys and values. The tokens after its last one belong to the same page.
 template <class C>
 struct Places {
   const C *keys[kTile], *values[kTile];
@@ -89,7 +90,7 @@ struct Places<int8_t> {
   float key_scales[kTile], value_scales[kTile];
 };
 
-// 2 * kLanes numbers from `begin` of `size` on in bfloat16, which holds each of 8 bits, zeros behind the end.
+// Load 2 * kLanes numbers from `begin` of `size` as bfloat16, which represents every 8-bit number exactly, with zeros after the end.
 template <class C>
 inline words load_pairs(const C* from, int begin, int size) {
   if constexpr (kIsByte<C>) {
@@ -101,7 +102,7 @@ inline words load_pairs(const C* from, int begin, int size) {
   }
 }
 
-// One value as float32, zeros up to `padded`, a multiple of kLanes.
+// Widen one value to float32, with zeros up to `padded`, a multiple of kLanes.
 template <class C>
 inline void widen_value(const C* from, float factor, float* to, int size, int padded) {
   if constexpr (kIsByte<C>) {
@@ -111,7 +112,7 @@ inline void widen_value(const C* from, float factor, float* to, int size, int pa
   }
 }
 
-// `count` keys, up to kLanes, become columns of to [size, stride], each times its factor.
+// Transpose `count` keys, at most kLanes, to columns of to [size, stride], each times its factor.
 template <class C>
 inline void widen_keys(const C* const* from, int count, int size, floats factors, float* to, int stride) {
   if constexpr (kIsByte<C>) {

@@ -1,22 +1,22 @@
-// Few query rows over a tile, as decodes have them: keys and values are widened in registers and not written anywhere.
+// Few query rows over a tile, as in decodes. Keys and values are widened in registers and never stored.
 //
-// C: the cache's kind of number. bfloat16 comes two to a word, so that a vector of words becomes one of even and one of odd numbers: rows
-// of queries and of sums lie in that order here, kLanes even ones, kLanes odd ones, and so on. Others lie one after another.
+// C is the cache's kind of number. bfloat16 is loaded as words of two numbers, so a vector of words gives a vector of even and one of odd
+// numbers. Rows of queries and of sums have this order: kLanes even numbers, kLanes odd ones, and so on. Other kinds are in order.
 #pragma once
 #include "attention_cache.h"
 
 namespace piecework::tiles {
 
-constexpr int kFewRows = std::min(8, kLanes);  // with more of them it pays to transpose keys
-// Keys of a tile: of all heads of a token, those of this tile and of the next, with their values, fit the first cache.
+constexpr int kFewRows = std::min(8, kLanes);  // With more rows, transposing keys is faster.
+// Keys of a tile. The keys and values of all heads in this tile and the next fit the first cache.
 constexpr int kFewKeys = kLanes == 16 ? 32 : kTile;
 constexpr int kKeysAtOnce = kLanes == 16 ? 4 : 2;
-// Vectors of columns that R rows are summed in together.
+// Number of vectors of columns that are summed together for R rows.
 template <int R>
 constexpr int kColumnsAtOnce = kLanes == 16 || (kLanes == 8 && R <= 2) ? 4 : 2;
 
 template <class C>
-constexpr int kVectors = std::is_same_v<C, bf16> ? 2 : 1;  // that are made at once
+constexpr int kVectors = std::is_same_v<C, bf16> ? 2 : 1;  // Number of vectors that one load gives.
 
 template <class C>
 bool is_few(int rows, int head_size) {
@@ -36,10 +36,10 @@ inline void widen_vectors(const C* from, floats* to) {
   }
 }
 
-// The lanes of each row summed: lane i of what is returned belongs to row i.
+// Sum the lanes of each row: lane i of the result is the sum of row i.
 inline floats sum_each(floats (&rows)[kLanes]) {
 #if defined(__AVX512F__)
-  // One port has all shuffles: where a blend does, the first two rounds take it.
+  // Shuffles use one port of the CPU. Blends can replace them in the first two rounds.
   const auto halves = [&](int i) {
     const __m512 a = (__m512)rows[i], b = (__m512)rows[i + 1];
     return _mm512_mask_blend_ps(0xcccc, a, b) + _mm512_shuffle_ps(a, b, 0x4e);
@@ -55,7 +55,7 @@ inline floats sum_each(floats (&rows)[kLanes]) {
   const __m512 low = eights(0), high = eights(8);
   return (floats)(_mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd));
 #elif defined(__AVX2__)
-  // Shuffles that cross the halves of a vector are slow: those come last, and once.
+  // Shuffles across the halves of a vector are slow, so they come last, once.
   const auto pairs = [&](int i) {
     const __m256 a = (__m256)rows[i], b = (__m256)rows[i + 1];
     return (__m256d)(_mm256_unpacklo_ps(a, b) + _mm256_unpackhi_ps(a, b));
@@ -80,12 +80,12 @@ inline floats sum_each(floats (&rows)[kLanes]) {
 #endif
 }
 
-// Rows of keys or values that will be needed, asked for line by line while others are worked on. They lie side by side as far as a page
-// reaches: a core has few lines on their way that it asked for itself, and many more once it sees that they follow one another.
+// Rows of keys or values that will be needed, prefetched line by line. Rows are contiguous within a page. A core has few software
+// prefetches in flight, but many more when it recognises a sequence.
 template <class C>
 struct Ahead {
   const C *const *row, *const *end;
-  int width, column = 0;  // numbers of a row
+  int width, column = 0;  // Numbers of a row.
 
   void ask(int lines) {
     for (; lines > 0 && row < end; --lines) {
@@ -101,7 +101,7 @@ constexpr int lines_of(int numbers) {
   return (numbers * static_cast<int>(sizeof(C)) + 63) / 64;
 }
 
-// q [R, size] times each of kLanes keys, which begin at a number of their rows: scores [R, kTile].
+// scores [R, kTile] = q [R, size] times kLanes keys, which begin at an offset in their rows.
 template <int R, class C>
 inline void score_few(const float* q, int size, const C* const* keys, int at, float* scores, Ahead<C>& ahead) {
   constexpr int pack = kVectors<C>;
@@ -131,7 +131,7 @@ inline void score_few(const float* q, int size, const C* const* keys, int at, fl
   for (int r = 0; r < R; ++r) store(scores + r * kTile, sum_each(products[r]));
 }
 
-// kept * sums + weights [R, kTile] times `count` values, of N vectors of columns from `column` of their rows on.
+// kept * sums + weights [R, kTile] times `count` values, for N vectors of columns from `column` on.
 template <int R, int N, class C>
 inline void sum_few(const float* weights, const C* const* values, int column, int count, const float* kept, float* sums, int size,
                     Ahead<C>& ahead) {
@@ -159,7 +159,7 @@ inline void sum_few(const float* weights, const C* const* values, int column, in
   }
 }
 
-// work(row, R) for `rows` rows, up to four together.
+// Call work(row, R) for `rows` rows, up to four at a time.
 template <class Work>
 inline void each_few(int rows, const Work& work) {
   int row = 0;
@@ -171,13 +171,14 @@ inline void each_few(int rows, const Work& work) {
   }
 }
 
-// The rows [first, first + count) of a Scratch, of one key/value head: their queries, and where the head begins in rows of keys and values.
+// Rows [first, first + count) of a Scratch that belong to one key/value head: their queries, and the head's offset in rows of keys and
+// values.
 struct FewRows {
   int first, count, at;
   const float* queries;
 };
 
-// While scores are made, keys that are needed later come from memory, and values while values are summed.
+// Later keys are prefetched while scores are computed, and later values while values are summed.
 template <class C>
 void attend_few(const FewRows& few, const Sight& sight, const Tile& tile, const Places<C>& places, Ahead<C> keys, Ahead<C> values, Scratch& scratch) {
   constexpr int pack = kVectors<C>;
@@ -204,7 +205,7 @@ void attend_few(const FewRows& few, const Sight& sight, const Tile& tile, const 
   keys.ask(kTile * lines_of<C>(keys.width)), values.ask(kTile * lines_of<C>(values.width));
 }
 
-// Queries of `count` rows times `factor`, in the order of the cache's numbers.
+// Load the queries of `count` rows times `factor`, in the order of the cache's numbers.
 template <class C, class T>
 void load_few(const T* const* from, int count, int size, float factor, float* to) {
   for (int r = 0; r < count; ++r, to += size) {
@@ -221,7 +222,7 @@ void load_few(const T* const* from, int count, int size, float factor, float* to
   }
 }
 
-// Sums [count] become one number after another again.
+// Bring sums [count] back into order.
 template <class C>
 void restore_order(float* sums, int count) {
   constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};

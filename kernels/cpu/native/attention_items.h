@@ -1,10 +1,10 @@
-// Attention of a step, cut into items that threads take one by one.
+// Splits the attention of a step into items, which threads take one by one.
 //
-// T tokens of a step, B requests, H query heads, K key/value heads, D numbers of a key, E of a value, S tokens in a page. An item's
-// rows are the query heads of its key/value head, token after token.
+// T tokens of a step, B requests, H query heads, K key/value heads, D numbers of a key, E of a value, S tokens in a page. The rows of an
+// item are the query heads of its key/value head, for one token after another.
 //
-// Decodes that begin with the same pages, next to each other in a step, share items over those: their queries are rows of one block, which
-// reads each key once (cascade attention, as Ye et al. have it in flashinfer, arXiv:2501.01005).
+// Neighbouring decodes that begin with the same pages share items over these pages. Their queries are rows of one block, which reads each
+// key once (cascade attention, Ye et al., flashinfer, arXiv:2501.01005).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,61 +14,61 @@
 
 namespace piecework {
 
-constexpr int kMostRows = 192;    // query rows of an item: tokens times the query heads of one key/value head
-constexpr int kLeastRows = 48;    // that are worth loading keys for, where many threads share few rows
-constexpr int kLeastChunk = 512;  // keys that are worth an item of their own
-constexpr int kLeastShared = 64;  // keys that are worth to be shared
-constexpr bool kCutsRows = kLanes == 8;  // whether chunks of a decode have all heads; with AVX-512 that was not tried
+constexpr int kMostRows = 192;    // Query rows of an item: tokens times the query heads of one key/value head.
+constexpr int kLeastRows = 48;    // Rows for which loading keys is worth it, if many threads share few rows.
+constexpr int kLeastChunk = 512;  // Keys for which a separate item is worth it.
+constexpr int kLeastShared = 64;  // Keys for which sharing is worth it.
+constexpr bool kCutsRows = kLanes == 8;  // Whether chunks of a decode have all heads. Not tried with AVX-512.
 
 template <class T>
 struct AttentionCall {
-  const T *q, *k, *v;  // [T, H, D], [T, K, D], [T, K, E]; rows are `*_stride` numbers apart
+  const T *q, *k, *v;  // [T, H, D], [T, K, D], [T, K, E]; rows are `*_stride` numbers apart.
   T* out;              // [T, H, E]
-  // [pages, S, K, D] and [pages, S, K, E] of `cache_kind`; int8 has the scales of a page, [K, S] bfloat16, behind its numbers. E is D,
-  // or both caches are one and values the first E numbers of keys.
+  // [pages, S, K, D] and [pages, S, K, E] of `cache_kind`. In int8, the numbers of a page are followed by its scales, [K, S] bfloat16. E is
+  // D, or both caches are the same and values are the first E numbers of keys.
   void *k_cache, *v_cache;
   const int64_t* slots;  // [tokens]: page * S + offset
   const int64_t* table;  // [B, table_stride]
   const int32_t *query_lens, *seq_lens;  // [B]
-  const float *sinks, *slopes;           // [H]: scores without values; by what scores fall from key to key before the query; null: none
+  const float *sinks, *slopes;           // [H]: scores without values; decrease of scores per key of distance; or null.
   int64_t q_stride, k_stride, v_stride, out_stride, table_stride;
-  int32_t requests, tokens, heads, kv_heads, head_size, value_size, page_size, window;  // D, E; window 0: all
-  int32_t group, skipped;  // query heads of a key/value head; of the first's so many are missing
+  int32_t requests, tokens, heads, kv_heads, head_size, value_size, page_size, window;  // D, E; window 0 means all keys.
+  int32_t group, skipped;  // Query heads per key/value head; number of them that the first one lacks.
   CacheKind cache_kind;
-  float scale, k_scale, v_scale;  // k_scale, v_scale: 1 but for numbers in float8
-  float softcap;                  // that scores are held below; 0: none
+  float scale, k_scale, v_scale;  // k_scale, v_scale are 1 except for float8.
+  float softcap;                  // Limit of scores; 0 means none.
 
-  // Numbers of a page, without the scales behind them.
+  // Numbers of a page, without the scales after them.
   int64_t page_numbers() const { return static_cast<int64_t>(page_size) * kv_heads * head_size; }
 
-  // The query heads of a key/value head; the last has all that are left.
+  // The first query head of a key/value head. The last key/value head has the rest of the query heads.
   int first_head(int kv_head) const { return std::max(0, kv_head * group - skipped); }
   int heads_of(int kv_head) const { return (kv_head + 1 == kv_heads ? heads : first_head(kv_head + 1)) - first_head(kv_head); }
   int heads_of(int kv_head, int count) const { return first_head(kv_head + count - 1) + heads_of(kv_head + count - 1) - first_head(kv_head); }
   int most_heads() const { return std::max(std::min(group, heads), heads_of(kv_heads - 1)); }
 };
 
-// What decodes with the same first pages have in common.
+// What decodes with the same first pages share.
 struct Shared {
-  int64_t partial = -1;       // where the unmerged results of its chunks lie
+  int64_t partial = -1;       // Offset of the unmerged results of its chunks.
   int32_t chunks = 0;
-  int32_t token = 0, tokens = 0;  // which one this is of those that share
+  int32_t token = 0, tokens = 0;  // Number of this decode among those that share.
 };
 
-// Keys [begin, end) of `heads` key/value heads for the query tokens [first, last) of a request: `row` is the step's token that belongs to
-// `first`. Several heads are those of one token, whose keys lie side by side.
+// Keys [begin, end) of `heads` key/value heads for the query tokens [first, last) of a request. `row` is the step's token of `first`. With
+// several heads there is one token, whose keys are contiguous.
 struct Item {
   int32_t request, kv_head, heads, first, last, row, begin, end;
-  int64_t partial;  // where its unmerged result lies, -1: it is the only chunk
-  int32_t chunks;   // of the item that merges them, the first; 0 for the others
-  bool is_shared;   // its tokens are the only ones of as many requests, which all see these keys
-  Shared shared;    // of the item that merges
+  int64_t partial;  // Offset of its unmerged result; -1 if it is the only chunk.
+  int32_t chunks;   // Number of chunks, in the first item, which merges them; 0 in the others.
+  bool is_shared;   // Whether each token is the only one of its request, and all see these keys.
+  Shared shared;    // Set in the item that merges.
 };
 
-// Where the results of chunks wait, head after head: for each row its peak, its total, and E sums.
+// Size of the results of chunks, head after head: the peak, the total and E sums of each row.
 inline int64_t partial_floats(int rows, int value_size) { return static_cast<int64_t>(rows) * (value_size + 2); }
 
-// Query tokens of an item: as many as fill its rows, fewer where threads would have nothing to do.
+// Query tokens of an item: enough to fill its rows, or fewer if threads would be idle.
 template <class T>
 int tokens_in_item(const AttentionCall<T>& call, int threads) {
   const int64_t group = call.most_heads(), all = static_cast<int64_t>(call.heads) * call.tokens;
@@ -77,32 +77,32 @@ int tokens_in_item(const AttentionCall<T>& call, int threads) {
   return static_cast<int>(std::max<int64_t>(1, rows / group));
 }
 
-// Decodes [first, last) of the requests, whose first `keys` keys are the same.
+// Decodes [first, last), whose first `keys` keys are the same.
 struct Run {
   int32_t first, last, keys;
 };
 
-// Requests from `first` on that share keys; alone, and with 0, where the next does not.
+// The requests from `first` on that share keys. If the next one does not, the run has one request and 0 keys.
 template <class T>
 Run find_run(const AttentionCall<T>& call, int first) {
   const auto whole = [&](int b) { return call.query_lens[b] == 1 ? (call.seq_lens[b] - 1) / call.page_size : 0; };
   const int least = (kLeastShared + call.page_size - 1) / call.page_size;
   const int most = std::max(1, kMostRows / call.most_heads());
   const int64_t* pages = call.table + first * call.table_stride;
-  // Of items that requests share, nothing tells where each row's query stands.
+  // Shared items do not know the position of each row's query, so windows and slopes exclude sharing.
   int shared = call.window > 0 || call.slopes || is_batch_invariant() ? 0 : whole(first), last = first + 1;
   for (; shared >= least && last < call.requests && last - first < most; ++last) {
     const int64_t* others = call.table + last * call.table_stride;
     const int same = static_cast<int>(std::mismatch(pages, pages + std::min(shared, whole(last)), others).first - pages);
-    // One that shares little would take from the others what they share.
+    // A request that shares little would reduce what the others share.
     if (same < least || 2 * same < shared) break;
     shared = last == first + 1 ? same : std::min(shared, same);
   }
   return {first, last, last > first + 1 ? shared * call.page_size : 0};
 }
 
-// Whether a decode's heads may be one item, of few rows each (attention_few.h): what it reads is then a row of memory. Not int8's, whose
-// scales lie apart.
+// Whether all heads of a decode may be one item with few rows each (attention_few.h), which reads contiguous memory. Not for int8, whose
+// scales are separate.
 template <class T>
 bool takes_all_heads(const AttentionCall<T>& call) {
   const auto is_whole = [](int size) { return size % (2 * kLanes) == 0; };
@@ -110,7 +110,7 @@ bool takes_all_heads(const AttentionCall<T>& call) {
          call.heads <= tiles::kTile && is_whole(call.head_size) && is_whole(call.value_size) && call.cache_kind != CacheKind::kInt8;
 }
 
-// The longest first, so that at the end no thread waits long for another.
+// Make the items, the longest first, so that no thread waits long at the end.
 template <class T>
 int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>& items) {
   const int block = tokens_in_item(call, threads);
@@ -120,7 +120,7 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
   static thread_local std::vector<Run> runs;
   runs.clear();
   for (int b = 0; b < call.requests; b = runs.back().last) runs.push_back(find_run(call, b));
-  // Several items a thread, so that none waits long for the last.
+  // Several items per thread, so that no thread waits long for the last one.
   int64_t keys = 0, shared_work = 0;
   for (const Run& run : runs) {
     shared_work += static_cast<int64_t>(run.keys) * (run.last - run.first);
@@ -132,11 +132,11 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
   const int64_t fair = is_batch_invariant() ? kLeastChunk : std::max<int64_t>(kLeastChunk, keys * call.kv_heads / parts);
   const int64_t fair_work = std::max<int64_t>(kLeastChunk, (keys + shared_work) * call.kv_heads / parts);
   const bool all_heads = takes_all_heads(call), many = all_heads && call.requests >= 2 * threads;
-  // Chunks of long decodes too, where they are enough for all threads.
+  // Split long decodes too, if there are enough chunks for all threads.
   const bool cuts_rows = kCutsRows && all_heads && keys >= 2 * threads * kLeastChunk;
   int64_t floats = 0;
   items.clear();
-  // The chunks of one key/value head, of which those that wait to be merged lie one after another.
+  // Add the chunks of one key/value head. Chunks that wait to be merged are stored one after another.
   const auto cut = [&](Item item, int64_t chunks, bool waits) {
     const int from = item.begin, end = item.end;
     const int size = tiles::round_up(static_cast<int>((end - from + chunks - 1) / chunks), tiles::kTile);

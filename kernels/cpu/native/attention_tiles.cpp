@@ -1,14 +1,14 @@
-// Scores of a block of rows against a tile of keys, their softmax so far, and the weighted sums of the tile's values.
+// Scores of a block of rows with a tile of keys, their running softmax, and the weighted sums of the tile's values.
 #include "attention_tiles.h"
 
 namespace piecework::tiles {
 namespace {
 
-// Scores: rows of `a` lie side by side, kLanes apart from number to number. Sums: each row of `a` is a line of a tile.
+// Scores: rows of `a` are interleaved, kLanes numbers apart. Sums: each row of `a` is a line of a tile.
 enum class Kind { kScores, kSums };
 
-// a [R, count] times b [count, columns]: factors[0] * c for scores, added to factors[r] * c for sums. Of float32, whose scores have no
-// factor, or of pairs.
+// a [R, count] times b [count, columns]: factors[0] * c for scores, added to factors[r] * c for sums. T is float32, whose scores have no
+// factor, or pairs.
 template <class T>
 struct Product {
   const T *a, *b;
@@ -18,7 +18,7 @@ struct Product {
   int c_stride;
 };
 
-// sums + one number, or pair, of a row times as many columns.
+// sums + one number or pair of a row times a vector of columns.
 inline floats add_products(floats sums, const float* x, floats columns) { return sums + splat(*x) * columns; }
 
 template <class Words>
@@ -26,7 +26,7 @@ inline floats add_products(floats sums, const uint32_t* x, Words columns) {
   return dot_pairs(sums, columns, reinterpret_cast<const bf16*>(x));
 }
 
-// N vectors of columns. What a tile adds is summed by itself first: rounding errors grow with the tiles, not with the keys.
+// N vectors of columns. The sum of a tile is made first and then added, so rounding errors grow with the number of tiles, not of keys.
 template <Kind kind, int R, int N, class T>
 inline void multiply(const Product<T>& product) {
   using Vector = std::conditional_t<std::is_same_v<T, float>, floats, words>;
@@ -58,7 +58,7 @@ inline void multiply(const Product<T>& product) {
   }
 }
 
-// Over all `columns`, a multiple of kLanes.
+// All `columns`, a multiple of kLanes.
 template <Kind kind, int R, class T>
 void multiply_rows(Product<T> product, int columns) {
   constexpr int widest = R <= kRows / 2 ? 4 : 2;
@@ -74,7 +74,7 @@ void multiply_rows(Product<T> product, int columns) {
   if (left > 0) next(std::integral_constant<int, 1>{});
 }
 
-// With as few rows of zeros as the compiled sizes allow.
+// Fill up with as few rows of zeros as the compiled sizes allow.
 template <Kind kind, class T>
 void multiply_block(int rows, const Product<T>& product, int columns) {
   if (rows == 1) return multiply_rows<kind, 1>(product, columns);
@@ -86,7 +86,8 @@ void multiply_block(int rows, const Product<T>& product, int columns) {
     if (rows <= 8) return multiply_rows<kind, 8>(product, columns);
   }
   if constexpr (kRows == 12) {
-    // Two halves with twice as many columns: Intel's CPUs load little more than one vector of 512 bits, or one number to all its lanes, a cycle.
+    // Two halves with twice as many columns. Intel's CPUs load little more than one vector of 512 bits, or one number into all lanes, per
+    // cycle.
     Product<T> other = product;
     other.a += kind == Kind::kScores ? kRows / 2 : kRows / 2 * kTile, other.c += kRows / 2 * product.c_stride;
     if (kind == Kind::kSums) other.factors += kRows / 2;
@@ -96,7 +97,7 @@ void multiply_block(int rows, const Product<T>& product, int columns) {
   multiply_rows<kind, kRows>(product, columns);
 }
 
-// The keys [low, high) of a tile that a row sees, low and high within it.
+// Keys [low, high) of a tile that a row sees.
 struct Span {
   int low, high;
 };
@@ -106,7 +107,7 @@ Span visible(const Sight& sight, const Tile& tile, int row) {
   return {sight.window > 0 ? std::max(0, position + 1 - sight.window - tile.start) : 0, std::min(tile.count, position + 1 - tile.start)};
 }
 
-// The scores [begin, end) of keys that a row does not see.
+// Hide the scores [begin, end) of keys that a row does not see.
 void hide(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* scores) {
   for (int r = 0; r < rows; ++r, scores += kTile) {
     const Span span = visible(sight, tile, row + r);
@@ -117,9 +118,9 @@ void hide(const Sight& sight, const Tile& tile, int row, int rows, int begin, in
   }
 }
 
-// The scores [begin, end) become cap * tanh(score / cap), within 1e-6 of the cap.
+// Replace the scores [begin, end) by cap * tanh(score / cap), within 1e-6 of the cap.
 void cap_scores(float cap, int rows, int begin, int end, float* scores) {
-  constexpr float kTwiceLog2E = 2.88539008f, kFlat = 60.0f;  // where the tangent is 1
+  constexpr float kTwiceLog2E = 2.88539008f, kFlat = 60.0f;  // Where the hyperbolic tangent is 1.
   for (int r = 0; r < rows; ++r, scores += kTile) {
     for (int j = begin; j < end; j += kLanes) {
       const floats x = load<floats>(scores + j) * (kTwiceLog2E / cap);
@@ -129,7 +130,7 @@ void cap_scores(float cap, int rows, int begin, int end, float* scores) {
   }
 }
 
-// The scores [begin, end) of a row fall by `slope` for each key between theirs and that of `position` in the tile.
+// Lower the scores [begin, end) of a row by `slope` per key of distance from `position` in the tile.
 void lower(float slope, int position, int begin, int end, float* scores) {
   for (int j = begin; j < end; j += kLanes) {
     const floats distance = __builtin_convertvector(lane_numbers() + (j - position), floats);

@@ -1,5 +1,6 @@
-// Blocks of query rows over tiles of keys: their memory, how it is filled, and what a block makes of a tile. Products are of float32, or,
-// where that is faster, of pairs of bfloat16, which two neighbours of a row are: weights are rounded to it then, as on GPUs. Sums are float32.
+// Blocks of query rows over tiles of keys: their memory, how it is filled, and how a block processes a tile. Products are in float32, or,
+// if that is faster, dot products of pairs of neighbouring bfloat16 numbers. Weights are then rounded to bfloat16, as on GPUs. Sums are in
+// float32.
 #pragma once
 #include <vector>
 
@@ -7,16 +8,16 @@
 
 namespace piecework {
 
-// Whether blocks of rows in bfloat16 are multiplied by its dot products, not by FMAs of float32 (ways.cpp).
+// Whether blocks of rows in bfloat16 use its dot products instead of float32 FMAs (ways.cpp).
 bool prefers_dots();
 
 }  // namespace piecework
 
 namespace piecework::tiles {
 
-constexpr int kRows = std::min(kBlockRows, kLanes);  // query rows that are multiplied together
-constexpr int kTile = 64;                            // keys that are looked at together
-constexpr float kNothing = -1e30f;                   // the highest score of a row that has seen no key
+constexpr int kRows = std::min(kBlockRows, kLanes);  // Query rows that are multiplied together.
+constexpr int kTile = 64;                            // Keys that are processed together.
+constexpr float kNothing = -1e30f;                   // The peak of a row that has seen no key.
 
 inline int round_up(int number, int multiple) { return (number + multiple - 1) / multiple * multiple; }
 
@@ -31,7 +32,7 @@ inline floats choose(ints mask, floats yes, floats no) {
   return bits_as<floats>((mask & bits_as<ints>(yes)) | (~mask & bits_as<ints>(no)));
 }
 
-// The greater one; `b` where either is a NaN.
+// The larger number; `b` if one of them is a NaN.
 inline floats greater(floats a, floats b) { return a > b ? a : b; }
 
 template <int Distance, int... I>
@@ -43,7 +44,7 @@ inline words swapped(words v, std::integer_sequence<int, I...>) {
 #endif
 }
 
-// Every lane with the one `Distance` away, then with nearer ones, until each holds what all of them come to.
+// Join every lane with the lane at `Distance`, then with nearer ones, until each lane holds the result of all.
 template <int Distance = kLanes / 2, class Join>
 inline float folded(floats v, Join join) {
   v = join(v, bits_as<floats>(swapped<Distance>(bits_as<words>(v), std::make_integer_sequence<int, kLanes>{})));
@@ -57,10 +58,11 @@ inline float sum_of(floats v) {
   return folded(v, [](floats a, floats b) { return a + b; });
 }
 
-// 2^x within 2e-7 of its value for x in [-126, 126], 0 from -127 down: a polynomial on [-0.5, 0.5], its exponent shifted. NaN stays NaN.
+// 2^x within 2e-7 of its value for x in [-126, 126], and 0 from -127 down: a polynomial on [-0.5, 0.5] with its exponent shifted. NaN stays
+// NaN.
 inline floats power_of_two(floats x) {
-  constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to whole numbers, in its lowest bits
-  x = greater(splat(-127.0f), x);        // there p is 1 and nothing is left of its exponent
+  constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: a number that is added to it is rounded to an integer, in its lowest bits.
+  x = greater(splat(-127.0f), x);        // There p is 1, and its exponent becomes 0.
   const floats shifted = x + kWhole;
   const floats r = x - (shifted - kWhole);
   floats p = r * 1.3264727e-3f + 9.6715127e-3f;
@@ -71,7 +73,7 @@ inline floats power_of_two(floats x) {
   return bits_as<floats>(bits_as<words>(p) + (bits_as<words>(shifted) << 23));
 }
 
-// Half of the pairs that a transposition meets: lanes 0.. or lanes kLanes / 2.. of `a` and `b`, in turn.
+// One step of a transposition: interleave the first or the last halves of `a` and `b`.
 template <int First, int... I>
 inline words interleaved(words a, words b, std::integer_sequence<int, I...>) {
 #if defined(__clang__) || __GNUC__ >= 12
@@ -81,7 +83,7 @@ inline words interleaved(words a, words b, std::integer_sequence<int, I...>) {
 #endif
 }
 
-// Rows become columns: perfect shuffles of the upper with the lower half of the rows, as often as it takes.
+// Transpose by repeated perfect shuffles of the upper and the lower half of the rows.
 inline void transpose(words (&rows)[kLanes]) {
   constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
 #pragma GCC unroll 4
@@ -100,7 +102,7 @@ inline void transpose(words (&rows)[kLanes]) {
 template <class T>
 constexpr int kNumbersInWord = sizeof(words) / (kLanes * sizeof(T));
 
-// kLanes words of kLanes rows become `taken` lines of to [taken, stride].
+// Transpose kLanes words of kLanes rows to `taken` lines of to [taken, stride].
 template <class T>
 inline void store_transposed(words (&rows)[kLanes], int taken, floats factors, float* to, int stride) {
   transpose(rows);
@@ -115,8 +117,8 @@ inline void store_transposed(words (&rows)[kLanes], int taken, floats factors, f
   }
 }
 
-// `count` rows, up to kLanes, of pairs of `size` numbers in bfloat16 become columns of to [size / 2, stride]; the others zeros. pairs(row,
-// begin): 2 * kLanes numbers of a row, zeros behind its end.
+// Transpose `count` rows, at most kLanes, of pairs of `size` bfloat16 numbers to columns of to [size / 2, stride]; other columns are zeros.
+// pairs(row, begin) loads 2 * kLanes numbers of a row, with zeros after its end.
 template <class Pairs>
 inline void transpose_pairs(int count, int size, uint32_t* to, int stride, Pairs pairs) {
   for (int begin = 0; begin < size; begin += 2 * kLanes, to += kLanes * stride) {
@@ -131,7 +133,7 @@ inline void transpose_pairs(int count, int size, uint32_t* to, int stride, Pairs
   }
 }
 
-// Numbers in bfloat16 at `from`, up to 2 * kLanes, zeros behind them.
+// Load up to 2 * kLanes bfloat16 numbers, and zeros for the rest.
 inline words load_pairs(const bf16* from, int count) {
   if (count >= 2 * kLanes) return load<words>(from);
   words some{};
@@ -139,7 +141,7 @@ inline words load_pairs(const bf16* from, int count) {
   return some;
 }
 
-// The numbers of `a` and `b` in turn: First 0: of their first halves, kLanes: of the others.
+// Interleave the numbers of `a` and `b`: their first halves for First 0, the others for First kLanes.
 template <int First, int... I>
 inline words in_turn(words a, words b, std::integer_sequence<int, I...>) {
   using shorts = uint16_t __attribute__((vector_size(4 * kLanes)));
@@ -151,7 +153,7 @@ inline words in_turn(words a, words b, std::integer_sequence<int, I...>) {
 #endif
 }
 
-// Two rows of bfloat16 become one of pairs, to [padded]. pairs(row, begin): as `transpose_pairs` takes them.
+// Combine two rows of bfloat16 to one row of pairs, to [padded]. pairs(row, begin) is as in `transpose_pairs`.
 template <class Pairs>
 inline void join_rows(int padded, uint32_t* to, Pairs pairs) {
   constexpr auto numbers = std::make_integer_sequence<int, 2 * kLanes>{};
@@ -162,7 +164,8 @@ inline void join_rows(int padded, uint32_t* to, Pairs pairs) {
   }
 }
 
-// `count` rows, up to kLanes, of `size` numbers become columns of to [size, stride], as float32 each times its factor; the others zeros.
+// Transpose `count` rows, at most kLanes, of `size` numbers to float32 columns of to [size, stride], each times its factor; other columns
+// are zeros.
 template <class T>
 inline void widen_transposed(const T* const* from, int count, int size, floats factors, float* to, int stride) {
   constexpr int step = kLanes * kNumbersInWord<T>;
@@ -183,7 +186,7 @@ inline void widen_transposed(const T* const* from, int count, int size, floats f
   }
 }
 
-// One row of `size` numbers as float32, zeros up to `padded`.
+// Widen one row of `size` numbers to float32, with zeros up to `padded`.
 template <class T>
 inline void widen_row(const T* __restrict from, float* __restrict to, int size, int padded) {
 #pragma omp simd
@@ -191,68 +194,68 @@ inline void widen_row(const T* __restrict from, float* __restrict to, int size, 
   for (int i = size; i < padded; ++i) to[i] = 0.0f;
 }
 
-// Which keys the rows of an item see: `group` rows to a token, the first at `position`; window 0: all keys up to its own. Scores are
-// held softly below `softcap`, which counts in powers of two; 0: they are not. `slopes`: whether they fall with the distance of keys.
+// Which keys the rows of an item see. A token has `group` rows, and the first token is at `position`. Window 0 means all keys up to the
+// token. `softcap` limits scores, in base-2 logarithms; 0 means no limit. `slopes` says whether scores decrease with the distance of keys.
 struct Sight {
   int position, group, window;
   float softcap;
   bool slopes;
 };
 
-// The keys [start, start + count) of a request.
+// Keys [start, start + count) of a request.
 struct Tile {
   int start, count;
 };
 
-// What scores and weights of bfloat16 products are multiplied by: all scores, and those of each key, [kTile], or null.
+// Factors of bfloat16 products: one for all scores, and one per key for scores and weights, [kTile] or null.
 struct Factors {
   float score;
   const float *keys, *values;
 };
 
-// scores [rows][kTile] of the keys [begin, end) times a number of each key.
+// Multiply scores [rows][kTile] of the keys [begin, end) by a number per key.
 inline void scale_scores(int rows, int begin, int end, const float* by, float* scores) {
   for (int r = 0; r < rows; ++r, scores += kTile)
     for (int j = begin; j < end; j += kLanes) store(scores + j, load<floats>(scores + j) * load<floats>(by + j));
 }
 
-// One thread's working memory, for up to `rows` query rows at a time. A thread has one of them at a time.
+// The working memory of one thread, for up to `rows` query rows at a time.
 struct Scratch {
   Scratch(int head_size, int value_size, int rows);
 
-  // Of row `row`, the first of a block of kRows: q [D, kLanes], peaks [kLanes]. Of any row: totals [kLanes], to be summed.
+  // For the first row of a block of kRows: q [D, kLanes] and peaks [kLanes]. For any row: totals [kLanes], whose sum is the total.
   float* queries(int row) const { return q_ + row / kRows * kLanes * head_size; }
   float* peaks(int row) const { return peak_ + row / kRows * kLanes; }
   float* totals(int row) const { return total_ + row * kLanes; }
   float peak(int row) const { return peaks(row)[row % kRows]; }
   float total(int row) const { return sum_of(load<floats>(totals(row))); }
 
-  // Of any row: by what its scores fall from key to key, in powers of two. What `Sight` says of slopes reads them.
+  // For any row: the decrease of its scores per key, in base-2 logarithms. Used if `Sight` has slopes.
   float& slope(int row) const { return slope_[row]; }
 
-  // Forget all rows that were attended to.
+  // Start `rows` new rows.
   void start(int rows);
 
-  // `rows` of them, up to kRows, from `row` on, over the tile whose keys and values are loaded.
+  // Attend `rows` rows, at most kRows, from `row` on, over the loaded tile.
   void attend(const Sight& sight, const Tile& tile, int row, int rows);
 
-  // The same of pairs: two numbers of a query or a key, two keys of a weight or a value.
+  // The same with pairs: two numbers of a query or a key, or two keys of a weight or a value.
   void attend_pairs(const Sight& sight, const Tile& tile, int row, int rows, const Factors& factors);
 
-  // scores [rows, kTile] of the keys [begin, end), multiples of kLanes, become weights, 0 where a row does not see the key; peaks and
-  // totals are brought up to date. kept [kLanes]: what earlier sums of each row are worth under its new peak.
+  // Turn scores [rows, kTile] of the keys [begin, end), multiples of kLanes, into weights, with 0 for keys that a row does not see. Update
+  // peaks and totals. kept [kLanes] gets the factor of each row's earlier sums under its new peak.
   void weigh(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* kept);
 
-  // The same memory as pairs: of queries [D / 2, kLanes], of keys [D / 2, kTile], of values [kTile / 2, padded], of weights [kRows, kTile],
-  // of which the first half is used.
+  // The same memory as pairs: queries [D / 2, kLanes], keys [D / 2, kTile], values [kTile / 2, padded], weights [kRows, kTile], of which
+  // the first half is used.
   static uint32_t* pairs(float* of) { return reinterpret_cast<uint32_t*>(of); }
 
-  const int head_size, value_size, padded;  // D, E, and E as a multiple of kLanes
+  const int head_size, value_size, padded;  // D, E, and E rounded up to a multiple of kLanes.
   float *keys, *values, *sums;              // [D, kTile], [kTile, padded], [rows, padded]
   float* scores;                            // [kRows, kTile]
 
  private:
-  static constexpr size_t kLine = 16;  // numbers in a cache line
+  static constexpr size_t kLine = 16;  // Numbers in a cache line.
   float *q_, *peak_, *total_, *slope_;
 };
 

@@ -1,7 +1,7 @@
-// The products of linear.h by whole numbers of 8 bits, whose sums are exact.
+// The products of linear.h with 8-bit integers, whose sums are exact.
 //
-// Most instructions that multiply four pairs of bytes at once take one of them without a sign. It is the weight, to which 128 was added when
-// it was packed, so that x needs no change but a sum of its columns: kWeightShift times that is taken from each result.
+// Most instructions that multiply four pairs of bytes at once take one unsigned factor. That is the weight, to which 128 was added when it
+// was packed. x is not changed, but the sum of its columns is needed: kWeightShift times that sum is subtracted from each result.
 #include "linear.h"
 #include "tiles.h"
 #include "weights.h"
@@ -9,9 +9,9 @@
 namespace piecework {
 namespace {
 
-constexpr int kColumns = 4;  // of a group
+constexpr int kColumns = 4;  // Columns of a group.
 
-// c [R][32] = or += the products of groups of a panel with as many columns of R rows of x.
+// c [R][32] = or += the products of a panel's groups with as many columns of R rows of x.
 template <int R>
 void byte_products(const uint8_t* panel, const byte* x, int groups, const int32_t* corrections, float* c, bool adds) {
   constexpr int kAtOnce = kPartsAtOnce<R>, kChains = (R == 1 ? 4 : R <= 3 ? 2 : 1) / kAtOnce;
@@ -45,10 +45,10 @@ void byte_products(const uint8_t* panel, const byte* x, int groups, const int32_
   }
 }
 
-// What follows the numbers of a row's block.
+// The corrections after the numbers of a row's block.
 inline const int32_t* corrections_of(const byte* block) { return reinterpret_cast<const int32_t*>(block + kColumnsAtOnce); }
 
-// c [tokens][32] = or += the same by tiles, of `steps` of them from column `begin` of the rows' block on.
+// c [tokens][32] = or += the same with tiles, `steps` of them from column `begin` of the rows' block on.
 void tile_products(const uint8_t* panel, const byte* rows, int begin, int steps, int segment, int tokens, float* c, bool adds) {
   static thread_local Aligned<int32_t> sums;
   sums.resize(static_cast<size_t>(tokens) * kPanel);
@@ -79,7 +79,7 @@ void set_bytes(const int8_t* values, int count, byte* to, int32_t* corrections) 
     std::memcpy(to, values, count);
     std::memset(to + count, 0, -count & 3);
   } else {
-    // Of each four columns the even ones first.
+    // In each four columns, even ones come first.
     for (int k = 0; k < count; ++k) to[(k & ~3) + (k & 1) * 2 + (k >> 1 & 1)] = values[k];
     for (int k = count; k & 3; ++k) to[(k & ~3) + (k & 1) * 2 + (k >> 1 & 1)] = 0;
   }
@@ -97,7 +97,7 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
     begin += steps * amx::kTileBytes, panel += steps * amx::kTileBytes * kPanel, adds = true;
     if (begin == end) return;
   }
-  const bool is_rest = begin > span.begin % kColumnsAtOnce;  // of columns whose correction is made
+  const bool is_rest = begin > span.begin % kColumnsAtOnce;  // Columns whose correction is computed.
   const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
   const int groups = (end - begin + kColumns - 1) / kColumns;
   for (int t = 0; t < span.tokens; t += size, to += size * kPanel)

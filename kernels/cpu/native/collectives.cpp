@@ -1,14 +1,15 @@
-// The collectives of kernels/collectives.py through memory that the ranks share, in pieces that fit a slot.
+// The collectives of kernels/collectives.py through memory that the ranks share, in parts that fit a slot.
 //
-// Sums are made in the order of ranks, of 16 bits in float32 and rounded once, so every rank has the same bits, and so has a rerun.
+// Sums are made in the order of ranks. Numbers of 16 bits are added in float32 and rounded once. Every rank therefore gets the same bits,
+// in every run.
 #include "shared.h"
 #include "simd.h"
 
 namespace piecework {
 namespace {
 
-constexpr int64_t kBlock = 512;   // numbers that are summed at once
-constexpr int64_t kTogether = 64; // numbers of a slice are a multiple of
+constexpr int64_t kBlock = 512;   // Numbers that are summed at once.
+constexpr int64_t kTogether = 64; // Numbers of a slice are a multiple of this.
 constexpr int64_t kOneShot = 1 << 15;
 
 struct float16 {
@@ -18,7 +19,7 @@ struct float16 {
 template <class T>
 using Wide = std::conditional_t<sizeof(T) == 2, float, T>;
 
-// to = or += numbers
+// to = or += numbers.
 template <bool kAdds, class T>
 inline void widen(const T* from, int64_t count, Wide<T>* to) {
   int64_t i = 0;
@@ -56,7 +57,7 @@ struct Sources {
   int count;
 };
 
-// out [begin, end) = the sum of the sources'; out may be one of them.
+// out [begin, end) = the sum of the sources; out may be one of them.
 template <class T>
 void sum(const Sources<T>& sources, int64_t begin, int64_t end, T* out) {
   alignas(64) Wide<T> sums[kBlock];
@@ -101,7 +102,7 @@ class Collective {
     });
   }
 
-  // out: null on ranks that want nothing.
+  // out is null on ranks that do not need the result.
   bool all_gather(const uint8_t* x, uint8_t* out, int64_t count) {
     for (int64_t first = 0; first < count; first += member_.slot_bytes) {
       const int64_t number = std::min(member_.slot_bytes, count - first);
@@ -139,7 +140,7 @@ class Collective {
     return true;
   }
 
-  // Each rank sums a slice, which then takes the place of what it was summed of.
+  // Each rank sums a slice, and stores the sum in place of its own numbers.
   template <class T>
   bool all_reduce_in_slices(const T* x, T* out, int64_t count) {
     const int64_t slice = (count / member_.size + kTogether) / kTogether * kTogether;
@@ -169,7 +170,8 @@ class Collective {
     return sources;
   }
 
-  // x has a part of `count` numbers for each rank. read(first, number): pieces [first, first + number) of every part lie in the slots.
+  // x has a part of `count` numbers for each rank. read(first, number) is called when numbers [first, first + number) of every part are in
+  // the slots.
   template <class Read>
   bool through_parts(const uint8_t* x, int64_t count, int64_t bytes, Read read) {
     const int64_t most = member_.slot_bytes / member_.size / bytes;
@@ -194,7 +196,7 @@ class Collective {
   const int threads_;
 };
 
-// work(a number of the type) for dtypes as shared_memory.py numbers them.
+// Call work(a number of the type) for a dtype, numbered as in shared_memory.py.
 template <class Work>
 bool with_type(int32_t dtype, Work work) {
   switch (dtype) {
@@ -226,7 +228,8 @@ void piecework_failure(void* member, piecework::Failure* failure) { *failure = s
 
 void piecework_last_call(void* member, int of, piecework::Call* call) { *call = static_cast<piecework::Member*>(member)->last_call(of); }
 
-// Whether every rank has taken part in the same. count: numbers of x, or bytes where it is only moved; of one part where x has one a rank.
+// Return whether every rank has taken part in the same call. count: numbers of x, or bytes if it is only moved; numbers of one part if x
+// has a part per rank.
 int piecework_collective(void* member, int op, const void* x, void* out, int64_t count, int dtype, int threads) {
   using namespace piecework;
   Member& own = *static_cast<Member*>(member);

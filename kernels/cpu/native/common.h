@@ -1,4 +1,4 @@
-// What all kernels share: bfloat16 as bits, float32 arithmetic, and an exponential that compilers vectorise.
+// What all kernels share: bfloat16 as bits, float32 arithmetic, and an exponential that compilers can vectorise.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace piecework {
 
-// Whether what a row gives depends on nothing but the row: sums are made in the same order whatever the number of rows, and nobody shares
-// keys with others (ways.cpp).
+// Whether the result of a row depends only on that row: sums have the same order for any number of rows, and requests share no keys
+// (ways.cpp).
 bool is_batch_invariant();
 
 struct bf16 {
@@ -24,7 +24,7 @@ inline float to_float(bf16 x) {
   return result;
 }
 
-// A number of 8 bits: sign, 4 of exponent, 3 of fraction, no infinities (OCP 8-bit floating point, E4M3).
+// An 8-bit number: sign, 4 bits of exponent, 3 of fraction, no infinities (OCP 8-bit floating point, E4M3).
 struct fp8 {
   uint8_t bits;
 };
@@ -48,7 +48,7 @@ inline float from_float<float>(float x) {
   return x;
 }
 
-// Rounds to nearest, ties to even, as torch does; a NaN stays one.
+// Round to nearest with ties to even, as torch does. A NaN stays a NaN.
 template <>
 inline bf16 from_float<bf16>(float x) {
   uint32_t wide;
@@ -57,16 +57,16 @@ inline bf16 from_float<bf16>(float x) {
   return {static_cast<uint16_t>(x == x ? rounded : 0x7fc0u)};
 }
 
-// Between two looks at what another thread is to change: leaves the core's means to whoever shares it.
+// Pause between two reads of a value that another thread will change. This leaves resources to the other thread of the core.
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");  // most cores take no time for `yield`
+  asm volatile("isb" ::: "memory");  // Most cores treat `yield` as no operation.
 #endif
 }
 
-// Bits as whole numbers that stand in the order of the floats, of which a NaN, whatever its sign, is the largest.
+// The bits as an integer with the order of the floats. A NaN of any sign is the largest.
 inline int32_t ordered(float value) {
   const float one_zero = value + 0.0f;
   int32_t bits;
@@ -75,10 +75,10 @@ inline int32_t ordered(float value) {
   return (bits & 0x7fffffff) > 0x7f800000 ? INT32_MAX : in_order;
 }
 
-// Whether what is so ordered is neither infinite nor a NaN.
+// Whether a number in this order is neither infinite nor NaN.
 inline bool is_finite(int32_t place) { return place < 0x7f800000 && place > ~0x7f800000; }
 
-// e^x within 3e-7 of its value for x in [-87, 88], the ends beyond: 2^n times a polynomial on [-ln2 / 2, ln2 / 2].
+// e^x within 3e-7 of its value for x in [-87, 88], and the value at the ends outside: 2^n times a polynomial on [-ln2 / 2, ln2 / 2].
 inline float exponential(float x) {
   x = std::min(std::max(x, -87.0f), 88.0f);
   const float scaled = x * 1.44269504f;

@@ -1,4 +1,4 @@
-// The products of linear.h by dot products of bfloat16, where the CPU has them.
+// The products of linear.h by dot products of bfloat16, if the CPU has them.
 #include "linear.h"
 #include "tiles.h"
 #include "weights.h"

@@ -1,4 +1,4 @@
-// Rows of an embedding whose table lies in panels, as a head that is tied to it is multiplied.
+// Looks up rows of an embedding whose table is stored in panels, because a tied head multiplies by it.
 #include "linear.h"
 
 namespace piecework {
@@ -8,7 +8,7 @@ void embed(const Linear& table, int64_t row, bf16* to) {
     std::memcpy(to, reinterpret_cast<const bf16*>(table.weight) + row * table.columns, table.columns * sizeof(bf16));
     return;
   }
-  constexpr int kAtOnce = 256;  // columns: whole groups of all formats
+  constexpr int kAtOnce = 256;  // Columns: whole groups of all formats.
   alignas(64) float wide[kAtOnce * kPanel];
   const uint8_t* panel = table.weight + row / kPanel * panel_bytes(table.format, table.columns);
   const float* from = wide + row % kPanel;
@@ -21,7 +21,7 @@ void embed(const Linear& table, int64_t row, bf16* to) {
 
 }  // namespace piecework
 
-// out [count, columns] of the rows `ids`.
+// out [count, columns] = the rows `ids`.
 extern "C" void piecework_embedding(const void* table, const int64_t* ids, int count, void* out, int threads) {
   using namespace piecework;
   const Linear& rows = *static_cast<const Linear*>(table);

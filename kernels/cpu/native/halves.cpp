@@ -1,8 +1,8 @@
-// The products of linear.h by FMAs of float16, where the CPU has them: twice as many a cycle as of float32.
+// The products of linear.h by FMAs of float16, if the CPU has them: twice as many per cycle as in float32.
 //
-// A float16 holds every digit of a bfloat16, but has little range, and loses digits in long sums. So rows of x and of W are divided by
-// powers of two, after which only what is 2^14 times smaller than its row's largest lacks digits, and no more than kSummed products are
-// summed in float16, to less than 2^15. Those sums are added in float32. Weights of 4 and 8 bits are rounded to float16's 11 digits.
+// A float16 represents every digit of a bfloat16, but has a small range and loses digits in long sums. Therefore rows of x and of W are
+// divided by powers of two. Only numbers below 2^-14 of their row's largest then lose digits. At most kSummed products are summed in
+// float16, up to less than 2^15, and these sums are added in float32. Weights of 4 and 8 bits are rounded to float16's 11 digits.
 #include "linear.h"
 #include "weights.h"
 
@@ -19,11 +19,11 @@ struct PanelRows {
   floats low[kParts], high[kParts];
 };
 
-// c [R][32] = or += the products of an even number of columns of a panel, [columns][32], with those of R rows of x, each times its row's
+// c [R][32] = or += the products of an even number of a panel's columns, [columns][32], with those of R rows of x, each times its row's
 // factor.
 template <int R>
 void half_products(const half* weights, const half* x, int columns, const PanelRows& factors, float* c, bool adds) {
-  constexpr int kChains = R <= 8 ? 2 : 1;  // an FMA takes four cycles, and two begin in each
+  constexpr int kChains = R <= 8 ? 2 : 1;  // An FMA takes four cycles, and two begin per cycle.
   for (int part = 0; part < kParts; ++part) {
     bool is_next = adds;
     for (int first = 0; first < columns; first += kSummed, is_next = true) {
@@ -47,7 +47,7 @@ void half_products(const half* weights, const half* x, int columns, const PanelR
   }
 }
 
-// The groups of a panel as columns of float16, [columns][32], each row times a number of its own.
+// The groups of a panel as columns of float16, [columns][32], each row times its number.
 template <class Kind>
 void narrow_groups(Kind, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
   for (int g = 0; g < groups; ++g, panel += Kind::kBytes, out += Kind::kColumns * kPanel) {
@@ -62,7 +62,7 @@ void narrow_groups(Kind, const uint8_t* panel, int groups, const PanelRows& by, 
 #if defined(__AVX512FP16__)
 using words16 = uint16_t __attribute__((vector_size(2 * kPanel)));
 
-// The low (0) or the high halves (1) of a word of each of a panel's rows: two columns of 8 bits, or four of 4.
+// The low (0) or the high half (1) of a word of each of a panel's rows: two columns of 8 bits, or four of 4.
 inline words16 halves_of(const uint8_t* words, int high) {
   static const words16 kLow = [] {
     words16 places;
@@ -73,7 +73,7 @@ inline words16 halves_of(const uint8_t* words, int high) {
   return (words16)_mm512_permutex2var_epi16(a, (__m512i)(kLow + static_cast<uint16_t>(high)), b);
 }
 
-// The same in float16 from the start.
+// The same, made directly in float16.
 void narrow_groups(Q8, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
   for (int g = 0; g < groups; ++g, panel += Q8::kBytes, out += Q8::kColumns * kPanel) {
     prefetch(panel, Q8::kBytes);
@@ -81,7 +81,7 @@ void narrow_groups(Q8, const uint8_t* panel, int groups, const PanelRows& by, ha
     const halves scale = narrowed(load_halves(scales) * by.low[0], load_halves(scales + kLanes) * by.high[0]);
     for (int j = 0; j < Q8::kColumns / 4; ++j)
       for (int high = 0; high < 2; ++high) {
-        // Columns of eight: 0, 2, 4, 6 or 1, 3, 5, 7.
+        // In eight columns: 0, 2, 4, 6 or 1, 3, 5, 7.
         half* to = out + (j / 2 * 8 + j % 2 + 4 * high) * kPanel;
         const __m512i two = (__m512i)halves_of(panel + j * 4 * kPanel, high);
         store(to, (halves)_mm512_cvtepi16_ph(_mm512_srai_epi16(_mm512_slli_epi16(two, 8), 8)) * scale);
@@ -90,7 +90,8 @@ void narrow_groups(Q8, const uint8_t* panel, int groups, const PanelRows& by, ha
   }
 }
 
-// Four bits under the exponent of 1024 are 1024 and their number; four bits to the left, and under that of 64, 64 and it.
+// Four bits below the exponent of 1024 are 1024 plus their number. Four bits further left, below the exponent of 64, are 64 plus their
+// number.
 template <bool HasMinima, int Offset>
 void narrow_groups(Blocks<Planes<4, 0>, UnitScales<HasMinima, Offset>> kind, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
   for (int g = 0; g < groups; ++g, panel += kind.kBytes, out += kind.kColumns * kPanel) {
@@ -119,7 +120,7 @@ float half_factor(const bf16* values, int count) {
   uint16_t largest = 0;
 #pragma omp simd reduction(max : largest)
   for (int k = 0; k < count; ++k) largest = std::max<uint16_t>(largest, values[k].bits & 0x7fffu);
-  // The exponent of the largest less eight, kept where the inverse is a normal number.
+  // The exponent of the largest number minus eight, limited so that the inverse is a normal number.
   const int exponent = std::max((largest >> 7) - 8, 2);
   return bits_as<float>(static_cast<uint32_t>(exponent) << 23);
 }

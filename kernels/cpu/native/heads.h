@@ -1,4 +1,4 @@
-// Which heads of queries, keys and values are made, of which threads make panels of 32 rows: no whole heads.
+// Finds out when all panels of a head of queries, keys or values are done. Threads make panels of 32 rows, which are no whole heads.
 #pragma once
 #include <atomic>
 #include <vector>
@@ -13,19 +13,19 @@ class Heads {
     for (int h = 0; h < count; ++h) heads_[h].left = panels_of(h);
   }
 
-  // To be called once a panel is made: calls finish(h) for each head of which it was the last one.
+  // Call this after a panel is done. It calls finish(h) for each head whose last panel this was.
   template <class Finish>
   void meet(int panel, Finish finish) {
     const int begin = panel * kPanel, end = std::min(begin + kPanel, size_ * static_cast<int>(heads_.size()));
     for (int h = begin / size_; h * size_ < end; ++h) {
       if (heads_[h].left.fetch_sub(1, std::memory_order_acq_rel) > 1) continue;
-      heads_[h].left.store(panels_of(h), std::memory_order_relaxed);  // for the next layer
+      heads_[h].left.store(panels_of(h), std::memory_order_relaxed);  // For the next layer.
       finish(h);
     }
   }
 
  private:
-  // A line of the cache each: of most heads one thread makes all panels.
+  // One cache line each, because one thread makes all panels of most heads.
   struct alignas(64) Head {
     std::atomic<int> left{0};
   };

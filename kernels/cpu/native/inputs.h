@@ -1,4 +1,4 @@
-// Rows of x in the forms that the products of linear.h take them in.
+// Rows of x in the forms that the products of linear.h need.
 #pragma once
 #include <algorithm>
 
@@ -7,32 +7,32 @@
 
 namespace piecework {
 
-constexpr int kColumnsAtOnce = 1024;  // that products are summed over before the sums are put down
+constexpr int kColumnsAtOnce = 1024;  // Columns whose products are summed before the sums are stored.
 
 struct half {
   uint16_t bits;
 };
 
-// Columns of a row of x in 8 bits (integers.cpp): of each eight, 0, 2, 4, 6 before 1, 3, 5, 7, as words of weights have them (blocks.h). Each
-// group of 32 has a scale, the sums of its numbers and of those of its halves, and these times the scale. For pairs.h the sums are minus those
-// of each lane of 16 bits, which has two of each four numbers.
+// Columns of a row of x in 8 bits (integers.cpp). In each group of eight, columns 0, 2, 4, 6 come before 1, 3, 5, 7, as in words of weights
+// (blocks.h). Each group of 32 has a scale, the sum of its numbers, those of its halves, and these times the scale. For pairs.h, the sums
+// are negated and made per 16-bit lane, which has two of each four numbers.
 struct GroupedColumns {
   static constexpr int kGroup = 32, kGroups = kColumnsAtOnce / kGroup;
 
   int8_t numbers[kColumnsAtOnce];
   float scales[kGroups], scaled_sums[kGroups], scaled_halves[2 * kGroups];
 #if defined(__AVX512VNNI__)
-  float ones[kGroups];  // the scales times minus kOnes (unpacked.h)
+  float ones[kGroups];  // The scales times -kOnes (unpacked.h).
 #else
   int32_t sums[kGroups];
 #endif
   int32_t halves[2 * kGroups];
 
-  // Whole groups, from column `first` on. `in_pairs`: rounded for numbers of 8 bits in pairs.h.
+  // Set whole groups, from column `first` on. `in_pairs`: rounded for 8-bit numbers in pairs.h.
   void set(const bf16* values, int count, int first, bool in_pairs);
 };
 
-// From a row of x to the next: a power of two would bring the rows' lines into few places of a cache.
+// Distance of two rows of x. A power of two would map the lines of all rows to few places of a cache.
 template <class Number>
 constexpr int kStrideOf = kColumnsAtOnce + 64 / static_cast<int>(sizeof(Number));
 
@@ -41,22 +41,22 @@ inline constexpr int kStrideOf<GroupedColumns> = 1;
 
 constexpr int kStride = kStrideOf<float>;
 
-// The power of two by which divided a row's largest number lies in [2^8, 2^9), and the row divided by it as float16 (halves.cpp).
+// The power of two that brings a row's largest number into [2^8, 2^9) by division; and the row divided by it, as float16 (halves.cpp).
 float half_factor(const bf16* values, int count);
 void narrow(const bf16* values, int count, float factor, half* to);
 
-// Bytes as the products take them, ended by zeros, and their corrections [1 + 8] (bytes.cpp).
+// Set bytes as the products need them, with zeros at the end, and their corrections [1 + 8] (bytes.cpp).
 void set_bytes(const int8_t* values, int count, byte* to, int32_t* corrections);
 
-// Rows of x, cut into blocks of columns: [blocks][tokens][kStrideOf], of which the first kColumnsAtOnce hold numbers.
+// Rows of x, split into blocks of columns: [blocks][tokens][kStrideOf], of which the first kColumnsAtOnce hold numbers.
 template <class Number>
 struct RowsOf {
   Number* x;
   int tokens;
-  float* factors = nullptr;       // [tokens], of float16: by what a row is to be multiplied
-  const float* scales = nullptr;  // [tokens][groups] of what was quantised, or one for all, and then no groups
+  float* factors = nullptr;       // [tokens], for float16: the factor of each row.
+  const float* scales = nullptr;  // [tokens][groups] of quantised x, or one for all if there are no groups.
   int groups = 0;
-  bool in_pairs = false;  // how groups of 8 bits are rounded
+  bool in_pairs = false;  // Whether 8-bit groups are rounded for pairs.h.
 
   float scale(int t, int segment) const {
     if (groups == 0) return scales ? *scales : 1.0f;
@@ -66,10 +66,10 @@ struct RowsOf {
   static size_t size(int tokens, int columns) { return static_cast<size_t>(blocks(columns)) * tokens * kStrideOf<Number>; }
   static int blocks(int columns) { return (columns + kColumnsAtOnce - 1) / kColumnsAtOnce; }
 
-  // Columns of the block from token t on.
+  // The block's columns of token t.
   Number* at(int block, int t) const { return x + (static_cast<int64_t>(block) * tokens + t) * kStrideOf<Number>; }
 
-  // Where columns [first, last) of a row lie that are in one block.
+  // The columns [first, last) of a row, all in one block.
   Number* columns(int t, int first) const { return at(first / kColumnsAtOnce, t) + first % kColumnsAtOnce; }
 
   void set(int t, const bf16* values, int count) const {
@@ -82,7 +82,7 @@ struct RowsOf {
     }
   }
 
-  // Columns [first, first + count) of a row alone, in whole groups; not of float16, whose factor all of the row decides.
+  // Set columns [first, first + count) of a row, in whole groups. Not for float16, whose factor depends on the whole row.
   void set_part(int t, int first, const bf16* values, int count) const {
     for (const int last = first + count; first < last;) {
       const int size = std::min(last - first, kColumnsAtOnce - first % kColumnsAtOnce);
@@ -121,7 +121,7 @@ struct RowsOf {
     set(t, wide.data(), count);
   }
 
-  // Each block's columns are followed by the correction of products with weights to which 128 was added, of all and of each segment
+  // The columns of a block are followed by the corrections for weights to which 128 was added: for all columns and for each segment
   // (bytes.cpp).
   void set(int t, const int8_t* values, int count) const {
     for (int first = 0; first < count; first += kColumnsAtOnce) {
@@ -131,7 +131,7 @@ struct RowsOf {
     }
   }
 
-  // The pairs of an odd number of columns end with a zero.
+  // An odd number of columns ends with a zero, to complete the pair.
   void end(int t, int count) const {
     if (count % 2) columns(t, count - 1)[1] = Number{};
   }

@@ -1,5 +1,5 @@
-// The products of linear.h by x of 8 bits in groups of 32 columns, and weights as the file holds them: sums of a group are whole numbers, and
-// exact; each is multiplied by the scales of both and added in float32. So a row's results are the same bits whatever rows are beside it.
+// The products of linear.h with x in 8 bits in groups of 32 columns, and weights as in the file. The sum of a group is an exact integer. It
+// is multiplied by both scales and added in float32. The result of a row does not depend on other rows.
 #include "linear.h"
 #include "pairs.h"
 #include "unpacked.h"
@@ -10,10 +10,10 @@ namespace {
 
 constexpr int kGroup = GroupedColumns::kGroup;
 
-// Rows are unrolled by pragmas: as lambdas of `unrolled` they take compilers longer.
+// Rows are unrolled by pragmas. With lambdas of `unrolled`, compilers take longer.
 
-// c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's. With
-// every unit that is unpacked `lines` from `next` on are asked for. Not inlined, so that port_model.py finds each loop under its name.
+// c [R][32] = or += the products of a panel's blocks with as many columns of R rows of x. `at` is the first group of x. With every unpacked
+// unit, `lines` lines from `next` on are prefetched. Not inlined, so that port_model.py finds each loop by its name.
 template <class Kind, int R>
 [[gnu::noinline]] void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds,
                                         const uint8_t* next = nullptr, int lines = 0) {
@@ -21,7 +21,7 @@ template <class Kind, int R>
   using Sums = ByteSums<Kind::Numbers::kBits>;
   constexpr int kUnitBytes = Kind::kBytes / Kind::kUnits, kShift = Sums::kShift + Scales::kOffset, kSteps = Scales::kColumns / 8;
   constexpr bool kHasHalves = Kind::kGroups == 2, kHasMinimum = Scales::kHasMinimum && Scales::kOffset == 0;
-  constexpr bool kInMemory = kLanes == 16 && kHasMinimum && R > 6;  // the totals: sums fill half of the registers
+  constexpr bool kInMemory = kLanes == 16 && kHasMinimum && R > 6;  // Whether totals are in memory: sums fill half of the registers.
   alignas(64) int32_t starts[kHasStarts<Kind, R> ? R : 1][2 * GroupedColumns::kGroups];
   if constexpr (kHasStarts<Kind, R>)
     for (int r = 0; r < R; ++r) set_starts<Kind>(x[r], at, blocks, starts[r]);
@@ -46,7 +46,7 @@ template <class Kind, int R>
           for (int line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next);
         else
           prefetch(block + u * kUnitBytes, kUnitBytes);
-        floats scaled[R][2];  // the sum of the first half of a unit
+        floats scaled[R][2];  // The sum of the first half of a unit.
         unrolled<Kind::kGroups>([&](auto half) __attribute__((always_inline)) {
           Sums sums[R][2];
           int32_t first[R] = {};
@@ -76,7 +76,7 @@ template <class Kind, int R>
             scale[side] = Scales::scale(scales, group, row + side * kLanes);
             if constexpr (kHasMinimum) minimum[side] = Scales::minimum(scales, group, row + side * kLanes);
           });
-          // What is put down may be memory of x for all that the compiler knows, so x is read before.
+          // Read x before storing: for the compiler, the stored memory may overlap x.
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
             const floats by = splat(x[r].scales[g]), least = splat(kHasHalves ? x[r].scaled_halves[2 * g + half] : x[r].scaled_sums[g]);
@@ -114,7 +114,7 @@ template <class Kind, int R>
   }
 }
 
-// The same, few columns of all parts of the panel before the next ones: memory is read line after line, not every other line twice.
+// The same, with a few columns of all parts of the panel before the next ones, so that memory is read in order.
 template <class Kind, int R>
 void integer_products_in_order(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds) {
   constexpr int kAtOnce = 8 / Kind::kUnits;
@@ -122,8 +122,7 @@ void integer_products_in_order(const uint8_t* panel, const GroupedColumns* x, in
     integer_products<Kind, R>(panel, x, at, std::min(kAtOnce, blocks - b), c, adds);
 }
 
-// The same for kLeastUnpackedRows rows of x and more, by the panel unpacked, some units at a time. What is unpacked next comes from memory while
-// these are multiplied.
+// The same for at least kLeastUnpackedRows rows of x: the panel is unpacked, some units at a time. The next units are prefetched meanwhile.
 template <class Kind>
 void many_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, int rows, float* c, bool adds) {
   using Made = UnpackedOf<Kind>;
@@ -144,7 +143,7 @@ void many_products(const uint8_t* panel, const GroupedColumns* x, int at, int bl
   }
 }
 
-// The even and the odd columns of a group as bytes, four of the ones and then four of the others.
+// The even and the odd columns of a group as bytes, four of each in turn.
 template <int Vectors>
 inline void store_by_fours(int8_t* to, const ints (&even)[Vectors], const ints (&odd)[Vectors]) {
 #if defined(__AVX512F__)
@@ -164,7 +163,7 @@ inline void store_by_fours(int8_t* to, const ints (&even)[Vectors], const ints (
 #endif
 }
 
-// to [2]: the sums of the first and of the last half of a group's columns.
+// Set to [2] to the sums of the first and the last half of a group's columns.
 template <int Vectors>
 inline void sum_halves(const ints (&even)[Vectors], const ints (&odd)[Vectors], int32_t* to) {
 #if defined(__AVX512F__)
@@ -182,7 +181,7 @@ inline void sum_halves(const ints (&even)[Vectors], const ints (&odd)[Vectors], 
 }  // namespace
 
 void GroupedColumns::set(const bf16* values, int count, int first, bool in_pairs) {
-  constexpr int kVectors = kGroup / 2 / kLanes;  // of pairs
+  constexpr int kVectors = kGroup / 2 / kLanes;  // Vectors of pairs.
   const int begin = first / kGroup, end = begin + count / kGroup;
   for (int g = begin; g < end; ++g, values += kGroup) {
     words pairs[kVectors];
@@ -196,10 +195,10 @@ void GroupedColumns::set(const bf16* values, int count, int first, bool in_pairs
     if constexpr (kHasPairs)
       if (in_pairs) most = most_of_pairs(most, pairs);
     const float largest = bits_as<float>(largest_lane(most));
-    // What is as small as this is 0: its inverse would not be finite.
+    // A group of such small numbers becomes 0, because the inverse of its scale would not be finite.
     const bool is_zero = largest < 0x1p-100f;
     const float inverse = is_zero ? 0.0f : 127.0f / largest;
-    // Those that are not finite become any number, of a scale that is not finite.
+    // If numbers are not finite, the scale is not finite either, and the integers may have any value.
     ints even[kVectors], odd[kVectors];
     for (int i = 0; i < kVectors; ++i) {
       even[i] = nearest_ints(bits_as<floats>(pairs[i] << 16) * inverse);
@@ -235,7 +234,7 @@ bool rounds_pairs(const Linear& linear) {
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<GroupedColumns>& x, const Span& span, float* to, bool adds) {
   const GroupedColumns* from = x.at(span.begin / kColumnsAtOnce, span.first);
   const int at = span.begin % kColumnsAtOnce / kGroup;
-  int rest = span.tokens;  // of the rows of x
+  int rest = span.tokens;  // Rows of x.
   panel += group_bytes(linear.format, span.begin);
   if constexpr (kHasUnpacked)
     if (rest >= kLeastUnpackedRows && unpacks_panels())

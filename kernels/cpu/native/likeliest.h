@@ -1,4 +1,4 @@
-// The likeliest token of each row of logits, of which each thread sees some.
+// The most likely token of each row of logits, of which each thread sees a part.
 #pragma once
 #include <vector>
 
@@ -10,7 +10,7 @@ class Likeliest {
  public:
   Likeliest(int threads, int tokens) : tokens_(tokens), bests_(static_cast<size_t>(threads) * tokens) {}
 
-  // Logits [first, first + count) of row t, which are rounded to bfloat16 as plain torch's are.
+  // Process logits [first, first + count) of row t. They are rounded to bfloat16, as in plain torch.
   void meet(int thread, int t, int first, const float* logits, int count) {
     Best& best = bests_[static_cast<size_t>(thread) * tokens_ + t];
     int32_t most = INT32_MIN;
@@ -22,7 +22,7 @@ class Likeliest {
     best = {most, first + i};
   }
 
-  // The first of those that are equal; -1 where it is not finite. To be called once all have been met.
+  // The first of equal tokens, or -1 if its logit is not finite. Call this after all logits have been processed.
   int64_t token(int t) const {
     Best best = bests_[t];
     for (size_t place = t; place < bests_.size(); place += tokens_) {

@@ -8,10 +8,10 @@
 namespace piecework {
 namespace {
 
-constexpr int64_t kAllBytes = 64 << 20;  // of x and of results that are laid out at once
-constexpr int64_t kAlone = 1 << 18;      // products that take no longer than waking another thread
-constexpr float kLeastSum = 1e-20f;       // that weights are divided by
-constexpr float kSteepness = 1.702f;     // of GPT-OSS's gates
+constexpr int64_t kAllBytes = 64 << 20;  // Bytes of x and of results that are laid out at once.
+constexpr int64_t kAlone = 1 << 18;      // Number of products that take as long as waking another thread.
+constexpr float kLeastSum = 1e-20f;       // The smallest divisor of weights.
+constexpr float kSteepness = 1.702f;     // Factor in GPT-OSS's gates.
 
 }  // namespace
 
@@ -53,7 +53,7 @@ void Mixture::group(const Experts& experts, const Choice& choice) {
   groups_.clear();
   for (int expert = 0, first = 0; expert < experts.count; ++expert) {
     const int size = counts_[expert + 1], parts = (size + kMostRows - 1) / kMostRows;
-    counts_[expert + 1] = first;  // where the expert's next pair goes
+    counts_[expert + 1] = first;  // The position of the expert's next pair.
     for (int part = 0, begin = first; part < parts; ++part) {
       const int end = first + static_cast<int>(static_cast<int64_t>(size) * (part + 1) / parts);
       groups_.push_back({expert, begin, end - begin});
@@ -83,7 +83,7 @@ const bf16* Mixture::weighed(const bf16* row, float weight, int size) {
   return result.data();
 }
 
-// Of what is above 0.
+// Squared ReLU.
 void Mixture::square(const float* ups, bf16* to) {
 #pragma omp simd
   for (int r = 0; r < kPanel; ++r) {
@@ -107,7 +107,7 @@ void Mixture::activate(const float* gates, const float* ups, float limit, bf16* 
 
 }  // namespace piecework
 
-// out [T, N] = the sums over x [T, N], whose rows are `stride` numbers apart, of the experts in ids [T, k] times weights [T, k].
+// out [T, N] = the sums over the experts in ids [T, k], times weights [T, k], for x [T, N], whose rows are `stride` numbers apart.
 extern "C" void piecework_moe(const void* experts, const void* x, int64_t stride, const int64_t* ids, const float* weights, int tokens, int each,
                               void* out, int threads) {
   using namespace piecework;

@@ -1,54 +1,56 @@
-// The products of integers.cpp on CPUs that multiply bytes in pairs, AVX2's without dot products of bytes. `vpmaddubsw` takes weights without a
-// sign, and sums of its pairs stay in 16 bits as long as they fit them, which takes half the instructions of 32 bits:
+// The products of integers.cpp on CPUs that multiply bytes in pairs (AVX2 without dot products of bytes). `vpmaddubsw` takes unsigned
+// weights. Sums of its pairs stay in 16 bits while they fit, which takes half the instructions of 32 bits:
+//
 //   4 bits and fewer: 16 columns of a lane sum up to 16 * 15 * 127 = 30,480
-//   5 bits: the sums begin at minus 16 times x's, so that they are those of -16 to 15; the minimum makes up for it
-//   6 bits, of 16 columns: they begin at minus 32 times x's, which is what the format has for a minimum
-//   e2m1, from -12 to 12: 16 is added to each, and the sums begin at minus 16 times x's
-//   8 bits: 128 is added to each, and no two pairs fit, so they are added in 32 bits. For one to fit, x is rounded so that what two numbers of
-//     the same sign sum up to is no more than 128: 255 * 128 = 32,640.
-// Whole scales of K-quants are multiplied in by the instruction that adds up pairs.
+//   5 bits: sums begin at -16 times x's sum, so that numbers are -16 to 15; the minimum compensates
+//   6 bits, of 16 columns: sums begin at -32 times x's sum, which is the format's minimum
+//   e2m1, from -12 to 12: 16 is added to each, and sums begin at -16 times x's sum
+//   8 bits: 128 is added to each. Two pairs do not fit, so pairs are added in 32 bits. For one pair to fit, x is rounded
+//     so that two numbers of the same sign sum up to at most 128: 255 * 128 = 32,640.
+//
+// The integer scales of K-quants are multiplied by the instruction that adds pairs.
 #pragma once
 #include "linear.h"
 #include "weights.h"
 
 namespace piecework {
 
-// Whether so many bits are too many for sums of 16.
+// Whether numbers have too many bits for sums of 16 bits.
 template <class Numbers>
 constexpr bool kIsWide = Numbers::kMost > 63;
 
 #if defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
 constexpr bool kHasPairs = true;
-constexpr int kManyRows = 6;  // of x, whose sums fit the registers
+constexpr int kManyRows = 6;  // Rows of x whose sums fit the registers.
 
 namespace pairs {
 
 template <class Scales>
 constexpr bool kHasWholeScales = Scales::kUnits > 1;
 
-// What is added to numbers that have a sign.
+// The number that is added to signed numbers.
 template <class Numbers>
 constexpr int kAdded = Numbers::kBits != 8 ? 0 : kIsWide<Numbers> ? 128 : 16;
 
-// By how much sums begin below 0 for each number of x.
+// How far below 0 the sums begin, per number of x.
 template <class Kind>
 constexpr int kShift = Kind::Numbers::kBits == 8 ? kAdded<typename Kind::Numbers>
                        : Kind::Numbers::kBits == 5 ? 16
                        : Kind::Numbers::kBits == 4 ? 0
                                                    : Kind::Scales::kOffset;
 
-// Whether a minimum is left to add: where it is an offset times the scale, sums that begin below 0 have it.
+// Whether a minimum must be added. If it is an offset times the scale, sums that begin below 0 contain it.
 template <class Kind>
 constexpr bool kTakesMinimumApart = Kind::Scales::kHasMinimum && (Kind::Scales::kOffset == 0 || kShift<Kind> == 0);
 
-// kLanes bytes with a sign, each twice in 16 bits.
+// kLanes signed bytes, each twice in 16 bits.
 inline __m256i twice(const uint8_t* from) {
   const __m256i upper =
       _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
   return _mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(load<int64_t>(from)), upper), 8);
 }
 
-// The whole scales of a group, likewise.
+// The integer scales of a group, likewise.
 template <int Columns, bool HasMinima, int Offset>
 inline __m256i scale_pairs(BlockScales<Columns, HasMinima, Offset>, const uint8_t* scales, int group, int row) {
   return twice(scales + group * kPanel + row);
@@ -64,7 +66,7 @@ inline floats minimum_of(Scales, const uint8_t* scales, int group, int row) {
   return Scales::minimum(scales, group, row);
 }
 
-// The same without vectors of half a register, which compilers take apart.
+// The same without half vectors, which compilers take apart.
 inline floats minimum_of(NibbleScales, const uint8_t* scales, int group, int row) {
   const __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + group * kPanel + row)));
   return (floats)_mm256_cvtepi32_ps(_mm256_srli_epi32(both, 4)) * NibbleScales::factor(scales, kPanel + row);
@@ -72,10 +74,10 @@ inline floats minimum_of(NibbleScales, const uint8_t* scales, int group, int row
 
 inline __m256i four_columns(const int8_t* x) { return _mm256_set1_epi32(load<int32_t>(x)); }
 
-// Compilers would add up many products as a tree, whose leaves do not fit the registers, but for this after each.
+// Keep the order of additions. Otherwise compilers add many products as a tree, whose leaves do not fit the registers.
 __attribute__((always_inline)) inline void in_order(__m256i& sum) { asm("" : "+x"(sum)); }
 
-// sum + the products of four columns of kLanes rows with x's, in pairs.
+// sum + the products of four columns of kLanes rows with x, in pairs.
 template <class Numbers>
 __attribute__((always_inline)) inline void add(__m256i& sum, __m256i weights, __m256i x) {
   const __m256i pairs = _mm256_maddubs_epi16(weights, x);
@@ -86,7 +88,7 @@ __attribute__((always_inline)) inline void add(__m256i& sum, __m256i weights, __
   in_order(sum);
 }
 
-// Asks for what `few_columns` will read of a row of x: rows lie in as many places, which a processor's own prefetching does not follow.
+// Prefetch what `few_columns` will read of a row of x. Hardware prefetching does not follow so many rows.
 template <class Kind>
 __attribute__((always_inline)) inline void ask_for(const GroupedColumns& x, int g) {
 #pragma GCC unroll 4
@@ -95,7 +97,7 @@ __attribute__((always_inline)) inline void ask_for(const GroupedColumns& x, int 
   if constexpr (Kind::Scales::kHasMinimum) __builtin_prefetch(x.scaled_sums + g);
 }
 
-// c [R][32] = or += the products of up to eight units from `block` on with R rows of x, for V vectors of rows of the panel.
+// c [R][32] = or += the products of up to eight units from `block` on with R rows of x, for V vectors of the panel's rows.
 template <class Kind, int R, int V>
 void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, int units, float* c, bool adds) {
   using Numbers = typename Kind::Numbers;
@@ -202,21 +204,21 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
 
 }  // namespace pairs
 
-// c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's. Few columns of all
-// rows of the panel come before the next ones, so that weights are read one after another. Up to six rows meet two vectors of W's or more, for
-// which each number of x is loaded once; the sums of more do not fit the registers, so they take turns at what the first cache has by then.
-// `rest`: how many rows of x there are from these on where they are cut into blocks, whose next numbers are asked for; else 0.
+// c [R][32] = or += the products of a panel's blocks with as many columns of R rows of x. `at` is the first group of x. A few columns of
+// all rows of the panel come before the next ones, so that weights are read in order. Up to six rows use two vectors of W or more, for
+// which each number of x is loaded once. The sums of more rows do not fit the registers, so these alternate on data in the first cache.
+// `rest` is the number of remaining rows of x if these are split into blocks, whose next numbers are prefetched; else 0.
 template <class Kind, int R>
 void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds, int rest) {
   constexpr int kAtOnce = 8 / Kind::kUnits, kVectors = 2 * kPartsAtOnce<R>, kSteps = kPanel / (kVectors * kLanes);
   constexpr int kRows = R <= kManyRows ? R : (R + 1) / 2;
   const int first = at;
   for (int b = 0; b < blocks; b += kAtOnce, panel += kAtOnce * Kind::kBytes, at += 8, adds = true) {
-    const bool is_last = b + kAtOnce >= blocks;  // then other rows of x are next
+    const bool is_last = b + kAtOnce >= blocks;  // Then other rows of x come next.
     const GroupedColumns* next = is_last ? x + R : x;
-    const int asked = std::min(R, is_last ? rest - R : rest);  // of the next rows
+    const int asked = std::min(R, is_last ? rest - R : rest);  // Of the next rows.
     for (int step = 0; step < kSteps; ++step) {
-      // More rows are not cut into blocks.
+      // More rows are not split into blocks.
       if constexpr (R <= kManyRows)
 #pragma GCC unroll 4
         for (int r = 0; r < R; r += kSteps)
@@ -228,8 +230,8 @@ void pair_products(const uint8_t* panel, const GroupedColumns* x, int at, int bl
   }
 }
 
-// The most that a number of a group of x has, or two that are multiplied as a pair have together, by the bits of their sizes, whose order is
-// that of the sizes; those of NaN are above all.
+// The largest number of a group of x, or the largest sum of two that are multiplied as a pair, by the bits of their sizes. NaN is above
+// all.
 inline ints most_of_pairs(ints most, const words (&pairs)[2]) {
   const auto meet = [&](floats a, floats b) {
     const ints sums = (ints)_mm256_hadd_ps((__m256)a, (__m256)b) & 0x7fffffff;
@@ -240,12 +242,12 @@ inline ints most_of_pairs(ints most, const words (&pairs)[2]) {
   return most;
 }
 
-// The numbers of a group whose scale is there, and their sums.
+// Set the numbers of a group, whose scale is set, and their sums.
 inline void set_pairs(GroupedColumns& x, int g, const ints (&even)[2], const ints (&odd)[2]) {
   const __m256i a = _mm256_packs_epi32((__m256i)even[0], (__m256i)odd[0]), b = _mm256_packs_epi32((__m256i)even[1], (__m256i)odd[1]);
   store(x.numbers + g * GroupedColumns::kGroup, _mm256_permute4x64_epi64(_mm256_packs_epi16(a, b), 0xd8));
   const auto folded = [](ints v) { return _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)); };
-  const __m128i lanes = _mm_hadd_epi32(folded(even[0] + odd[0]), folded(even[1] + odd[1]));  // two of each half
+  const __m128i lanes = _mm_hadd_epi32(folded(even[0] + odd[0]), folded(even[1] + odd[1]));  // Two of each half.
   const __m128i below = _mm_packs_epi32(_mm_sub_epi32(_mm_setzero_si128(), lanes), _mm_setzero_si128());
   _mm_storel_epi64(reinterpret_cast<__m128i*>(x.halves + 2 * g), below);
   x.sums[g] = _mm_cvtsi128_si32(_mm_add_epi16(below, _mm_srli_epi64(below, 32)));

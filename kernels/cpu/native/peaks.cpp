@@ -1,4 +1,4 @@
-// What this machine can do at most, for shares of it: streams through memory, and rows of multiply-adds whose numbers stay in registers.
+// The peak rates of this machine: streams through memory, and chains of multiply-adds in registers.
 #include "simd.h"
 
 namespace piecework {
@@ -6,9 +6,9 @@ namespace {
 
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 
-constexpr int kChains = 12;  // sums that do not wait for each other: more than a multiply-add takes cycles, times the units of a core
+constexpr int kChains = 12;  // Independent sums: more than the latency of a multiply-add times the number of its units.
 
-// Keeps a sum where it is, so that the loop is neither shortened nor left out.
+// Keep a sum, so that the compiler neither shortens nor removes the loop.
 template <class Vector>
 __attribute__((always_inline)) inline void keep(Vector& sum) {
 #if defined(__AVX2__)
@@ -18,7 +18,7 @@ __attribute__((always_inline)) inline void keep(Vector& sum) {
 #endif
 }
 
-// Operations, two a multiply-add, that `rounds` of kChains steps make, of which each makes so many.
+// Return the number of operations, two per multiply-add, of `rounds` times kChains steps.
 template <class Vector, class Step>
 int64_t run(int64_t rounds, int threads, int operations, Step step) {
 #pragma omp parallel num_threads(threads)
@@ -59,8 +59,8 @@ int64_t multiply_adds(int32_t kind, int64_t rounds, int threads) {
       sum = (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
     });
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-  // Without dot products of bytes their pairs are added up in 16 bits, the most that AVX2 does for bytes, which weights of up to 5 bits
-  // allow (pairs.h). One factor is the sum, so that each is made anew.
+  // Without dot products of bytes, pairs are added in 16 bits, which is the fastest that AVX2 offers for bytes, and fits weights of up to 5
+  // bits (pairs.h). One factor is the sum, so that each product is computed anew.
   if (kind == kInt8)
     return run<ints>(rounds, threads, 8 * kLanes, [](ints& sum, ints a, ints b) {
       sum = (ints)_mm256_add_epi16((__m256i)b, _mm256_maddubs_epi16((__m256i)a, (__m256i)sum));
@@ -72,18 +72,18 @@ int64_t multiply_adds(int32_t kind, int64_t rounds, int threads) {
 }  // namespace
 }  // namespace piecework
 
-// Makes as many multiply-adds of this kind, and returns how many operations that were: 0 where the kernels have no instruction for them.
+// Run multiply-adds of this kind, and return the number of operations, or 0 if the kernels have no such instruction.
 extern "C" int64_t piecework_multiply_adds(int32_t kind, int64_t rounds, int threads) {
   return piecework::multiply_adds(kind, rounds, threads);
 }
 
-// a [count] = b + 3 c, each thread its own stretch.
+// a [count] = b + 3 c. Each thread has its own range.
 extern "C" void piecework_triad(float* a, const float* b, const float* c, int64_t count, int threads) {
 #pragma omp parallel for simd num_threads(threads) schedule(static)
   for (int64_t i = 0; i < count; ++i) a[i] = b[i] + 3.0f * c[i];
 }
 
-// The sum of words [count], which are read once, each thread its own stretch.
+// Return the sum of words [count], which are read once. Each thread has its own range.
 extern "C" uint32_t piecework_read(const uint32_t* words, int64_t count, int threads) {
   uint32_t sum = 0;
 #pragma omp parallel for simd num_threads(threads) schedule(static) reduction(+ : sum)

@@ -1,7 +1,7 @@
-// On which CPU each thread of a team runs.
+// Keeps the threads of a team on different CPUs.
 //
-// The system may put two of them on one CPU, and leaves them there: a thread that wakes up while somebody else uses its own goes where another
-// one computes, and two that take turns look too busy to be moved. Each phase then lasts until the one that waits gives way.
+// The system may put two threads on one CPU and leave them there: a thread that wakes up while its CPU is busy is moved to one where
+// another thread computes, and two alternating threads look too busy to be moved. Each phase then lasts until the waiting thread yields.
 #pragma once
 #include <atomic>
 #include <vector>
@@ -16,10 +16,10 @@ class Places {
   explicit Places(int threads) : cpus_(threads) {}
 
 #if defined(__linux__)
-  // Thread `me` says where it is.
+  // Thread `me` records its CPU.
   void tell(int me) { cpus_[me].number.store(sched_getcpu(), std::memory_order_relaxed); }
 
-  // Where another thread of `size` is on the CPU of thread `me`, it goes to one that none is on. Returns whether they share it still.
+  // If another thread of `size` is on the CPU of thread `me`, `me` moves to a free CPU. Return whether they still share one.
   bool part(int me, int size) {
     tell(me);
     bool shared = false;
@@ -41,7 +41,7 @@ class Places {
 #endif
 
  private:
-  // A line of the cache each, which others seldom read.
+  // One cache line each.
   struct alignas(64) Place {
     std::atomic<int> number{-1};
   };

@@ -1,13 +1,13 @@
-// The products of linear.h, for every format of weights and every number of rows that are multiplied together.
+// The products of linear.h for every format of weights and every number of rows that are multiplied together.
 #include "linear.h"
 #include "weights.h"
 
 namespace piecework {
 namespace {
 
-// Rows are unrolled by pragmas: as lambdas of `unrolled` they take compilers half as long again.
+// Rows are unrolled by pragmas. With lambdas of `unrolled`, compilers take half as long again.
 
-// c [R][32] = or += the products of groups of a panel with as many columns of R rows of x, kStride apart.
+// c [R][32] = or += the products of a panel's groups with as many columns of R rows of x, kStride apart.
 template <class Kind, int R, int kChains = (R == 1 && Kind::kColumns > 1) ? 2 : 1>
 void products(const uint8_t* panel, const float* x, int groups, float* c, bool adds) {
   constexpr int kAtOnce = kPartsAtOnce<R>;
@@ -43,9 +43,9 @@ void products(const uint8_t* panel, const float* x, int groups, float* c, bool a
   }
 }
 
-constexpr int kScaledRows = 2;  // so few rows make it cheaper to scale the sums of a group than its numbers
+constexpr int kScaledRows = 2;  // With so few rows, scaling the sums of a group is cheaper than scaling its numbers.
 
-// The same for formats with scales. `x_sums` [columns / group][R]: the sum of each group of x.
+// The same for formats with scales. `x_sums` [columns / group][R] has the sum of each group of x.
 template <class Kind, int R>
 void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, int blocks, float* c, bool adds) {
   using Scales = typename Kind::Scales;
@@ -96,7 +96,7 @@ void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, 
   }
 }
 
-// Out of line: two functions call it, and it takes long to compile.
+// Not inlined, because two functions call it and it takes long to compile.
 template <class Kind>
 __attribute__((noinline)) void widen_panel(const uint8_t* panel, int groups, float* out) {
   for (int g = 0; g < groups; ++g, out += Kind::kColumns * kPanel) {
@@ -109,8 +109,8 @@ __attribute__((noinline)) void widen_panel(const uint8_t* panel, int groups, flo
   }
 }
 
-// So many blocks of rows take less time when each widens the numbers for itself. Of most formats of blocks none does, which would take long to
-// compile.
+// Up to this number of blocks of rows, it is faster if each block widens the numbers itself. For most formats in blocks this is 0, because
+// it would take long to compile.
 template <class Kind>
 constexpr int kNarrowBlocks = 3;
 template <>
@@ -124,7 +124,7 @@ void some_rows(const uint8_t* weight, const float* x, int count, int groups, flo
   with_constant<kBlockRows>(count, [&](auto rows) { products<Kind, rows>(weight, x, groups, to, adds); });
 }
 
-// to [groups][tokens]: the sum of each group of columns of x.
+// Set to [groups][tokens] to the sum of each group of columns of x.
 template <int Columns>
 void sum_groups(const Rows& x, int groups, Aligned<float>& to) {
   to.resize(static_cast<size_t>(groups) * x.tokens);

@@ -1,5 +1,5 @@
-// Norms and gated activations of rows of bfloat16, as bfloat16 or quantised to 8 bits; quantisation alone; and the norm and rotation of queries and
-// keys.
+// Norms and gated activations of rows of bfloat16, as bfloat16 or quantised to 8 bits; quantisation alone; and the norm and rotation of
+// queries and keys.
 #include <vector>
 
 #include "rows.h"
@@ -7,23 +7,23 @@
 namespace piecework {
 namespace {
 
-constexpr int64_t kAlone = 1 << 13;  // numbers that take no longer than waking another thread
+constexpr int64_t kAlone = 1 << 13;  // Numbers that take as long as waking another thread.
 
 enum Source : int32_t { kRow = 0, kNorm = 1, kAddNorm = 2, kGated = 3 };
 enum Kind : int32_t { kInts = 0, kFloat8s = 1, kBfloat16s = 2 };
 
 struct Quantize {
-  const bf16 *x, *residual, *weight;  // x [tokens][columns], of kGated [2 * columns]; the others where the source has them
-  bf16* total;                        // x + residual
-  void* numbers;  // [tokens][columns] of the kind
-  float* scales;  // [tokens][columns / group], of kBfloat16s none
+  const bf16 *x, *residual, *weight;  // x [tokens][columns], or [2 * columns] for kGated; the others are set if the source has them.
+  bf16* total;                        // x + residual.
+  void* numbers;  // [tokens][columns] of the kind.
+  float* scales;  // [tokens][columns / group]; none for kBfloat16.
   int64_t x_stride, residual_stride;
   Quantization how;
   int32_t source, kind, tokens, columns;
   float eps;
 };
 
-// The row that is to be quantised, in `made` where it is not x's own.
+// The row to quantise, in `made` if it is not x's own.
 const bf16* source_row(const Quantize& call, int64_t t, bf16* made) {
   const bf16* x = call.x + t * call.x_stride;
   bf16* total = call.total + t * call.columns;
@@ -40,9 +40,9 @@ const bf16* source_row(const Quantize& call, int64_t t, bf16* made) {
 }
 
 struct NormRotary {
-  const bf16 *q, *k, *q_weight, *k_weight, *cos, *signed_sin;  // without weights there is no norm; cos, signed_sin [tokens][size]
+  const bf16 *q, *k, *q_weight, *k_weight, *cos, *signed_sin;  // Without weights there is no norm. cos, signed_sin [tokens][size].
   bf16* out;                                                   // [tokens][heads + kv_heads][size]
-  int64_t q_stride, k_stride;                                  // from a token to the next
+  int64_t q_stride, k_stride;                                  // Distance between tokens.
   int32_t tokens, heads, kv_heads, size;
   float eps;
 };

@@ -1,5 +1,5 @@
-// One token each of several requests through layers with a recurrent state: the steps of kernels/recurrent_steps.py. States are read and
-// written once, or twice while they lie in a core's cache; those of slot 0, which is padding's, are read and not written.
+// One token of each of several requests through layers with a recurrent state: the steps of kernels/recurrent_steps.py. States are read and
+// written once, or twice while they are in a core's cache. Slot 0 is padding's; its state is read but not written.
 #include <algorithm>
 
 #include "recurrent.h"
@@ -8,7 +8,7 @@
 namespace piecework {
 namespace {
 
-constexpr int kBlock = 256;  // channels of a convolution that a thread takes at once
+constexpr int kBlock = 256;  // Channels of a convolution per work item.
 
 template <class T>
 void convolve(const Conv& call, int64_t token, int begin, int end) {
@@ -33,7 +33,7 @@ void convolve(const Conv& call, int64_t token, int begin, int end) {
   for (int c = begin; c < end; ++c) out[c] = out[c] / (1.0f + exponential(-out[c]));
 }
 
-// To be called by every thread of a team.
+// Every thread of a team calls this.
 template <class T>
 void convolve_all(const Conv& call) {
   const int blocks = (call.channels + kBlock - 1) / kBlock;
@@ -42,7 +42,7 @@ void convolve_all(const Conv& call) {
     for (int block = 0; block < blocks; ++block) convolve<T>(call, t, block * kBlock, std::min((block + 1) * kBlock, call.channels));
 }
 
-// state [size][numbers] = decay * state + (dt * x) b^T, and its product with c.
+// state [size][numbers] = decay * state + (dt * x) b^T. Return its product with c.
 template <class T>
 void ssd(const Conv& conv, const Heads& call, int64_t token, int head) {
   const int64_t inner = static_cast<int64_t>(call.heads) * call.size, slot = conv.slots[token];
@@ -70,7 +70,7 @@ void ssd(const Conv& conv, const Heads& call, int64_t token, int head) {
   }
 }
 
-// state [numbers][size] = decay * state, + k (beta * (v - k^T state))^T, and q^T of it. `sums` [2 * size + numbers].
+// state [numbers][size] = decay * state + k (beta * (v - k^T state))^T. Return q^T state. `sums` is [2 * size + numbers].
 template <class T>
 void delta(const Conv& conv, const Heads& call, int64_t token, int head, float* sums) {
   const int64_t slot = conv.slots[token], keys = static_cast<int64_t>(call.groups) * call.numbers;

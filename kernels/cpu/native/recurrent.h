@@ -1,4 +1,4 @@
-// What layers with a recurrent state take and keep, decodes (recurrent.cpp) and prompts (recurrent_prompts.cpp) alike.
+// The arguments and states of layers with a recurrent state, for decodes (recurrent.cpp) and prompts (recurrent_prompts.cpp).
 #pragma once
 #include <cmath>
 #include <vector>
@@ -7,31 +7,31 @@
 
 namespace piecework {
 
-constexpr int64_t kAlone = 1 << 13;  // numbers that take no longer than waking another thread
+constexpr int64_t kAlone = 1 << 13;  // Numbers that take as long as waking another thread.
 
 struct Conv {
-  const void* x;        // [tokens], `stride` apart, of `channels` each
-  void* states;         // [slots][columns - 1][channels], of the type of x
+  const void* x;        // [tokens], `stride` apart, of `channels` each.
+  void* states;         // [slots][columns - 1][channels], of the type of x.
   const float* weight;  // [channels][columns]
   const float* bias;    // [channels] or null
-  const int64_t* slots;  // of decodes [tokens], of prompts one each
-  void* out;             // of decodes float32 [tokens][channels], of prompts' convolutions alone that of x
+  const int64_t* slots;  // Decodes: [tokens]; prompts: one each.
+  void* out;             // Decodes: float32 [tokens][channels]; convolutions of prompts: the type of x.
   int64_t stride;
   int32_t tokens, channels, columns, silu;
 };
 
 struct Heads {
   float* states;                     // [slots][heads][..][..]
-  const void *first, *second;        // [tokens], `stride` apart: dt, of a number a head; b, and a of `decays` a head
-  const float *a, *d, *dt_bias;      // [heads], dt_bias of a gated delta rule [heads][decays]
-  void* out;                         // [tokens][heads][size]: of decodes float32, of prompts of the type of x
+  const void *first, *second;        // [tokens], `stride` apart: dt, one number per head; b, and a with `decays` numbers per head.
+  const float *a, *d, *dt_bias;      // [heads]; dt_bias of a gated delta rule is [heads][decays].
+  void* out;                         // [tokens][heads][size]: float32 for decodes, the type of x for prompts.
   int64_t first_stride, second_stride;
   int32_t heads, groups, size, numbers;
-  int32_t decays;  // of a gated delta rule, 1 or `numbers`
+  int32_t decays;  // For a gated delta rule, 1 or `numbers`.
   float least_dt, most_dt, most_written;
 };
 
-// Prompts of a step: their first token, how many they have, and room for the convolution's results: [capacity][channels].
+// Prompts of a step: their first tokens, their lengths, and room for the results of the convolution: [capacity][channels].
 struct Prompts {
   const int64_t *begins, *lens;
   float* room;
@@ -52,7 +52,7 @@ float step_length(const Heads& call, int64_t token, int head) {
   return std::min(std::max(raw, call.least_dt), call.most_dt);
 }
 
-// How much a token of the gated delta rule writes, and the logarithm of what it leaves.
+// How much a token of the gated delta rule writes, and the logarithm of what remains of the state.
 template <class T>
 float written_share(const Heads& call, int64_t token, int head) {
   return call.most_written / (1.0f + std::exp(-number<T>(call.first, call.first_stride, token, head)));

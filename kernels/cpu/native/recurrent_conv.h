@@ -1,21 +1,21 @@
-// The convolution before layers with a recurrent state, over prompts: where these are cut into parts, and what of them is kept.
-// For recurrent_prompts.cpp alone, whose own functions these are to the compiler.
+// The convolution before layers with a recurrent state, for prompts: how prompts are split, and what is kept. Only for
+// recurrent_prompts.cpp, so that the compiler treats these functions as its own.
 #pragma once
 #include "recurrent.h"
 
 namespace piecework {
 namespace {
 
-constexpr int kPart = 256;      // tokens of a prompt in a part
-constexpr int kChannels = 256;  // that are computed together
-constexpr int kTokens = 64;     // the same
+constexpr int kPart = 256;      // Tokens of a prompt in a part.
+constexpr int kChannels = 256;  // Channels that are computed together.
+constexpr int kTokens = 64;     // Tokens that are computed together.
 
-// Tokens of a prompt, from its own token `first` on, whose results lie in the room from row `at` on.
+// Tokens of a prompt from its token `first` on, whose results begin at row `at` of the room.
 struct Stretch {
   int prompt, first, count, at;
 };
 
-// Stretches that are computed together, no two of one prompt. Where prompts are cut depends on nothing but their own tokens.
+// Stretches that are computed together, at most one per prompt. The cuts of a prompt depend only on its own tokens.
 std::vector<std::vector<Stretch>> parts_of(const Prompts& prompts) {
   std::vector<std::vector<Stretch>> parts;
   int filled = prompts.capacity;
@@ -31,7 +31,7 @@ std::vector<std::vector<Stretch>> parts_of(const Prompts& prompts) {
   return parts;
 }
 
-// Some channels of some tokens of a stretch, [count][to_stride] at `to`.
+// Compute some channels of some tokens of a stretch, to [count][to_stride].
 template <class T, class Out>
 void convolve(const Conv& call, const Prompts& prompts, const Stretch& part, int begin, int end, int channel, int width, Out* to, int64_t to_stride) {
   const int columns = call.columns;
@@ -70,7 +70,7 @@ void convolve(const Conv& call, const Prompts& prompts, const Stretch& part, int
   }
 }
 
-// All channels of stretches; `place(stretch)`: where the results of its first token go. To be called by every thread of a team.
+// Compute all channels of stretches. `place(stretch)` is where the results of its first token go. Every thread of a team calls this.
 template <class T, class Out, class Place>
 void convolve_all(const Conv& call, const Prompts& prompts, const std::vector<Stretch>& part, Place place, int64_t to_stride) {
   const int blocks = (call.channels + kChannels - 1) / kChannels, turns = kPart / kTokens;

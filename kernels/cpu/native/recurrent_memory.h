@@ -1,5 +1,5 @@
-// What a thread works with while prompts go through layers with a recurrent state, and its products of matrices.
-// For recurrent_prompts.cpp alone, whose own functions these are to the compiler.
+// The working memory of a thread for prompts of layers with a recurrent state, and its matrix products. Only for recurrent_prompts.cpp, so
+// that the compiler treats these functions as its own.
 #pragma once
 #include "attention_tiles.h"
 #include "common.h"
@@ -10,13 +10,13 @@ namespace {
 using tiles::power_of_two;
 using tiles::round_up;
 
-constexpr int kChunk = 32;         // tokens
-constexpr int kWide = 2 * kLanes;  // numbers of a state's rows that are computed together
-constexpr int kTogether = 4;       // heads of one group that share what is made of its keys
+constexpr int kChunk = 32;         // Tokens.
+constexpr int kWide = 2 * kLanes;  // Numbers of a state's rows that are computed together.
+constexpr int kTogether = 4;       // Heads of one group that share what is computed from its keys.
 constexpr float kLog2E = 1.44269504f;
 static_assert(kChunk % kWide == 0);
 
-// out [Rows][kWide] = keep * out + a b, where a [Rows][count] lies column after column, `step` apart, and b [count][kWide] `b_stride` apart.
+// out [Rows][kWide] = keep * out + a b. a [Rows][count] is stored by columns, `step` apart, and b [count][kWide] has the stride `b_stride`.
 template <int Rows>
 void multiply_rows(const float* a, int64_t step, const float* b, int64_t b_stride, int count, float keep, float* out, int64_t stride) {
   floats sums[Rows][2];
@@ -46,7 +46,7 @@ void multiply(int rows, const float* a, int64_t step, const float* b, int64_t b_
   with_constant<kBlockRows>(rows, [&](auto number) { multiply_rows<number>(a, step, b, b_stride, count, keep, out, stride); });
 }
 
-// One thread's working memory.
+// The working memory of one thread.
 struct Memory {
   Memory(int numbers, int size, bool is_delta, bool by_rows)
       : panels((size + kWide - 1) / kWide),
@@ -76,12 +76,12 @@ struct Memory {
   Aligned<float> states;                      // [kTogether][panels][numbers][kWide]
   Aligned<float> keys;                        // [kChunk][numbers]
   Aligned<float> key_columns, query_columns;  // [numbers][kChunk]
-  Aligned<float> attends, among_keys;         // [kChunk][kChunk]: of each key, the products with queries, and keys
-  Aligned<float> weights, system;             // the same with decays, of one head
+  Aligned<float> attends, among_keys;         // [kChunk][kChunk]: products of each key with queries, and with keys.
+  Aligned<float> weights, system;             // The same with the decays of one head.
   Aligned<float> written, read;               // [kChunk][kWide]
-  Aligned<float> sums, rates, grown, left;    // [kChunk]: logarithms (base 2) of what is left of the chunk's first; beta or dt
-  // Where each row of a state decays on its own: `sums` of each, [numbers][kChunk]; keys [numbers][kLanes] of a block of tokens as they are at
-  // its last one, keys and queries [numbers][kChunk] of later ones decayed since then; what is left of a state [numbers].
+  Aligned<float> sums, rates, grown, left;    // [kChunk]: base-2 logarithms of what remains of the chunk's first state; beta or dt.
+  // If each row of a state decays separately: `sums` of each row, [numbers][kChunk]; keys [numbers][kLanes] of a block of tokens, as they
+  // are at its last one; keys and queries [numbers][kChunk] of later tokens, decayed since then; what remains of a state [numbers].
   Aligned<float> row_sums, near_keys, far_keys, far_queries, lasting;
 };
 

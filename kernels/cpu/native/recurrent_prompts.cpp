@@ -1,9 +1,10 @@
-// Prompts through layers with a recurrent state: what kernels/recurrent_prompts.py computes. Tokens go in parts of which the convolution's
-// results stay in the cache; of a part each thread takes heads, whose states it keeps beside it, from one chunk of tokens to the next.
+// Prompts through layers with a recurrent state: what kernels/recurrent_prompts.py computes. Tokens are processed in parts, so that the
+// results of the convolution stay in the cache. Each thread takes heads of a part, and keeps their states from one chunk of tokens to the
+// next.
 //
-// Both kinds of heads write k new^T into a state [numbers][size], of which tokens read q^T: Mamba 2's b and c are k and q, and dt * x is new;
-// of the gated delta rule, new follows from what the state and the tokens before in the chunk have at k: a triangular system. Its states may
-// decay row by row.
+// Both kinds of heads add k new^T to a state [numbers][size], and tokens read q^T state. In Mamba 2, b and c are k and q, and dt * x is
+// new. In the gated delta rule, new depends on what the state and earlier tokens of the chunk have at k, which is a triangular system. Its
+// states may decay row by row.
 #include "attention_tiles.h"
 #include "recurrent_conv.h"
 #include "recurrent_memory.h"
@@ -85,7 +86,7 @@ class Run {
     }
   }
 
-  // Keys and queries of a chunk, those of a delta rule of length 1.
+  // Read keys and queries of a chunk. Those of a delta rule are normalised to length 1.
   void read_keys(int begin, int tokens) {
     const float *keys = keys_ + static_cast<int64_t>(begin) * conv_.channels, *queries = queries_ + static_cast<int64_t>(begin) * conv_.channels;
     alignas(64) float of_keys[kChunk], of_queries[kChunk];
@@ -114,7 +115,7 @@ class Run {
     }
   }
 
-  // The same and their products.
+  // Read keys and queries, and compute their products.
   void load_keys(int begin, int tokens) {
     read_keys(begin, tokens);
     for (int j = 0; j < tokens; j += kBlockRows) {
@@ -128,7 +129,7 @@ class Run {
     }
   }
 
-  // The same where each number decays on its own. Keys and queries become what `advance` takes where nothing else decays.
+  // The same if each number decays separately. Keys and queries become what `advance` needs without other decays.
   void load_rows(int i, int begin, int tokens) {
     Memory& m = memory_;
     read_keys(begin, tokens);
@@ -155,7 +156,7 @@ class Run {
     }
   }
 
-  // Products of the keys of the kLanes tokens from `first` on with what comes behind them: no factor is above 1.
+  // Multiply the keys of the kLanes tokens from `first` on with later tokens. All factors are at most 1.
   void multiply_later(int first, int tokens) {
     Memory& m = memory_;
     const int next = first + kLanes;
@@ -178,7 +179,7 @@ class Run {
     }
   }
 
-  // Products of the keys of the tokens [first, end) with one another and with their queries.
+  // Multiply the keys of the tokens [first, end) with one another and with their queries.
   void multiply_near(int first, int end) {
     Memory& m = memory_;
     for (int j = first; j < end; ++j) {
@@ -195,7 +196,7 @@ class Run {
     }
   }
 
-  // What a head makes of them: the weights of each key's row for later queries, and its own for its own.
+  // Compute the weights of each key's row for later queries and for its own, with the decays of a head.
   void weigh(int i, int begin, int tokens) {
     Memory& m = memory_;
     float sum = 0.0f;
@@ -224,7 +225,7 @@ class Run {
       for (int at = j / kLanes * kLanes; at < end; at += kLanes) {
         const ints is_before = tiles::lane_numbers() + at < j;
         const floats decay = tiles::choose(is_before, floats{}, power_of_two(load<floats>(&m.sums[at]) - m.sums[j]));
-        // Rows of tokens that come before may hold anything.
+        // The rows of earlier tokens may hold anything.
         store(&m.weights[j * kChunk + at], tiles::choose(is_before, floats{}, load<floats>(&m.attends[j * kChunk + at]) * decay));
         if constexpr (kIsDelta)
           store(&m.system[j * kChunk + at], load<floats>(&m.among_keys[j * kChunk + at]) * decay * -load<floats>(&m.rates[at]));
@@ -232,7 +233,7 @@ class Run {
     }
   }
 
-  // kWide columns of a state over a chunk.
+  // Advance kWide columns of a state over a chunk.
   void advance(int i, int panel, int begin, int tokens) {
     Memory& m = memory_;
     float* state = panel_of(i, panel);
@@ -279,11 +280,11 @@ class Run {
       multiply(std::min(kBlockRows, numbers_ - n), &m.keys[n], numbers_, m.written.data(), kWide, tokens, lasting, state + n * kWide, kWide);
   }
 
-  // Takes from the rows [t, t + rows) of what is written what those before them wrote at their keys.
+  // Subtract from the written rows [t, t + rows) what earlier rows wrote at their keys.
   void solve(int t, int rows) { add_earlier(memory_.system, memory_.written, t, rows, false); }
 
-  // Adds to the rows [t, t + rows) of `to` what tokens before them wrote, and they themselves where `sees_own`, times `factors`. Later ones
-  // are not read, for a NaN times 0 is one: what a prompt's beginning gives, which others may share, depends on no token behind it.
+  // Add to the rows [t, t + rows) of `to` what earlier tokens wrote, and they themselves if `sees_own`, times `factors`. Later tokens are
+  // not read, because 0 times NaN is NaN: the beginning of a prompt, which others may share, must not depend on later tokens.
   void add_earlier(Aligned<float>& factors, Aligned<float>& to, int t, int rows, bool sees_own) {
     const Memory& m = memory_;
     if (t > 0) multiply(rows, &factors[t], kChunk, m.written.data(), kWide, t, 1.0f, &to[t * kWide], kWide);

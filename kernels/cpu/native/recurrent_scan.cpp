@@ -1,19 +1,19 @@
-// The selective scan of kernels/recurrent.py, token after token: channels and their numbers are vectors, and a block's states stay in a
-// core's cache. States of slot 0, which is padding's, are read and not written.
+// The selective scan of kernels/recurrent.py, token by token. Channels and their numbers are vectors, and the states of a block stay in a
+// core's cache. Slot 0 is padding's; its state is read but not written.
 #include "recurrent.h"
 #include "threads.h"
 
 namespace piecework {
 namespace {
 
-constexpr int kBlock = 64;  // channels that a thread takes at once
+constexpr int kBlock = 64;  // Channels per work item.
 
 struct Scan {
   float* states;                     // [slots][channels][numbers]
-  const void *x, *dt, *b, *c;        // [tokens], strides apart: of `channels`, and of groups times numbers
+  const void *x, *dt, *b, *c;        // [tokens], with strides: `channels` numbers each, and groups times numbers.
   const float *a, *d, *dt_bias;      // [channels][numbers] and [channels]
-  void* out;                         // [tokens][channels]: of decodes float32, of prompts of the type of x
-  const int64_t *slots, *begins, *lens;  // of each request; begins and lens: null for decodes, whose tokens are their requests
+  void* out;                         // [tokens][channels]: float32 for decodes, the type of x for prompts.
+  const int64_t *slots, *begins, *lens;  // Per request. begins and lens are null for decodes, which have one token per request.
   int64_t x_stride, dt_stride, b_stride, c_stride;
   int32_t count, channels, groups, numbers;
 };
@@ -23,7 +23,7 @@ const T* row(const void* rows, int64_t stride, int64_t token) {
   return static_cast<const T*>(rows) + token * stride;
 }
 
-// Channels [begin, end) of a request, which are of one group. `memory`: of their states, and of b and c.
+// Channels [begin, end) of a request, all of one group. `memory` holds their states, and b and c.
 template <class T, class Out>
 void scan(const Scan& call, int request, int begin, int end, std::vector<float>& memory) {
   const int n = call.numbers, group = begin / (call.channels / call.groups);

@@ -1,19 +1,19 @@
-// The sum of every rank's rows, the residual added to it, and its norm, quantised or not: one pass over what the ranks share.
+// The sum of every rank's rows, the residual added to it, and its norm, quantised or not, in one pass over shared memory.
 //
-// Sums are those of collectives.cpp, what follows is that of quantize.cpp. Every rank computes every row; or rows that were summed before.
+// Sums are those of collectives.cpp, and the rest is that of quantize.cpp. Every rank computes every row, or rows that were summed before.
 #include "rows.h"
 #include "shared.h"
 
 namespace piecework {
 namespace {
 
-constexpr int64_t kAlone = 1 << 13;  // numbers that take no longer than waking another thread
+constexpr int64_t kAlone = 1 << 13;  // Numbers that take as long as waking another thread.
 
 enum Result : int32_t { kNormalised = 0, kInt8 = 1, kFp8 = 2 };
 
 struct ReduceNorm {
   const bf16 *x, *residual, *weight;  // x, residual [tokens][columns]
-  bf16* total;                        // their sum
+  bf16* total;                        // The sum of x and residual.
   void* out;                          // [tokens][columns]
   float* scales;                      // [tokens][columns / group]
   Quantization how;
@@ -21,7 +21,7 @@ struct ReduceNorm {
   float eps;
 };
 
-// The row of all ranks, added up in their order and rounded once.
+// Add the row of all ranks in their order, and round it once.
 void sum_row(const Member& member, const bf16* own, int64_t place, int columns, float* sums, bf16* out) {
   for (int i = 0; i < member.size; ++i) {
     const bf16* row = i == member.rank ? own : reinterpret_cast<const bf16*>(member.slot(i)) + place;
@@ -49,7 +49,7 @@ void finish_row(const ReduceNorm& call, int64_t t, const bf16* summed, bf16* mad
     quantize(made, call.columns, call.how, static_cast<fp8*>(call.out) + first, call.scales + t * groups);
 }
 
-// Rows from `first` on, of all ranks, or x's own where there is no member.
+// Finish rows from `first` on, of all ranks, or of x if there is no member.
 void finish_rows(const Member* member, const ReduceNorm& call, int64_t first, int64_t rows, int threads) {
   const int64_t columns = call.columns;
   const bf16* x = call.x + first * columns;
@@ -68,7 +68,7 @@ void finish_rows(const Member* member, const ReduceNorm& call, int64_t first, in
 }  // namespace
 }  // namespace piecework
 
-// Whether every rank has taken part in the same. No member: x is the sum already.
+// Return whether every rank has taken part in the same call. Without a member, x is already the sum.
 extern "C" int piecework_all_reduce_norm(void* member, const void* arguments, int threads) {
   using namespace piecework;
   const ReduceNorm& call = *static_cast<const ReduceNorm*>(arguments);

@@ -1,4 +1,4 @@
-// What is done to one row of numbers between the products. Each value is rounded to bfloat16 where plain torch rounds it.
+// What happens to a row of numbers between products. Values are rounded to bfloat16 where plain torch rounds them.
 #pragma once
 #include <cmath>
 #include <vector>
@@ -24,12 +24,12 @@ inline void add(const bf16* x, const bf16* y, int size, bf16* out) {
   for (int i = 0; i < size; ++i) out[i] = rounded(to_float(x[i]) + to_float(y[i]));
 }
 
-// Of numbers that are rounded to bfloat16, and so is the result.
+// The input and the result are rounded to bfloat16.
 inline float silu(float gate) { return as_rounded(gate / (1.0f + exponential(-gate))); }
 
 inline float sigmoid(float x) { return as_rounded(1.0f / (1.0f + exponential(-x))); }
 
-// GELU with a tanh, x * (1 + tanh(u)) / 2, which is x times the sigmoid of 2u.
+// GELU with tanh: x * (1 + tanh(u)) / 2, which is x times the sigmoid of 2u.
 inline float gelu_tanh(float x) { return as_rounded(x / (1.0f + exponential(-1.59576912f * (x + 0.044715f * x * x * x)))); }
 
 inline void scale(const bf16* x, float factor, int size, bf16* out) {
@@ -42,7 +42,7 @@ inline void silu_and_mul(const bf16* gate, const bf16* up, int size, bf16* out) 
   for (int i = 0; i < size; ++i) out[i] = rounded(silu(to_float(gate[i])) * to_float(up[i]));
 }
 
-// Pairs (2i, 2i + 1) of x become (i, i + size / 2).
+// Move pairs (2i, 2i + 1) of x to (i, i + size / 2).
 inline void side_by_side(bf16* x, int size) {
   static thread_local std::vector<bf16> pairs;
   pairs.assign(x, x + size);
@@ -59,7 +59,7 @@ inline void rotate(const bf16* x, const bf16* cos, const bf16* signed_sin, int s
   }
 }
 
-// How numbers of 8 bits are made of a row: by a scale that is given, or by one for each `group` columns.
+// How a row is quantised to 8 bits: by a given scale, or by a scale per `group` columns.
 struct Quantization {
   const float* scale;  // [1], or null
   int32_t group;
@@ -68,18 +68,18 @@ struct Quantization {
 template <class Number>
 constexpr float kLargest = std::is_same_v<Number, int8_t> ? 127.0f : 448.0f;
 
-// The number nearest to x, of two the even one; |x| at most the largest.
+// The number nearest to x, even for ties; |x| is at most the largest.
 template <class Number>
 inline Number nearest(float x) {
   uint32_t bits;
   if constexpr (std::is_same_v<Number, int8_t>) {
-    const float shifted = x + 0x1.8p23f;  // whose last bit counts ones
+    const float shifted = x + 0x1.8p23f;  // Its last bit is worth 1.
     std::memcpy(&bits, &shifted, sizeof bits);
     return static_cast<int8_t>(bits);
   } else {
     std::memcpy(&bits, &x, sizeof bits);
     const uint32_t sign = bits >> 24 & 0x80u, size = bits & 0x7fffffffu;
-    const float shifted = std::fabs(x) + 0x1p14f;  // whose last bit counts e4m3's smallest
+    const float shifted = std::fabs(x) + 0x1p14f;  // Its last bit is worth e4m3's smallest number.
     uint32_t small;
     std::memcpy(&small, &shifted, sizeof small);
     const uint32_t large = ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - (120u << 3);
@@ -97,16 +97,16 @@ inline void quantize(const bf16* x, int size, float scale, Number* out) {
   }
 }
 
-// scales [size / group] are written where none is given.
+// Quantise a row. Write scales [size / group] if no scale is given.
 template <class Number>
 inline void quantize(const bf16* x, int size, const Quantization& how, Number* out, float* scales) {
   if (how.scale) return quantize(x, size, *how.scale, out);
   for (int first = 0; first < size; first += how.group) {
-    uint16_t largest = 0;  // a NaN is larger than all others
+    uint16_t largest = 0;  // A NaN is larger than all other numbers.
 #pragma omp simd reduction(max : largest)
     for (int i = first; i < first + how.group; ++i) largest = std::max<uint16_t>(largest, x[i].bits & 0x7fffu);
     const float most = to_float(bf16{largest});
-    // A row of zeros is divided by this instead of 0.
+    // The divisor for a row of zeros.
     const float scale = (most < 1e-10f ? 1e-10f : most) / kLargest<Number>;
     scales[first / how.group] = scale;
     quantize(x + first, how.group, scale, out + first);

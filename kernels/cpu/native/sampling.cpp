@@ -1,5 +1,5 @@
-// Chooses a token of each row: `argmax` and `sample_filtered` of kernels/reference.py, to the token, `mask_logits`, and what
-// kernels/plain_sampling.py has.
+// Chooses a token of each row: `argmax`, `sample_filtered` and `mask_logits` of kernels/reference.py, with exactly their tokens, and the
+// functions of kernels/plain_sampling.py.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,10 +12,10 @@
 namespace piecework {
 namespace {
 
-constexpr int kBlock = 64;              // probabilities that are compared before one is looked at
-constexpr uint32_t kSearch = 6u << 23;  // each search goes down to a 64th of the one before
-constexpr int kPickBlock = 256;         // probabilities whose sum is chosen first
-constexpr int kFew = 32;                // candidates that are sorted rather than halved
+constexpr int kBlock = 64;              // Probabilities that are compared before one is examined.
+constexpr uint32_t kSearch = 6u << 23;  // Each search goes down to a 64th of the previous limit.
+constexpr int kPickBlock = 256;         // Probabilities whose sum is chosen first.
+constexpr int kFew = 32;                // Candidates that are sorted instead of halved.
 constexpr float kUnit = 4503599627370496.0f;
 constexpr uint32_t kOne = 0x3f800000u;
 
@@ -25,7 +25,7 @@ struct Filters {
   double uniform;
 };
 
-// What a search has found: the bits of a probability turned round, so that the likeliest is least, then the id. None are equal.
+// What a search has found: the inverted bits of a probability, so that the likeliest is the smallest, then the id. No two are equal.
 using Candidates = std::vector<uint64_t>;
 using Place = Candidates::iterator;
 
@@ -38,10 +38,10 @@ float probability(uint64_t candidate) {
   return value;
 }
 
-// A whole multiple of 1 / kUnit; of what is no probability, nothing.
+// The probability as a multiple of 1 / kUnit; 0 if it is not a probability.
 int64_t weight(uint64_t candidate) { return bits_of(candidate) <= kOne ? static_cast<int64_t>(probability(candidate) * kUnit) : 0; }
 
-// Numbers that are not negative compare as their bits do.
+// The bits of non-negative numbers have the order of the numbers.
 uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -72,7 +72,7 @@ int64_t mass_of(Place begin, Place end) {
   return mass;
 }
 
-// The candidate with which the mass of those up to it, in order, exceeds `target`; those before it are moved to the front. `end`: none.
+// Return the candidate at which the running mass exceeds `target`, in order, with earlier ones moved to the front; or `end`.
 Place where_mass_exceeds(Place begin, Place end, int64_t target) {
   const Place none = end;
   while (end - begin > kFew) {
@@ -92,8 +92,8 @@ Place where_mass_exceeds(Place begin, Place end, int64_t target) {
   return none;
 }
 
-// Those that all filters keep, moved to the front; returns their end. Where that is the end of all, others may belong to them that were
-// not found.
+// Move the candidates that all filters keep to the front, and return their end. If that is the end of all, the filters may also keep
+// candidates that were not found.
 Place keep(Candidates& found, const Filters& filters, int vocab) {
   const bool by_k = filters.top_k < vocab, by_p = filters.top_p < 1.0f;
   Place end = found.end();
@@ -118,7 +118,7 @@ int64_t draw(const float* row, int vocab, const Filters& filters, Candidates& fo
     least = least > kSearch ? least - kSearch : 0;
     find(row, vocab, least, found);
     const int64_t count = static_cast<int64_t>(found.size());
-    // With fewer than top-k the mass that top-p is a share of is not known.
+    // With fewer candidates than top-k, the mass for top-p is unknown.
     if (least > 0 && filters.top_k < vocab && filters.top_k > count) continue;
     const Place end = keep(found, filters, vocab);
     if (least > 0 && end == found.end() && filters.top_k > count) continue;
@@ -129,7 +129,7 @@ int64_t draw(const float* row, int vocab, const Filters& filters, Candidates& fo
   }
 }
 
-// Of which `ordered` gives that.
+// The inverse of `ordered`.
 float number_at(int32_t place) {
   const int32_t bits = place ^ ((place >> 31) & 0x7fffffff);
   float value;
@@ -155,12 +155,12 @@ int64_t argmax(const float* row, int vocab) {
   }
 }
 
-// e^((logits - their highest) / temperature) for `count` of them, and their sum.
+// Compute e^((logits - highest) / temperature) of `count` logits, and return the sum.
 float weigh(const float* logits, int count, float highest, float factor, float* weights) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
   for (int i = 0; i < count; ++i) {
-    // The least that `exponential` gives becomes nothing, without a branch, which would not be vectorised.
+    // The smallest value of `exponential` becomes 0, without a branch, which would prevent vectorisation.
     const float weight = exponential((logits[i] - highest) * factor) - 2e-38f;
     weights[i] = std::max(weight, 0.0f);
     sum += weights[i];
@@ -168,7 +168,7 @@ float weigh(const float* logits, int count, float highest, float factor, float* 
   return sum;
 }
 
-// What logits are multiplied by: 1 / temperature, which is finite for any that is no 0 in float32's full precision.
+// The factor of logits: 1 / temperature, which is finite for all temperatures that are not 0 in float32's normal range.
 float factor_of(float temperature) { return std::min(1.0f / temperature, 3e38f); }
 
 void softmax(float* row, int vocab, float temperature) {
@@ -178,8 +178,8 @@ void softmax(float* row, int vocab, float temperature) {
   for (int i = 0; i < vocab; ++i) row[i] /= sum;
 }
 
-// The first whose running sum exceeds `share` of the whole sum, of those that weigh something; where rounding leaves none, the last of
-// these.
+// The first index whose running sum exceeds `share` of the whole sum, among those with a weight above 0. If rounding leaves none, the last
+// of these.
 int invert(const float* weights, int count, float share) {
   float whole = 0.0f, sum = 0.0f;
   for (int i = 0; i < count; ++i) whole += weights[i];
@@ -197,7 +197,7 @@ struct Weights {
   std::vector<float> tokens, blocks;
 };
 
-// A block by the first number, a token in it by the second.
+// The first number chooses a block, the second one a token in it.
 int64_t pick(const float* row, int vocab, float temperature, const float* uniform, Weights& weights) {
   const int32_t most = highest(row, vocab);
   if (!is_finite(most)) return -1;
@@ -212,7 +212,7 @@ int64_t pick(const float* row, int vocab, float temperature, const float* unifor
   return begin + invert(weights.tokens.data() + begin, std::min(kPickBlock, vocab - begin), uniform[1]);
 }
 
-// Most words of a grammar's mask allow all of their tokens or none.
+// Most words of a grammar's mask allow all their tokens or none.
 void mask(float* row, const uint32_t* bits, int vocab) {
   for (int begin = 0; begin < vocab; begin += 32) {
     const uint32_t word = bits[begin / 32];
@@ -227,7 +227,7 @@ void mask(float* row, const uint32_t* bits, int vocab) {
   }
 }
 
-// SplitMix64's output mix, as `uniform` of runtime/sampling/sampler.py has it.
+// SplitMix64's output mix, as in `uniform` of runtime/sampling/sampler.py.
 uint64_t mix(uint64_t z) {
   z += 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -242,7 +242,7 @@ int64_t choose_token(float* row, int vocab, const Draw& how, int64_t position) {
     const int64_t token = argmax(row, vocab);
     return is_finite(ordered(row[token])) ? token : -1;
   }
-  // Of 53 bits: in [0, 1), or the first 24 and the 24 behind them.
+  // 53 bits as a number in [0, 1), or the first 24 bits and the next 24.
   const uint64_t bits = mix(mix(how.seed) + static_cast<uint64_t>(position)) >> 11;
   if (how.choosing == kPlain) {
     const float halves[] = {(bits >> 29) * 0x1p-24f, (bits >> 5 & 0xFFFFFF) * 0x1p-24f};
@@ -256,25 +256,25 @@ int64_t choose_token(float* row, int vocab, const Draw& how, int64_t position) {
 
 }  // namespace piecework
 
-// logits: rows of `vocab` float32, `stride` apart; bits: `count` rows of ceil(vocab / 32) words.
+// logits: rows of `vocab` float32, `stride` apart. bits: `count` rows of ceil(vocab / 32) words.
 extern "C" void piecework_mask_logits(float* logits, int64_t stride, const int64_t* rows, const uint32_t* bits, int count, int vocab) {
   for (int place = 0; place < count; ++place)
     piecework::mask(logits + rows[place] * stride, bits + place * static_cast<int64_t>((vocab + 31) / 32), vocab);
 }
 
-// rows: `count` of `vocab` float32, `stride` apart; tokens int64.
+// rows: `count` rows of `vocab` float32, `stride` apart. tokens: int64.
 extern "C" void piecework_argmax(const float* rows, int64_t stride, int count, int vocab, int64_t* tokens, int threads) {
 #pragma omp parallel for num_threads(std::max(1, std::min(threads, count)))
   for (int row = 0; row < count; ++row) tokens[row] = piecework::argmax(rows + row * stride, vocab);
 }
 
-// logits: `count` rows of `vocab` float32, `stride` apart, over which their softmax is written.
+// logits: `count` rows of `vocab` float32, `stride` apart. They are replaced by their softmax.
 extern "C" void piecework_softmax(float* logits, int64_t stride, int count, int vocab, const float* temperature, int threads) {
 #pragma omp parallel for num_threads(std::max(1, std::min(threads, count)))
   for (int row = 0; row < count; ++row) piecework::softmax(logits + row * stride, vocab, temperature[row]);
 }
 
-// The same logits; uniform: two numbers a row; tokens int64.
+// The same logits. uniform: two numbers per row. tokens: int64.
 extern "C" void piecework_sample_plain(const float* logits, int64_t stride, int count, int vocab, const float* temperature, const float* uniform,
                                        int64_t* tokens, int threads) {
 #pragma omp parallel num_threads(std::max(1, std::min(threads, count)))
@@ -286,7 +286,7 @@ extern "C" void piecework_sample_plain(const float* logits, int64_t stride, int 
   }
 }
 
-// probs: `rows` of `vocab` float32, `stride` apart; the filters of each row as reference.py has them; tokens int64.
+// probs: `rows` rows of `vocab` float32, `stride` apart. Filters of each row are as in reference.py. tokens: int64.
 extern "C" void piecework_sample_filtered(const float* probs, int64_t stride, int rows, int vocab, const int64_t* top_k, const float* top_p,
                                           const float* min_p, const double* uniform, int64_t* tokens, int threads) {
 #pragma omp parallel num_threads(std::max(1, std::min(threads, rows)))

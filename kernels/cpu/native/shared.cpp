@@ -16,8 +16,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kAwake = std::chrono::milliseconds(1);  // then whoever waits sleeps
-constexpr long kSleepNanoseconds = 50'000'000;          // then it looks whether the others have given up
+constexpr auto kAwake = std::chrono::milliseconds(1);  // After this time, a waiting rank sleeps.
+constexpr long kSleepNanoseconds = 50'000'000;          // After this time, it checks whether the others have given up.
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4, "a word that the kernel knows");
 
@@ -47,7 +47,7 @@ void Member::post() {
   if (failed()) return;
   Post& own = posts_[rank];
   own.calls[++round_ & 1] = call_;
-  // A sleeper counts itself, then looks; it is seen here, or sees this.
+  // A sleeper first counts itself and then checks. Either it is seen here, or it sees this.
   own.posted.store(round_, std::memory_order_seq_cst);
 #if defined(__linux__)
   if (own.sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &own.posted, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
@@ -69,7 +69,7 @@ bool Member::wait_for(int other) {
       const int quitter = header_->gave_up.load(std::memory_order_acquire);
       if (quitter) return fail(kGivenUp, quitter - 1);
       if (seconds_since(began) > seconds_) return fail(kLate, other);
-      // Whoever is waited for may need this core.
+      // The rank that is waited for may need this core.
       if (Clock::now() - began < kAwake)
         std::this_thread::yield();
       else

@@ -1,7 +1,8 @@
-// Ranks that share one memory: what each has posted, and how the others wait for it. shared_memory.py makes the memory.
+// Ranks that share memory: what each has posted, and how the others wait for it. shared_memory.py makes the memory.
 //
-// A collective is a row of exchanges. In each a rank writes to its own slot, posts, waits until all have posted, and reads their slots. A
-// rank has two slots, which take turns: whoever posts an exchange has read all of the one before, so what is written next is read by nobody.
+// A collective is a sequence of exchanges. In each exchange, a rank writes to its own slot, posts, waits until all have posted, and reads
+// their slots. A rank has two slots, which alternate: a rank that posts an exchange has read the previous one, so nobody reads the slot
+// that is written next.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -13,7 +14,7 @@ namespace piecework {
 
 constexpr int kMostRanks = 64;
 
-// What a rank is in. Ranks that meet must be in the same.
+// The call that a rank is in. Ranks that meet must be in the same call.
 struct Call {
   int64_t number, count;
   int32_t op, dtype;
@@ -23,52 +24,52 @@ enum Op : int32_t { kAllReduce = 0, kAllGather = 1, kReduceScatter = 2, kAllToAl
 
 enum Fault : int32_t { kNone = 0, kLate = 1, kMismatch = 2, kGivenUp = 3 };
 
-// The first that has gone wrong. `rank`: whose call `theirs` is; `missing`: a bit for each rank that was late.
+// The first failure. `rank` is the rank of the call `theirs`; `missing` has a bit for each rank that was late.
 struct Failure {
   int32_t fault, rank;
   uint64_t missing;
   Call mine, theirs;
 };
 
-// Of one rank, which alone writes it, `sleepers` aside.
+// The state of one rank. Only this rank writes it, except `sleepers`.
 struct alignas(64) Post {
-  std::atomic<uint32_t> posted;    // exchanges so far; it may wrap
-  std::atomic<uint32_t> sleepers;  // ranks that the kernel has to wake
-  Call calls[2];                   // of the exchanges of an even and of an odd number
+  std::atomic<uint32_t> posted;    // Number of exchanges so far; it may wrap.
+  std::atomic<uint32_t> sleepers;  // Number of ranks that the kernel has to wake.
+  Call calls[2];                   // The calls of even and of odd exchanges.
 };
 
 struct alignas(64) Header {
-  char token[64];                  // by which ranks know that they have the same memory
-  std::atomic<int32_t> gave_up;    // 1 + a rank that has failed
+  char token[64];                  // By this, ranks check that they have the same memory.
+  std::atomic<int32_t> gave_up;    // 1 + the rank that has failed.
 };
 
-// One rank's view of the memory. After a failure nothing waits any more, and what is read means nothing.
+// One rank's view of the memory. After a failure nothing waits, and the data that is read is meaningless.
 class Member {
  public:
   static int64_t bytes(int size, int64_t slot_bytes) { return slots_offset(size) + 2 * size * slot_bytes; }
 
-  // `seconds`: how long to wait for others. `spins`: looks at a post before others get the core, 0 where ranks share one.
+  // `seconds` is the limit of a wait. `spins` is the number of polls before yielding, 0 if ranks share a core.
   Member(void* memory, int rank, int size, int64_t slot_bytes, double seconds, int spins);
 
-  // Begins a call, of one exchange or several.
+  // Begin a call of one or several exchanges.
   void enter(Op op, int32_t dtype, int64_t count) { call_ = {call_.number + 1, count, op, dtype}; }
 
-  // The slot to write, once all have posted the last exchange.
+  // Return the slot to write, after all have posted the previous exchange.
   uint8_t* begin();
 
-  // What was written, in this slot since the last post too, may be read.
+  // Publish what was written, including in this slot since the last post.
   void post();
 
-  // Until all have posted as often. May be called by several threads. False: it has failed.
+  // Wait until all have posted the same number of exchanges. Several threads may call this. Return false if the call has failed.
   bool wait();
 
-  // What a rank has written.
+  // The slot of a rank.
   const uint8_t* slot(int of) const { return slots_ + ((turn_ & 1) * size + of) * slot_bytes; }
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   const Failure& failure() const { return failure_; }
 
-  // Ends every rank's wait, and all that will come.
+  // End all waits of all ranks, now and later.
   void give_up() { header_->gave_up.store(rank + 1, std::memory_order_release); }
 
   // The last call that a rank has posted.
@@ -97,10 +98,10 @@ class Member {
   std::atomic_flag is_failing_ = ATOMIC_FLAG_INIT;
   std::atomic<bool> failed_{false};
   Failure failure_{};
-  std::vector<uint8_t> scrap_;  // in place of the slot after a failure
+  std::vector<uint8_t> scrap_;  // Used instead of the slot after a failure.
 };
 
-// work(begin, end) of the numbers below `count`, by up to `threads` threads where they are worth it. `bytes`: of one.
+// Call work(begin, end) for the numbers below `count`, with up to `threads` threads if that is worth it. `bytes` is the size of a number.
 template <class Work>
 void share_out(int threads, int64_t count, int64_t bytes, Work work) {
   constexpr int64_t kWorthAThread = 1 << 15, kTogether = 64;

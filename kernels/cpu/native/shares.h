@@ -1,4 +1,4 @@
-// Work that threads share so that each reads memory in one row, as a processor prefetches it.
+// Shares work so that each thread reads memory in order, which hardware prefetching follows.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -9,11 +9,11 @@ namespace piecework {
 
 class Shares {
  public:
-  // Threads up to this number may take part.
+  // `threads` is the maximum number of threads.
   explicit Shares(int threads) : taken_(threads) {}
 
-  // Thread `me` of `size` calls this with the same count as all others; the calls of `work`, one for each number below it, are shared. A
-  // thread begins with a range of its own, from its first number on, and then takes the last ones of those who are slower.
+  // Thread `me` of `size` calls this with the same count as all others. The calls of `work`, one for each number below it, are shared. A
+  // thread works through its own range from the front, and then takes the last numbers of slower threads.
   template <class Work>
   void each(int me, int size, int count, Work&& work) {
     for (int turn = 0; turn < std::min(size, kVictims + 1); ++turn) {
@@ -29,14 +29,15 @@ class Shares {
     }
   }
 
-  // To be called by each thread once nobody is in `each` any more, and before anybody is again.
+  // Each thread calls this when no thread is in `each`, and before the next `each`.
   void reset(int me) { taken_[me].count.store(0, std::memory_order_relaxed); }
 
  private:
-  static constexpr int kVictims = 7;  // a look at each of many would take longer than the work
+  static constexpr int kVictims = 7;  // With many threads, checking each would take longer than the work.
   static constexpr uint64_t kBack = uint64_t{1} << 32;
 
-  // How many were taken from a range's front, and, times kBack, from its end. A line of the cache each, whose owner seldom shares it.
+  // How many numbers were taken from the front of a range and, times kBack, from its end. One cache line each, which is mostly used by its
+  // owner.
   struct alignas(64) Taken {
     std::atomic<uint64_t> count{0};
   };

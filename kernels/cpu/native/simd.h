@@ -1,4 +1,4 @@
-// Vectors, and what of them each kind of CPU has instructions of its own for: the same functions in each of the files.
+// Vectors, and functions for which each kind of CPU has its own instructions. Each of the files has the same functions.
 #pragma once
 #if defined(__AVX2__)
 #include "simd_x86.h"

@@ -1,4 +1,4 @@
-// AVX2 with FMA and F16C, AVX-512, and the instructions for products that some CPUs have beside them.
+// AVX2 with FMA and F16C, AVX-512, and the instructions for products that some CPUs have.
 #pragma once
 #include <immintrin.h>
 
@@ -6,7 +6,7 @@
 
 namespace piecework {
 
-// sums + a * b, rounded once: where compilers may choose which of two products they round, results depend on what stands around them.
+// sums + a * b, rounded once. If compilers chose which of two products to round, results would depend on the code around them.
 inline floats multiply_add(floats sums, floats a, floats b) {
 #if defined(__AVX512F__)
   return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sums);
@@ -15,7 +15,7 @@ inline floats multiply_add(floats sums, floats a, floats b) {
 #endif
 }
 
-// kLanes float16 to float32.
+// Load kLanes float16 as float32.
 inline floats load_halves(const uint16_t* from) {
 #if defined(__AVX512F__)
   return (floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -24,7 +24,7 @@ inline floats load_halves(const uint16_t* from) {
 #endif
 }
 
-// kLanes float32 rounded to float16, as torch rounds them.
+// Store kLanes float32 rounded to float16, as torch rounds.
 inline void store_halves(uint16_t* to, floats v) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
@@ -33,7 +33,7 @@ inline void store_halves(uint16_t* to, floats v) {
 #endif
 }
 
-// kLanes int8 to float32.
+// Load kLanes int8 as float32.
 inline floats load_bytes(const int8_t* from) {
 #if defined(__AVX512F__)
   return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
@@ -42,7 +42,7 @@ inline floats load_bytes(const int8_t* from) {
 #endif
 }
 
-// kLanes e4m3 to float32, a 256th of each: under float16's exponent, which is wider by a bit, they are numbers too.
+// Load kLanes e4m3 as float32, divided by 256: as bits of a float16, whose exponent has one bit more, they are valid numbers.
 inline floats load_fp8(const uint8_t* from) {
 #if defined(__AVX512F__)
   const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 7);
@@ -53,7 +53,7 @@ inline floats load_fp8(const uint8_t* from) {
 #endif
 }
 
-// The same, and a NaN for what is all ones but for the sign.
+// The same, with NaN for all ones except the sign.
 inline floats load_e4m3(const uint8_t* from) {
 #if defined(__AVX512F__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -64,7 +64,7 @@ inline floats load_e4m3(const uint8_t* from) {
 #endif
 }
 
-// kLanes e5m2, the upper halves of float16, to float32.
+// Load kLanes e5m2, the upper halves of float16, as float32.
 inline floats load_e5m2(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (floats)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 8));
@@ -77,7 +77,7 @@ inline floats load_e5m2(const uint8_t* from) {
 template <int I>
 inline floats nibbles(words w) {
 #if defined(__AVX512F__)
-  // Only the low four bits of an index count.
+  // Only the low four bits of an index are used.
   const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   return (floats)_mm512_permutexvar_ps((__m512i)(w >> (4 * I)), numbers);
 #else
@@ -85,7 +85,7 @@ inline floats nibbles(words w) {
 #endif
 }
 
-// One of sixteen numbers, by the bits [4 I, 4 I + 4) of each word.
+// One of sixteen numbers, chosen by the bits [4 I, 4 I + 4) of each word.
 template <int I>
 inline floats chosen(words w, const float* sixteen) {
 #if defined(__AVX512F__)
@@ -97,7 +97,7 @@ inline floats chosen(words w, const float* sixteen) {
 #endif
 }
 
-// One of sixteen numbers for each byte, which is one of 0 to 15.
+// One of sixteen numbers for each byte, which is 0 to 15.
 inline words bytes_of_table(words w, const int8_t* sixteen) {
   const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(sixteen));
 #if defined(__AVX512F__)
@@ -107,11 +107,11 @@ inline words bytes_of_table(words w, const int8_t* sixteen) {
 #endif
 }
 
-// The byte B of each word to float32.
+// The byte B of each word as float32.
 template <int B>
 inline floats byte_of(words w) {
 #if defined(__AVX512F__)
-  // To the lowest byte of its word, those above being 0.
+  // Move it to the lowest byte of its word; the bytes above are 0.
   const __m512i places = _mm512_set1_epi32(B - 256) + _mm512_set4_epi32(12, 8, 4, 0);
   return (floats)_mm512_cvtepi32_ps(_mm512_shuffle_epi8((__m512i)w, places));
 #else
@@ -126,9 +126,9 @@ using byte = int8_t;
 constexpr bool kHasByteDots = false;
 using byte = int16_t;
 #endif
-constexpr int kWeightShift = 128;  // what was added to weights when `dot_bytes` takes them, which has no sign for them
+constexpr int kWeightShift = 128;  // The number that is added to weights for `dot_bytes`, which takes unsigned weights.
 
-// sums + the products of four bytes of each row, from 0 to 255, with four columns of x as bytes.cpp orders them.
+// sums + the products of four bytes of each row, from 0 to 255, with four columns of x in the order of bytes.cpp.
 inline ints dot_bytes(ints sums, words weights, const byte* x) {
 #if defined(__AVX512VNNI__)
   return (ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(load<int32_t>(x)));
@@ -165,7 +165,7 @@ inline int32_t sum_of_lanes(ints v) {
 #endif
 }
 
-// The whole number nearest to each, of two the even one.
+// The nearest integer of each, even for ties.
 inline ints nearest_ints(floats v) {
 #if defined(__AVX512F__)
   return (ints)_mm512_cvtps_epi32((__m512)v);
@@ -174,16 +174,16 @@ inline ints nearest_ints(floats v) {
 #endif
 }
 
-// The bits of weights whose products are made fastest by whole numbers.
+// Bits of weights whose products are fastest with integers.
 #if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
 constexpr int kIntegerBits = 4;
 #else
 constexpr int kIntegerBits = 8;
 #endif
 
-// As `PlainByteSums`, of up to 32 columns: the instructions take weights without a sign. Without dot products of bytes pairs are summed
-// in 16 bits, which they fit where the weights have 4 bits: more are the low 4 and those above. With them sums begin at the bits of kOnes, so
-// that a subtraction makes them floats: conversions would wait for the units that multiply.
+// As `PlainByteSums`, for up to 32 columns. The instructions take unsigned weights. Without dot products of bytes, pairs are summed in 16
+// bits, where 4-bit weights fit; weights of more bits are the low 4 bits and the rest. With dot products of bytes, sums begin at the bits
+// of kOnes, so that a subtraction turns them into floats. Conversions would compete with the multiplications.
 template <int Bits>
 struct ByteSums {
   static constexpr int kShift = Bits == 8 ? 128 : 0, kCount = kHasByteDots || Bits <= 4 ? 1 : 2;
@@ -194,7 +194,7 @@ struct ByteSums {
     if constexpr (kCount == 2) sums[1] = ints{};
   }
 
-  // The same of dot products of bytes, which begin at the bits of kOnes and a whole number.
+  // The same for dot products of bytes, which begin at the bits of kOnes plus an integer.
   __attribute__((always_inline)) void begin_at(int32_t bits) { sums[0] = ints{} + bits; }
 
   __attribute__((always_inline)) void add(words weights, const int8_t* x) {
@@ -214,7 +214,7 @@ struct ByteSums {
     return __builtin_convertvector(sum, floats);
   }
 
-  // Of dot products of bytes, the total times `by`, in one FMA. `ones`: minus kOnes times `by`.
+  // For dot products of bytes, the total times `by` in one FMA. `ones` is -kOnes times `by`.
   __attribute__((always_inline)) floats scaled(floats by, floats ones) const { return multiply_add(ones, bits_as<floats>(sums[0]), by); }
 
  private:
@@ -249,7 +249,7 @@ inline words paired(floats even, floats odd) {
   return (words)_mm512_permutexvar_epi16(kOrder, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
 }
 
-// 2 * kLanes float32 rounded to bfloat16.
+// Store 2 * kLanes float32 rounded to bfloat16.
 inline void store_bf16(bf16* to, floats a, floats b) { store(to, _mm512_cvtne2ps_pbh((__m512)b, (__m512)a)); }
 #else
 constexpr bool kHasDots = false;
@@ -262,7 +262,7 @@ constexpr bool kHasHalves = true;
 using Float16 = _Float16;
 using halves = Float16 __attribute__((vector_size(4 * kLanes)));
 
-// The first kLanes, and the others.
+// The first kLanes numbers, and the others.
 inline floats low(halves v) { return (floats)_mm512_cvtxph_ps(_mm512_castph512_ph256((__m512h)v)); }
 inline floats high(halves v) { return (floats)_mm512_cvtxph_ps((__m256h)_mm512_extracti64x4_epi64((__m512i)v, 1)); }
 
@@ -273,7 +273,7 @@ inline halves narrowed(floats a, floats b) {
 
 // sums + w times the float16 at x.
 inline halves multiply_add(halves sums, halves w, const uint16_t* x) {
-  // Compilers broadcast a word in two steps, the second of which takes an FMA's place.
+  // Compilers broadcast a word in two instructions, and the second one takes the place of an FMA.
   asm("vfmadd231ph %2%{1to32%}, %1, %0" : "+v"(sums) : "v"(w), "m"(*x));
   return sums;
 }

@@ -1,4 +1,4 @@
-// A decoder and one step of it, as step.py lays them out.
+// A decoder and one step of it, in the layout of step.py.
 //
 // T tokens, N hidden size, H query heads, K key/value heads, D head size.
 #pragma once
@@ -13,11 +13,11 @@
 
 namespace piecework {
 
-// RMSNorm; no weight: numbers stay as they are.
+// RMSNorm. Without a weight, numbers are not changed.
 struct Norm {
   const bf16* weight;
   float eps;
-  int32_t spans_heads;  // of all heads of queries, or of keys, together
+  int32_t spans_heads;  // Whether it normalises all heads of queries, or of keys, together.
 
   void apply(const bf16* x, int size, bf16* out) const { rms_norm(x, weight, size, eps, out); }
 };
@@ -31,21 +31,21 @@ struct FeedForward {
   int width() const { return gate_up.rows / 2; }
 };
 
-// x + after(half(before(x))) * multiplier, for attention and for what comes behind it.
+// x + after(half(before(x))) * multiplier, for attention and then for the feed-forward part.
 struct Layer {
   Norm before_attention, after_attention, before_feed_forward, after_feed_forward, q_norm, k_norm;
   Linear qkv, output;
   FeedForward dense;
-  Routing routing;  // with experts in place of `dense`, where there are any
+  Routing routing;  // Replaces `dense` if there are experts.
   Experts experts;
-  FeedForward shared;                // by all tokens, beside the experts; no rows: none
-  Linear shared_gate;                // by whose sigmoid its result is multiplied; no rows: by 1
-  const bf16 *cos, *signed_sin;      // [positions, turned]
-  const float* sinks;                // [H], or null
+  FeedForward shared;                // Run by all tokens, besides the experts; without rows there is none.
+  Linear shared_gate;                // Its sigmoid is the factor of `shared`; without rows the factor is 1.
+  const bf16 *cos, *signed_sin;      // [positions, turned].
+  const float* sinks;                // [H], or null.
   void *k_cache, *v_cache;
   float multiplier, scale, softcap, k_scale, v_scale;
-  int32_t turned, is_interleaved;    // numbers of a head that are turned; whether their pairs lie side by side
-  int32_t window, table;  // table: which of a step's has its pages
+  int32_t turned, is_interleaved;    // Numbers of a head that are rotated; whether their pairs are adjacent.
+  int32_t window, table;  // table: index of the step's table with its pages.
   CacheKind cache_kind;
 
   bool mixes() const { return experts.count > 0; }
@@ -53,10 +53,10 @@ struct Layer {
 
 struct Model {
   const Layer* layers;
-  Linear embedding;  // its rows are those that a rank has
+  Linear embedding;  // Its rows are those of this rank.
   Norm norm;
-  Linear head;       // to logits; no rows: they are not computed here
-  Member* member;    // among ranks, or null
+  Linear head;       // Gives logits; without rows they are not computed here.
+  Member* member;    // Of the ranks, or null.
   int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, page_size, group, skipped;
   float embedding_scale;
 
@@ -67,18 +67,18 @@ struct Model {
 struct Step {
   const Model* model;
   const int64_t *ids, *positions;
-  const int64_t *slots[2], *tables[2];  // of layers that keep all pages, and of those that keep a window's
+  const int64_t *slots[2], *tables[2];  // For layers that keep all pages, and for layers that keep a window's.
   const int32_t* query_lens;
-  bf16* out;            // [T, N], or null
-  // Where not those are wanted, of the tokens `sampled` [samples] one of these:
+  bf16* out;            // [T, N], or null.
+  // If `out` is null, one of the following is written for the tokens `sampled` [samples].
   const int64_t* sampled;
-  int64_t* chosen;      // [samples] tokens, -1 of logits that are not finite: the likeliest, or as `draws` tells
-  float* logits;        // [samples, rows of the head], with `draws` to work in
-  const Draw* draws;    // [samples], or null
+  int64_t* chosen;      // [samples] tokens: the likeliest, or as `draws` says; -1 if logits are not finite.
+  float* logits;        // [samples, rows of the head]; working memory if there are `draws`.
+  const Draw* draws;    // [samples], or null.
   int64_t table_stride;
   int32_t requests, tokens, samples;
 
-  // Length of each request with its new tokens.
+  // The length of each request, including its new tokens.
   std::vector<int32_t> seq_lens() const {
     std::vector<int32_t> lens(requests);
     for (int b = 0, last = -1; b < requests; ++b) lens[b] = static_cast<int32_t>(positions[last += query_lens[b]]) + 1;
@@ -103,7 +103,7 @@ inline AttentionCall<bf16> attention_of(const Model& model, const Layer& layer, 
   return call;
 }
 
-// The rows that layers go on from.
+// The rows that layers read and write.
 struct StepRows {
   StepRows(int tokens, int samples, const Model& model)
       : x(tokens, std::max({model.hidden, model.queries(), model.intermediate})),
@@ -111,11 +111,11 @@ struct StepRows {
         residual(static_cast<size_t>(tokens) * model.hidden),
         normed(residual.size()) {}
 
-  Input x, sampled;  // of all tokens, and of those whose logits are wanted
+  Input x, sampled;  // Of all tokens, and of those whose logits are needed.
   std::vector<bf16> residual, normed;  // [T, N]
 };
 
-// What a thread has to itself, and the rows that it works on, which others may share.
+// The memory of a thread, and the rows that it works on, which threads may share.
 struct StepThread {
   StepThread(const Model& model, int own_tokens, int own_samples, StepRows& shared)
       : own(own_tokens, own_samples, model),
@@ -130,13 +130,13 @@ struct StepThread {
   Scratch attention;
   Multiplier multiplier;
   std::vector<bf16> summand;  // [N]
-  const Norm* after = nullptr;  // by what the last half of a layer is normalised, and multiplied
+  const Norm* after = nullptr;  // The norm and the factor of the previous half of a layer.
   float factor = 1.0f;
   std::vector<float> gates;  // [T, 32]
-  std::vector<float> sums;   // [N], over ranks
+  std::vector<float> sums;   // [N], over ranks.
 };
 
-// Row t of what all ranks wrote to their slots, summed in float32, in the thread's `summand`.
+// Add row t of all ranks' slots in float32, into the thread's `summand`.
 inline const bf16* sum_of_ranks(const Model& model, int t, StepThread& thread) {
   const auto row_of = [&](int rank) { return reinterpret_cast<const bf16*>(model.member->slot(rank)) + static_cast<size_t>(t) * model.hidden; };
   float* sums = thread.sums.data();

@@ -1,4 +1,4 @@
-// Threads that go through a row of phases together, faster from one to the next than OpenMP's own barrier.
+// Threads that go through a sequence of phases together, with less delay between phases than OpenMP's barrier.
 #pragma once
 #include <thread>
 
@@ -13,17 +13,17 @@ class Team {
  public:
   explicit Team(int threads) : places_(threads), shares_{Shares(threads), Shares(threads)} {}
 
-  // How many there are. Each thread says so itself, before its first phase: so none waits for another that has not woken up yet, but begins
-  // with the work of both.
+  // The number of threads. Each thread sets it before its first phase. No thread waits for another that has not woken up; it begins with
+  // the work of both.
   void set_size(int size) { size_.store(size, std::memory_order_relaxed); }
 
-  // Every thread calls this with the same count; the calls of `work`, one for each number below it, are shared. Whoever is done last calls
-  // `last` before the others go on.
+  // Every thread calls this with the same count. The calls of `work`, one for each number below it, are shared. The thread that finishes
+  // last calls `last` before the others continue.
   template <class Work, class Last>
   void each(int& phase, int count, Work work, Last last) {
     const int me = omp_get_thread_num();
     Shares& shares = shares_[phase++ % 2];
-    // The next phase's, which nobody has looked at since the last one.
+    // The counters of the next phase, which no thread has read since the last reset.
     shares_[phase % 2].reset(me);
     shares.each(me, size_.load(std::memory_order_relaxed), count, work);
     wait(me, last);
@@ -35,10 +35,11 @@ class Team {
   }
 
  private:
-  static constexpr int kLook = 1000;  // 30 us, ten times as long as others take who have a CPU
+  static constexpr int kLook = 1000;  // 30 us: ten times as long as a thread takes that has a CPU.
   static constexpr int kSpins = 16 * kLook;
 
-  // Whoever waits long lets others have the core: they may be what it waits for. Not sooner, for who gets it may keep it for milliseconds.
+  // A thread that waits long yields its core, because the thread that it waits for may need it. It does not yield earlier, because another
+  // program may keep the core for milliseconds.
   template <class Last>
   void wait(int me, Last last) {
     places_.tell(me);

@@ -1,4 +1,4 @@
-// OpenMP's threads; one where the compiler has no OpenMP.
+// OpenMP's threads, or one thread if the compiler has no OpenMP.
 #pragma once
 #if defined(_OPENMP)
 #include <omp.h>

@@ -1,4 +1,4 @@
-// Whether AMX may be used by this process, and computes what it should.
+// Checks whether this process may use AMX, and whether AMX computes correctly.
 #include "tiles.h"
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -9,8 +9,8 @@
 namespace piecework::amx {
 namespace {
 
-// Linux's arch_prctl(2): ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA, for all threads of the process. Fails in old kernels, in some
-// sandboxes, and where a thread's stack for signals is too small for what a tile holds.
+// Linux's arch_prctl(2): ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA, for all threads of the process. It fails in old kernels, in some
+// sandboxes, and if a thread's signal stack is too small for the tiles.
 bool is_permitted() {
 #if defined(PIECEWORK_TILE_MODEL)
   return true;
@@ -22,7 +22,7 @@ bool is_permitted() {
 #endif
 }
 
-// One product of each kind, of numbers whose sums are exact.
+// One product of each kind, with numbers whose sums are exact.
 bool computes() {
   constexpr int kTokens = 20, kSteps = 2, kPairs = kSteps * 16;
   alignas(64) static bf16 x[kTokens][2 * kPairs], w[kPairs][32][2];

@@ -1,8 +1,8 @@
 // Intel's AMX: a tile holds up to 16 rows of up to 64 bytes, and one instruction multiplies a tile of x by a tile of W.
 //
-// A panel is made of such tiles as it is: a group of 2 columns of bfloat16, or of 4 of bytes, is a line of two of them, 16 rows of W each.
-// The instructions are those of Intel's manual (Software Developer's Manual, volume 2: TDPBF16PS, TDPBSUD). With PIECEWORK_TILE_MODEL they
-// are computed as it describes them, for tests on CPUs that lack them.
+// A panel consists of such tiles: a group of 2 columns of bfloat16, or of 4 of bytes, is a line of two tiles, 16 rows of W each. The
+// instructions are described in Intel's Software Developer's Manual, volume 2 (TDPBF16PS, TDPBSUD). With PIECEWORK_TILE_MODEL they are
+// computed as described there, for tests on CPUs without them.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -12,9 +12,9 @@
 
 namespace piecework::amx {
 
-constexpr int kTileRows = 16, kTileBytes = 64;  // bytes: of a row
+constexpr int kTileRows = 16, kTileBytes = 64;  // Rows of a tile, and bytes of a row.
 
-// What LDTILECFG reads: 8 tiles, each of so many rows of so many bytes.
+// The memory that LDTILECFG reads: rows and bytes per row of 8 tiles.
 struct alignas(64) Shapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -38,7 +38,7 @@ inline Model& model() {
   return of_this_thread;
 }
 
-// What the processor raises an exception for.
+// The processor raises an exception if this is false.
 inline void check(bool holds) {
   if (!holds) std::abort();
 }
@@ -72,7 +72,7 @@ void store(void* to, int64_t stride) {
     std::memcpy(static_cast<uint8_t*>(to) + i * stride, model().numbers[T][i], model().shapes.row_bytes[T]);
 }
 
-// work(m, k, n) for every word of C, A and B that meet.
+// Call work(m, k, n) for every word of C, A and B that meet.
 template <int C, int A, int B, class Work>
 void each_word(Work work) {
   const Shapes& shapes = model().shapes;
@@ -106,7 +106,7 @@ void dot_bytes() {
 
 constexpr bool kHasTiles = true;
 
-// Compilers' own functions want the numbers of tiles as literals.
+// Compilers' own functions need the numbers of tiles as literals.
 inline void set_shapes(const Shapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
 inline void release() { asm volatile("tilerelease"); }
 
@@ -125,13 +125,13 @@ inline void store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
 
-// C += A times B, pairs of bfloat16 with pairs, sums in float32.
+// C += A times B: pairs of bfloat16 with pairs, sums in float32.
 template <int C, int A, int B>
 inline void dot_pairs() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
-// The same of four bytes, those of A with a sign, those of B without.
+// The same with four bytes: those of A are signed, those of B are unsigned.
 template <int C, int A, int B>
 inline void dot_bytes() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
@@ -143,14 +143,14 @@ constexpr bool kHasTiles = false;
 
 #endif
 
-// Whether this process may use them: the kernel gives out their memory only to who asks, and may refuse. Asked, and tried out, once.
+// Whether this process may use tiles. The kernel allocates their memory only on request and may refuse. Requested and tried once.
 bool are_usable();
 
-constexpr int kLeastRows = 8;  // of x that are worth it; instructions take as long as tiles have rows
+constexpr int kLeastRows = 8;  // Rows of x for which tiles are worth it; an instruction takes as long as its tiles have rows.
 
-enum Tile : int { kSums = 0, kX = 4, kWeights = 6 };  // the first of those; kSums [2 of x][2 of W]
+enum Tile : int { kSums = 0, kX = 4, kWeights = 6 };  // The first tile of each use; sums are [2 of x][2 of W].
 
-// to [tokens][32] (+)= the products of `steps` times 64 bytes of rows of x, `stride` bytes apart, with as many lines of two tiles of a
+// to [tokens][32] = or += the products of `steps` times 64 bytes of rows of x, `stride` bytes apart, with as many lines of two tiles of a
 // panel. Sums are float32 for pairs, int32 for bytes.
 template <bool kArePairs>
 void multiply(const uint8_t* panel, const uint8_t* x, int64_t stride, int steps, int tokens, void* to, bool adds) {

@@ -1,8 +1,8 @@
-// What integers.cpp does otherwise with AVX-512's dot products of bytes.
+// What integers.cpp does differently with AVX-512's dot products of bytes.
 //
-// Intel's CPUs have two ports for vectors of 512 bits, so whatever stands beside the dot products takes their place. So a sum is made a float
-// by the FMA that scales it; what sums begin with is made for all groups at once; and where many rows of x meet a panel, it is unpacked once
-// for all of them, so many columns at a time as stay in the first cache with rows of x.
+// Intel's CPUs have two ports for 512-bit vectors, so all other instructions compete with dot products. Therefore the FMA that scales a sum
+// also turns it into a float, the start values of sums are computed for all groups at once, and if many rows of x meet a panel, it is
+// unpacked once for all of them, in parts that fit the first cache together with rows of x.
 #pragma once
 #include "linear.h"
 #include "weights.h"
@@ -15,13 +15,13 @@ constexpr bool kHasOnes = true, kHasUnpacked = true;
 constexpr bool kHasOnes = false, kHasUnpacked = false;
 #endif
 
-// Rows of x for which unpacking saves more than it takes, and units that are unpacked at once.
+// Rows of x from which unpacking pays, and units that are unpacked at once.
 constexpr int kLeastUnpackedRows = 30, kUnitsAtOnce = 18;
 
-// Whether panels are unpacked once for so many rows (ways.cpp).
+// Whether panels are unpacked once for many rows (ways.cpp).
 bool unpacks_panels();
 
-// A scale of x such that its product with kOnes is exact.
+// A scale of x whose product with kOnes is exact.
 inline float shortened(float scale) { return kHasOnes ? bits_as<float>((bits_as<uint32_t>(scale) + 2u) & ~3u) : scale; }
 
 #if defined(__AVX512VNNI__)
@@ -29,7 +29,7 @@ inline floats ones_at(const GroupedColumns& x, int g) { return splat(x.ones[g]);
 
 inline int32_t sum_of(const GroupedColumns& x, int g) { return x.halves[2 * g] + x.halves[2 * g + 1]; }
 
-// Of a group whose scale is there: finite where its numbers are at most 2^111.
+// Set the sum of a group, whose scale is set. It is finite for numbers up to 2^111.
 inline void set_sum(GroupedColumns& x, int g, int32_t) { x.ones[g] = x.scales[g] * -kOnes; }
 #else
 inline floats ones_at(const GroupedColumns&, int) { return floats{}; }
@@ -37,12 +37,12 @@ inline int32_t sum_of(const GroupedColumns& x, int g) { return x.sums[g]; }
 inline void set_sum(GroupedColumns& x, int g, int32_t sum) { x.sums[g] = sum; }
 #endif
 
-// By how much more than they stand for the numbers are that are multiplied.
+// The offset that was added to the numbers for the multiplication.
 template <class Kind>
 constexpr int kOffsetOf = Kind::Numbers::kBits == 8 ? kWeightShift : Kind::Scales::kOffset;
 
-// Units of numbers of up to 8 bits without a sign, as `four` gives them, each followed by its scales, minima, and the scales of first halves
-// times minus kOnes, which is exact: they have 19 bits at most.
+// Units of unsigned numbers of up to 8 bits in the order of `four`, each followed by its scales, its minima, and the scales of first halves
+// times -kOnes. The last product is exact, because these scales have at most 19 bits.
 template <int Groups, bool HasMinima, int Offset>
 struct Unpacked {
   static constexpr int kUnits = 1, kColumns = kUnit, kGroups = Groups, kVector = kPanel * sizeof(float);
@@ -76,7 +76,7 @@ constexpr bool kIsUnpacked = false;
 template <int Groups, bool HasMinima, int Offset>
 constexpr bool kIsUnpacked<Unpacked<Groups, HasMinima, Offset>> = true;
 
-// Zeros of other kinds.
+// Zeros for other kinds.
 template <class Kind>
 inline floats ones_of(const uint8_t* scales, int row) {
   if constexpr (kIsUnpacked<Kind>)
@@ -85,18 +85,18 @@ inline floats ones_of(const uint8_t* scales, int row) {
     return floats{};
 }
 
-// Rows of x at once: of more the sums do not fit the registers beside what they are added to.
+// Rows of x at once. The sums of more rows do not fit the registers beside the values that are added to them.
 template <class Made>
 constexpr int kUnpackedRows = Made::kGroups == 2 ? 5 : 6;
 
 template <class Kind>
 using UnpackedOf = Unpacked<Kind::kGroups, Kind::Scales::kHasMinimum && Kind::Scales::kOffset == 0, kOffsetOf<Kind>>;
 
-// Whether sums begin with what differs from row to row of x, and for enough of these to make it for all groups at once.
+// Whether sums begin with values that differ between rows of x, and there are enough rows to compute these for all groups at once.
 template <class Kind, int R>
 constexpr bool kHasStarts = kHasUnpacked && kOffsetOf<Kind> != 0 && R >= 4;
 
-// starts: the bits of kOnes less kOffsetOf times the sums of groups of x from `at` on, of so many blocks, and of some behind them.
+// starts: the bits of kOnes minus kOffsetOf times the sums of x's groups from `at` on, for the given blocks and some after them.
 template <class Kind>
 inline void set_starts(const GroupedColumns& x, int at, int blocks, int32_t* starts) {
 #if defined(__AVX512VNNI__)
@@ -116,7 +116,7 @@ inline void set_starts(const GroupedColumns& x, int at, int blocks, int32_t* sta
 #endif
 }
 
-// to: as Unpacked has blocks of a panel.
+// Unpack a panel's blocks to `to`, in the layout of Unpacked.
 template <class Kind>
 void unpack(const uint8_t* block, int blocks, uint8_t* to) {
   using Made = UnpackedOf<Kind>;

@@ -1,4 +1,4 @@
-// Vectors of the widest kind that the kernels are compiled for, memory for them, and loops that the compiler unrolls by their numbers.
+// Vectors of the widest kind that the kernels are compiled for, their memory, and loops that the compiler unrolls.
 #pragma once
 #include <cmath>
 #include <new>
@@ -20,14 +20,14 @@ constexpr int kLanes = 4, kBlockRows = 12, kIntegerRows = 6;
 #else
 constexpr int kLanes = 4, kBlockRows = 6, kIntegerRows = 3;
 #endif
-// kBlockRows: rows times two vectors of sums, which fit the registers beside what they are made of. kIntegerRows: with as many
-// vectors of whole numbers, or, where pairs.h makes them, in two blocks that take turns.
+// kBlockRows: rows with two vectors of sums each that fit the registers beside their inputs. kIntegerRows: rows with as many vectors of
+// integers, or, with pairs.h, in two alternating blocks.
 
 using floats = float __attribute__((vector_size(4 * kLanes)));
 using words = uint32_t __attribute__((vector_size(4 * kLanes)));
 using ints = int32_t __attribute__((vector_size(4 * kLanes)));
 
-// Memory for vectors: one that lies across two lines of the cache takes twice as long to read.
+// Aligned memory, because a vector that lies across two cache lines takes twice as long to read.
 template <class T>
 struct AlignedAllocator {
   using value_type = T;
@@ -60,7 +60,7 @@ inline floats splat(float x, std::integer_sequence<int, I...>) {
   return floats{(static_cast<void>(I), x)...};
 }
 
-// Not a sum with zeros, which is an instruction more: it would have to turn -0 into 0.
+// Not a sum with zeros, which would need one more instruction, to turn -0 into 0.
 inline floats splat(float x) { return splat(x, std::make_integer_sequence<int, kLanes>{}); }
 
 template <class Vector, class T>
@@ -94,14 +94,14 @@ inline uint16_t float_to_half(float x) {
   const uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
   if (size > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
   if (size >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  const float shifted = std::fabs(x) + 0.5f;  // whose last bit counts float16's smallest
+  const float shifted = std::fabs(x) + 0.5f;  // Its last bit is worth float16's smallest number.
   uint32_t small;
   std::memcpy(&small, &shifted, sizeof small);
   const uint32_t large = ((size + 0xfffu + (size >> 13 & 1u)) >> 13) - (112u << 10);
   return static_cast<uint16_t>(sign | (size < 0x38800000u ? small & 0x7ffu : large));
 }
 
-// kLanes float32 rounded to bfloat16, as `from_float` rounds them.
+// Store kLanes float32 rounded to bfloat16, as in `from_float`.
 inline void store_rounded(bf16* to, floats v) {
   using shorts = uint16_t __attribute__((vector_size(2 * kLanes)));
   const words bits = bits_as<words>(v), rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -109,14 +109,14 @@ inline void store_rounded(bf16* to, floats v) {
   store(to, __builtin_convertvector((rounded & is_number) | (~is_number & 0x7fc0u), shorts));
 }
 
-// Numbers of e4m3 that came as 256ths of what they stand for: 480 of these, which all ones but for the sign gave, is no number.
+// Numbers of e4m3 divided by 256. 480 / 256 comes from all ones except the sign, and becomes NaN.
 inline floats with_nan(floats v) { return bits_as<floats>(bits_as<ints>(v) | ((v * v > 3.3f) & 0x7fc00000)); }
 
-// 1.5 * 2^23: the last bit of a float32 beside it counts ones, so whole numbers that are added to its bits are added to it.
+// 1.5 * 2^23: the last bit of a float32 of this size is worth 1, so adding an integer to its bits adds it to the number.
 constexpr float kOnes = 0x1.8p23f;
 
-// Sums of the products of weights of each row with int8, four columns at a time: weights of up to 7 bits without a sign, or of 8 with one.
-// `first`, where a sum begins, and which `total` is told again: minus kShift times the sum of the int8.
+// Sums of products of each row's weights with int8, four columns at a time. Weights are unsigned with up to 7 bits, or signed with 8.
+// `first` is the start of a sum, and is passed to `total` again: -kShift times the sum of the int8.
 template <int Bits>
 struct PlainByteSums {
   static constexpr int kShift = 0;
@@ -134,13 +134,13 @@ __attribute__((always_inline)) inline void unrolled(Work&& work, std::index_sequ
   (work(std::integral_constant<int, static_cast<int>(I)>{}), ...);
 }
 
-// work(0), ... work(N - 1), each with its number known to the compiler.
+// Call work(0) to work(N - 1), with each number known to the compiler.
 template <int N, class Work>
 __attribute__((always_inline)) inline void unrolled(Work&& work) {
   unrolled(work, std::make_index_sequence<N>{});
 }
 
-// work(integral_constant) of a number in [1, N] that is known when it runs.
+// Call work(integral_constant) with a number in [1, N] that is known at run time.
 template <int N, class Work>
 inline void with_constant(int number, Work&& work) {
   if constexpr (N > 1) {
