@@ -4,11 +4,21 @@ it cannot write.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from piecework.kernels.cpu.native import build
+
+FORMATS = sorted(
+    path.stem.upper()
+    for path in (Path(build.__file__).parent / "gguf").glob("*.h")
+    if path.stem not in ("block", "formats")
+)
+"""The formats that the CPU's kernels have a file for."""
 _HALVES = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),

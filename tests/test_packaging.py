@@ -169,6 +169,6 @@ def test_a_wheel_has_the_kernels_sources_and_what_was_compiled_of_them(tmp_path:
     names = zipfile.ZipFile(made).namelist()
     native = "piecework/kernels/cpu/native"
     assert f"{native}/shipped/avx2-0.so" in names
-    assert {f"{native}/{path.name}" for path in (ROOT / "kernels/cpu/native").glob("*.cpp")} <= {
-        *names
-    }
+    sources = [*(ROOT / native.partition("/")[2]).rglob("*.cpp")]
+    sources += (ROOT / native.partition("/")[2]).rglob("*.h")
+    assert {f"piecework/{path.relative_to(ROOT)}" for path in sources} <= {*names}

@@ -1,8 +1,11 @@
 // What the programs that run the kernels under emulation have in common: fixed inputs, and a line of each output.
 #pragma once
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <string>
 
+#include "gguf/formats.h"
 #include "linear.h"
 
 extern "C" {
@@ -37,58 +40,62 @@ void print(const std::string& name, const T* values, size_t count) {
   std::printf("\n");
 }
 
-// GGUF's blocks: float16 before and behind so many bytes.
+// A block of a GGUF file: float16 before and behind so many bytes.
 struct StoredBlock {
-  int columns, halves_before, bytes, halves_behind;
+  int32_t format;
+  int halves_before, bytes, halves_behind;
   float largest;  // of the float16
 };
 
-// A stored row of each kind that `piecework_pack` knows.
-inline std::vector<uint8_t> stored_row(int kind, int columns) {
-  constexpr StoredBlock kBlocks[] = {{1, 0, 2, 0, 0},          {32, 1, 32, 0, 0.05f},    {32, 2, 16, 0, 0.05f},    {32, 1, 16, 0, 0.05f},
-                                     {1, 0, 1, 0, 0},          {1, 0, 1, 0, 0},          {1, 0, 1, 0, 0},          {256, 0, 108, 1, 0.005f},
-                                     {256, 2, 140, 0, 0.005f}, {256, 2, 172, 0, 0.005f}, {256, 0, 208, 1, 0.005f}, {256, 0, 80, 2, 0.02f},
-                                     {32, 1, 20, 0, 0.05f},    {32, 2, 20, 0, 0.05f},    {32, 1, 16, 0, 0.005f},   {256, 1, 134, 0, 0.0002f}};
+constexpr StoredBlock kStoredBlocks[] = {
+    {Q8_0::kNumber, 1, 32, 0, 0.05f},   {Q4_1::kNumber, 2, 16, 0, 0.05f},   {Q4_0::kNumber, 1, 16, 0, 0.05f},
+    {Q3_K::kNumber, 0, 108, 1, 0.005f}, {Q4_K::kNumber, 2, 140, 0, 0.005f}, {Q5_K::kNumber, 2, 172, 0, 0.005f},
+    {Q6_K::kNumber, 0, 208, 1, 0.005f}, {Q2_K::kNumber, 0, 80, 2, 0.02f},   {Q5_0::kNumber, 1, 20, 0, 0.05f},
+    {Q5_1::kNumber, 2, 20, 0, 0.05f},   {IQ4_NL::kNumber, 1, 16, 0, 0.005f}, {IQ4_XS::kNumber, 1, 134, 0, 0.0002f},
+    {MXFP4::kNumber, 0, 17, 0, 0.0f}};
+
+inline std::vector<int32_t> formats() {
+  std::vector<int32_t> all = {kBf16, kInt8, kFp8, kFp8Blocks};
+  GGUFFormats::each([&](auto of) { all.push_back(of.kNumber); });
+  return all;
+}
+
+// A stored row of a format that `piecework_pack` knows.
+inline std::vector<uint8_t> stored_row(int32_t format, int columns) {
   std::vector<uint8_t> row;
-  if (kind == 0) {
+  if (format == kBf16) {
     for (const bf16 each : numbers(columns)) row.push_back(each.bits & 255), row.push_back(each.bits >> 8);
-  } else if (kind == 16) {
-    for (int g = 0; g < columns / 32; ++g) {
-      row.push_back(120 + next_bits() % 6);  // an exponent
-      for (int i = 0; i < 16; ++i) row.push_back(next_bits() & 255);
-    }
-  } else if (kind >= 4 && kind <= 6) {
-    for (int i = 0; i < columns; ++i) row.push_back(kind == 4 ? next_bits() & 255 : (next_bits() & 127) % 100 | (next_bits() & 128));
-  } else {
-    const StoredBlock& block = kBlocks[kind];
+  } else if (format >= kInt8) {
+    for (int i = 0; i < columns; ++i) row.push_back(format == kInt8 ? next_bits() & 255 : (next_bits() & 127) % 100 | (next_bits() & 128));
+  }
+  GGUFFormats::with(format, [&](auto of) {
+    const StoredBlock& block = *std::find_if(std::begin(kStoredBlocks), std::end(kStoredBlocks), [&](auto& each) { return each.format == format; });
     const auto add_halves = [&](int count) {
       for (int i = 0; i < count; ++i) {
         const uint16_t bits = float_to_half(next_number() * block.largest);
         row.push_back(bits & 255), row.push_back(bits >> 8);
       }
     };
-    for (int g = 0; g < columns / block.columns; ++g) {
+    for (int g = 0; g < columns / decltype(of)::Kind::kColumns; ++g) {
       add_halves(block.halves_before);
-      for (int i = 0; i < block.bytes; ++i) row.push_back(next_bits() & 255);
+      for (int i = 0; i < block.bytes; ++i)
+        // The first byte of MXFP4 is an exponent.
+        row.push_back(format == MXFP4::kNumber && i == 0 ? 120 + next_bits() % 6 : next_bits() & 255);
       add_halves(block.halves_behind);
     }
-  }
+  });
   return row;
 }
 
-constexpr Format kFormatOf[] = {kBf16, kQ8, kQ4, kQ40, kInt8, kFp8, kFp8Blocks, kQ3K, kQ4K, kQ5K, kQ6K, kQ2K, kQ5, kQ5, kIQ4NL, kIQ4XS, kMXFP4};
-constexpr int kKinds = 17;
-
-// Weights of a kind, laid out in panels.
-inline Aligned<uint8_t> packed(int kind, int rows, int columns) {
-  const Format format = kFormatOf[kind];
+// Weights of a format, laid out in panels.
+inline Aligned<uint8_t> packed(int32_t format, int rows, int columns) {
   std::vector<std::vector<uint8_t>> stored;
   std::vector<const void*> places;
-  for (int r = 0; r < rows; ++r) stored.push_back(stored_row(kind, columns));
+  for (int r = 0; r < rows; ++r) stored.push_back(stored_row(format, columns));
   for (const auto& row : stored) places.push_back(row.data());
   std::vector<float> scales(rows * std::max(1, row_scales(format, columns)), 0.01f);
   Aligned<uint8_t> made((rows + kPanel - 1) / kPanel * panel_bytes(format, columns));
-  piecework_pack(kind, places.data(), rows, columns, scales.data(), made.data(), kThreads);
+  piecework_pack(format, places.data(), rows, columns, scales.data(), made.data(), kThreads);
   return made;
 }
 

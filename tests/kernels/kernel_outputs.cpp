@@ -26,32 +26,38 @@ void take_steps();  // kernel_steps.cpp
 
 namespace {
 
-void multiply(int kind, int columns, int tokens, int way) {
+// Whole blocks, and of few formats a multiple of what is summed at once.
+int columns_of(int32_t format) {
+  int columns = format == kBf16 ? 1100 : 1152;
+  GGUFFormats::with(format, [&](auto of) { columns = decltype(of)::Kind::kColumns == kUnit ? 1152 : 1280; });
+  return columns;
+}
+
+void multiply(int32_t format, int columns, int tokens, int way) {
   constexpr int kRows = 45;
-  state = 7 + kind;
-  const Format format = kFormatOf[kind];
+  state = 7 + format;
   const bool has_blocks = format != kBf16 && format < kInt8;
   if (way == kIntegers ? !has_blocks : !piecework_choose_way(way)) return;
-  const Aligned<uint8_t> weight = packed(kind, kRows, columns);
+  const Aligned<uint8_t> weight = packed(format, kRows, columns);
   const std::vector<bf16> bias = numbers(kRows), x = numbers(static_cast<size_t>(tokens) * columns);
   const Linear linear{weight.data(), bias.data(), kRows, columns, format, {nullptr, way == kIntegers ? GroupedColumns::kGroup : 0}, nullptr};
   std::vector<bf16> out(static_cast<size_t>(tokens) * kRows);
-  if (kind < 4 || has_blocks) {
+  if (format < kInt8) {
     piecework_linear(&linear, x.data(), columns, nullptr, 0, out.data(), tokens, kThreads);
   } else {
-    const int groups = kind == 6 ? columns / kScaledColumns : 1;
+    const int groups = format == kFp8Blocks ? columns / kScaledColumns : 1;
     std::vector<float> x_scales(tokens * groups);
     std::vector<uint8_t> small(x.size());
     for (int t = 0; t < tokens; ++t) {
       const Quantization how{nullptr, columns / groups};
-      if (kind == 4)
+      if (format == kInt8)
         quantize(x.data() + t * columns, columns, how, reinterpret_cast<int8_t*>(small.data()) + t * columns, x_scales.data() + t);
       else
         quantize(x.data() + t * columns, columns, how, reinterpret_cast<fp8*>(small.data()) + t * columns, x_scales.data() + t * groups);
     }
     piecework_linear(&linear, small.data(), columns, x_scales.data(), groups, out.data(), tokens, kThreads);
   }
-  print("linear of kind " + std::to_string(kind) + " for " + std::to_string(tokens) + " tokens by way " + std::to_string(way) + ":", out.data(), out.size());
+  print("linear of format " + std::to_string(format) + " for " + std::to_string(tokens) + " tokens by way " + std::to_string(way) + ":", out.data(), out.size());
 }
 
 template <class T>
@@ -198,11 +204,11 @@ int main() {
   const int has_tiles = piecework_has_tiles(), unpacks = piecework_unpack_panels(1);
   print("tiles:", &has_tiles, 1);
   print("unpacks:", &unpacks, 1);
-  for (int kind = 0; kind < kKinds; ++kind)
+  for (int32_t format : formats())
     for (int way : {kFloats, kDots, kHalves, kIntegers})
       for (int tokens : {1, 2, 13, 43, 71})
         // Each thread has so many of 71 that whole numbers may unpack a panel for them, and some are left.
-        if (tokens < 71 || way == kIntegers) multiply(kind, kind == 0 ? 1100 : kind < 7 ? 1152 : 1280, tokens, way);
+        if (tokens < 71 || way == kIntegers) multiply(format, columns_of(format), tokens, way);
   for (CacheKind kind : {CacheKind::kAsQueries, CacheKind::kE4M3, CacheKind::kE5M2, CacheKind::kInt8})
     for (int head_size : {64, 20})
       for (int way : {kFloats, kDots}) attend<bf16>(kind, head_size, way);

@@ -1,4 +1,4 @@
-// Decodes of a small decoder in one call, as kernel_outputs.cpp prints what they make: with weights of one kind everywhere, of which the second
+// Decodes of a small decoder in one call, as kernel_outputs.cpp prints what they make: with weights of one format everywhere, of which the second
 // layer has experts.
 #include "kernel_cases.h"
 #include "step.h"
@@ -17,10 +17,10 @@ constexpr int kPlaces = kPageSize * kPages, kMostRequests = 9;
 // Weights, and the memory that they lie in.
 class Weights {
  public:
-  Weights(int kind, int group) : kind_(kind), group_(group) {}
+  Weights(int32_t format, int group) : format_(format), group_(group) {}
 
   Linear linear(int rows, int columns) {
-    return {kept_.emplace_back(packed(kind_, rows, columns)).data(), nullptr, rows, columns, kFormatOf[kind_], {nullptr, group_}, nullptr};
+    return {kept_.emplace_back(packed(format_, rows, columns)).data(), nullptr, rows, columns, format_, {nullptr, group_}, nullptr};
   }
 
   Norm norm(int size) {
@@ -30,16 +30,17 @@ class Weights {
   }
 
  private:
-  int kind_, group_;
+  int32_t format_;
+  int group_;
   std::vector<Aligned<uint8_t>> kept_;
   std::vector<std::vector<bf16>> norms_;
 };
 
 // Decodes of `requests`, twice: the second reads what the first has written.
-void decode(int kind, int requests, int way) {
-  if (way == kIntegers ? kind == 0 : !piecework_choose_way(way)) return;
-  state = 23 + kind;
-  Weights weights(kind, way == kIntegers ? GroupedColumns::kGroup : 0);
+void decode(int32_t format, int requests, int way) {
+  if (way == kIntegers ? format == kBf16 : !piecework_choose_way(way)) return;
+  state = 23 + format;
+  Weights weights(format, way == kIntegers ? GroupedColumns::kGroup : 0);
   const auto cos = numbers(kPlaces * kHeadSize), sin = numbers(kPlaces * kHeadSize);
   std::vector<bf16> caches[4];
   for (auto& cache : caches) cache = numbers(kMostRequests * kPlaces * kKvHeads * kHeadSize);
@@ -76,7 +77,7 @@ void decode(int kind, int requests, int way) {
   step.table_stride = kPages, step.requests = step.tokens = step.samples = requests;
   for (int at = 0; at < 2; ++at) {
     for (int b = 0; b < requests; ++b) positions[b] = 9 * b + 5 + at, slots[b] = b * kPlaces + positions[b];
-    const std::string what = " of kind " + std::to_string(kind) + " for " + std::to_string(requests) + " at " + std::to_string(at);
+    const std::string what = " of format " + std::to_string(format) + " for " + std::to_string(requests) + " at " + std::to_string(at);
     const std::string end = what + " by way " + std::to_string(way) + ":";
     step.draws = nullptr, piecework_step(&step, kThreads);
     print("logits of a step" + end, logits.data(), logits.size());
@@ -89,7 +90,7 @@ void decode(int kind, int requests, int way) {
 }  // namespace
 
 void take_steps() {
-  for (int kind : {0, 1, 8, 10})
+  for (int32_t format : {int32_t{kBf16}, int32_t{Q8_0::kNumber}, int32_t{Q4_K::kNumber}, int32_t{Q6_K::kNumber}})
     for (int way : {kFloats, kDots, kHalves, kIntegers})
-      for (int requests : {1, 3, kMostRequests}) decode(kind, requests, way);
+      for (int requests : {1, 3, kMostRequests}) decode(format, requests, way);
 }

@@ -13,18 +13,19 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from gguf_blocks import random_blocks
+from gguf_blocks import FORMATS, random_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_variants import built, native_variants
 
 from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native.gguf_formats import gguf_formats
 from piecework.kernels.cpu.native.linear import NativeLinear, multiply
-from piecework.kernels.cpu.native.linear_struct import INTEGERS, Layout
+from piecework.kernels.cpu.native.linear_struct import INTEGERS
 
 K_QUANTS = ["Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-OTHERS = ["Q2_K", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"]
 KINDS = ["Q8_0", "Q4_0", "Q4_1", *K_QUANTS]
+OTHERS = [name for name in FORMATS if name not in KINDS]
 WIDE = ["Q8_0", "IQ4_NL", "IQ4_XS"]
 """Whose numbers have 8 bits, of which AVX2 sums up pairs in 16."""
 VARIANTS = native_variants()
@@ -226,8 +227,9 @@ def test_what_is_not_finite_stays_in_its_rows_and_zeros_are_zeros(variant: build
 
 def test_who_has_no_instructions_for_it_takes_numbers_unless_told() -> None:
     portable, best = built(build.VARIANTS[-1]), built(VARIANTS[0])
-    assert NativeLinear(portable, activations="auto").layout("Q4_1", 64) == Layout.Q4
-    assert NativeLinear(best, activations="bf16").layout("Q4_1", 64) == Layout.Q4
+    plain = gguf_formats(best)["Q4_1"].layout
+    assert NativeLinear(portable, activations="auto").layout("Q4_1", 64) == plain
+    assert NativeLinear(best, activations="bf16").layout("Q4_1", 64) == plain
     for kind in ("bfloat16", "int8"):
         layout = NativeLinear(best, activations="int8").layout(kind, 64)
         assert layout is not None and not layout & INTEGERS
@@ -235,5 +237,6 @@ def test_who_has_no_instructions_for_it_takes_numbers_unless_told() -> None:
 
 def test_a_format_that_it_costs_too_much_takes_numbers_unless_told() -> None:
     library = built(VARIANTS[0])
-    assert NativeLinear(library, activations="auto").layout("Q2_K", 256) == Layout.Q2_K
-    assert NativeLinear(library, activations="int8").layout("Q2_K", 256) == Layout.Q2_K | INTEGERS
+    plain = gguf_formats(library)["Q2_K"].layout
+    assert NativeLinear(library, activations="auto").layout("Q2_K", 256) == plain
+    assert NativeLinear(library, activations="int8").layout("Q2_K", 256) == plain | INTEGERS

@@ -17,7 +17,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from gguf_blocks import random_blocks
+from gguf_blocks import FORMATS, random_blocks
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from native_variants import built, built_variants, native_variants, needs_kernels
@@ -27,8 +27,8 @@ from piecework.kernels.cpu.native import linear as native
 from piecework.kernels.cpu.native.embedding import look_up
 from piecework.kernels.cpu.native.linear import NativeLinear
 
-BLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"]
 KINDS = ["bfloat16", "Q8_0", "Q4_0", "Q4_1"]
+BLOCKS = [name for name in FORMATS if name not in KINDS]
 VARIANTS = native_variants()
 
 

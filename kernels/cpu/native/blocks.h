@@ -227,42 +227,7 @@ struct Blocks {
   }
 };
 
-// GGUF's formats, without any change of value: Q40 is Q4_0 and Q4 is Q4_1; Q5 has both Q5_0 and Q5_1.
-using Q8 = Blocks<Bytes, UnitScales<false>>;
-using Q4 = Blocks<Planes<4, 0>, UnitScales<true>>;
-using Q40 = Blocks<Planes<4, 0>, UnitScales<false, 8>>;
-using Q5 = Blocks<Planes<4, 1>, UnitScales<true>>;
-using IQ4NL = Blocks<Chosen<Iq4>, UnitScales<false>>;
-using MXFP4 = Blocks<Chosen<E2m1>, UnitScales<false>>;
-using Q2K = Blocks<Planes<2, 0>, NibbleScales>;
-using Q3K = Blocks<Planes<2, 1>, BlockScales<16, false, 4>>;
-using Q4K = Blocks<Planes<4, 0>, BlockScales<32, true>>;
-using Q5K = Blocks<Planes<4, 1>, BlockScales<32, true>>;
-using Q6K = Blocks<Planes<4, 2>, BlockScales<16, false, 32>>;
-using IQ4XS = Blocks<Chosen<Iq4>, BlockScales<32, false>>;
-
-// What `piecework_pack` takes.
-enum Stored : int32_t {
-  kStoredBf16 = 0,
-  kStoredQ8_0 = 1,
-  kStoredQ4_1 = 2,
-  kStoredQ4_0 = 3,
-  kStoredInt8 = 4,
-  kStoredFp8 = 5,
-  kStoredFp8Blocks = 6,
-  kStoredQ3_K = 7,
-  kStoredQ4_K = 8,
-  kStoredQ5_K = 9,
-  kStoredQ6_K = 10,
-  kStoredQ2_K = 11,
-  kStoredQ5_0 = 12,
-  kStoredQ5_1 = 13,
-  kStoredIQ4_NL = 14,
-  kStoredIQ4_XS = 15,
-  kStoredMXFP4 = 16,
-};
-
-// A panel's numbers and scales out of up to 32 rows of GGUF's blocks.
-void pack_blocks(Stored stored, const uint8_t* const* rows, int count, int columns, uint8_t* out);
+// A panel's numbers and scales out of up to 32 rows of blocks of a GGUF file. Nothing, of other formats.
+void pack_blocks(int32_t format, const uint8_t* const* rows, int count, int columns, uint8_t* out);
 
 }  // namespace piecework

@@ -362,7 +362,7 @@ def find_compiler() -> str:
 
 def _sources() -> list[tuple[str, str]]:
     return sorted(
-        (path.name, path.read_text())
-        for path in _SOURCES.iterdir()
+        (str(path.relative_to(_SOURCES)), path.read_text())
+        for path in _SOURCES.rglob("*")
         if path.suffix in (".cpp", ".h")
     )

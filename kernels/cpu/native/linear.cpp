@@ -181,12 +181,12 @@ void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most
 }  // namespace
 }  // namespace piecework
 
+// Bytes of a panel.
+extern "C" int piecework_panel_bytes(int format, int columns) { return static_cast<int>(piecework::panel_bytes(format, columns)); }
+
 // rows: `count` pointers to rows of W, and of int8 and e4m3 their scales [count][row_scales].
-extern "C" void piecework_pack(int stored, const void* const* rows, int count, int columns, const float* scales, void* out, int threads) {
+extern "C" void piecework_pack(int format, const void* const* rows, int count, int columns, const float* scales, void* out, int threads) {
   using namespace piecework;
-  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ40, kInt8, kFp8, kFp8Blocks, kQ3K,
-                                  kQ4K,  kQ5K, kQ6K, kQ2K,  kQ5,  kQ5,        kIQ4NL, kIQ4XS, kMXFP4};
-  const Format format = kFormats[stored];
   const int64_t bytes = panel_bytes(format, columns);
   const int row_size = row_scales(format, columns);
 #pragma omp parallel for num_threads(threads)
@@ -197,7 +197,7 @@ extern "C" void piecework_pack(int stored, const void* const* rows, int count, i
     auto* powers = reinterpret_cast<float*>(to + group_bytes(format, columns));
     if (size < kPanel || columns % 2 == 1 || format >= kInt8) std::memset(to, 0, bytes);
     if (format == kBf16) pack_bf16(reinterpret_cast<const bf16* const*>(rows + first), size, columns, to);
-    pack_blocks(static_cast<Stored>(stored), bytes_of, size, columns, to);
+    pack_blocks(format, bytes_of, size, columns, to);
     if (format == kInt8) pack_int8(reinterpret_cast<const int8_t* const*>(rows + first), size, columns, to);
     if (format == kFp8 || format == kFp8Blocks) pack_fp8(bytes_of, size, columns, to);
     if (row_size > 0)

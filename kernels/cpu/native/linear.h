@@ -23,25 +23,14 @@ struct Linear {
 
 constexpr int kPanel = 32;  // rows of W that lie side by side
 
+// Formats of panels. Blocks of GGUF files have their numbers there (gguf/formats.h), which lie between kBf16 and kMixed.
 enum Format : int32_t {
   kBf16 = 0,
-  kQ8 = 1,
-  kQ4 = 2,
-  kQ3K = 3,
-  kQ4K = 4,
-  kQ5K = 5,
-  kQ6K = 6,
-  kQ2K = 7,
-  kQ5 = 8,
-  kIQ4NL = 9,
-  kIQ4XS = 10,
-  kMXFP4 = 11,
-  kQ40 = 12,
-  kMixed = 15,
-  kInt8 = 16,
-  kFp8 = 17,
-  kFp8Blocks = 18,
-  kRows = 32  // no panels: rows of bfloat16 one after another, of an embedding alone
+  kMixed = 58,
+  kInt8 = 59,
+  kFp8 = 60,
+  kFp8Blocks = 61,
+  kRows = 62  // no panels: rows of bfloat16 one after another, of an embedding alone
 };
 
 // Panels one after another that have one format. A weight of kMixed begins with its runs, in the order of its rows.

@@ -15,6 +15,7 @@ import torch
 from ..machine.huge_pages import Slabs
 from .build import load_kernels
 from .embedding import OP as EMBEDDING_OP
+from .gguf_formats import gguf_formats
 from .linear_struct import INTEGERS, Layout, linear_struct
 from .moe import OP as EXPERTS_OP
 from .runs import MOST_RUNS, PanelRun, offsets_of, runs_of
@@ -22,80 +23,29 @@ from .runs import MOST_RUNS, PanelRun, offsets_of, runs_of
 PANEL = 32  # Rows of a weight that are interleaved.
 
 
-class _Group(NamedTuple):
-    """Columns that are stored together, their bytes in a panel, and whether the last group may have
-    fewer columns.
-    """
+class _Numbers(NamedTuple):
+    """A kind of weight that is not GGUF blocks."""
 
-    columns: int
-    size: int
-    may_be_short: bool = True
+    layout: Layout
+    dtype: torch.dtype
 
 
-_GROUPS = {
-    Layout.BF16: _Group(2, 4 * PANEL),
-    Layout.Q8: _Group(32, 34 * PANEL, False),
-    Layout.Q4: _Group(32, 20 * PANEL, False),
-    Layout.Q4_0: _Group(32, 18 * PANEL, False),
-    Layout.Q5: _Group(32, 24 * PANEL, False),
-    Layout.IQ4_NL: _Group(32, 18 * PANEL, False),
-    Layout.MXFP4: _Group(32, 18 * PANEL, False),
-    Layout.Q2_K: _Group(256, 84 * PANEL, False),
-    Layout.IQ4_XS: _Group(256, 138 * PANEL, False),
-    Layout.Q3_K: _Group(256, 114 * PANEL, False),
-    Layout.Q4_K: _Group(256, 148 * PANEL, False),
-    Layout.Q5_K: _Group(256, 180 * PANEL, False),
-    Layout.Q6_K: _Group(256, 210 * PANEL, False),
-    Layout.INT8: _Group(4, 4 * PANEL),
-    Layout.FP8: _Group(2, 2 * PANEL),
-    Layout.FP8_BLOCKS: _Group(2, 2 * PANEL),
+_NUMBERS = {
+    "bfloat16": _Numbers(Layout.BF16, torch.bfloat16),
+    "int8": _Numbers(Layout.INT8, torch.int8),
+    "fp8_e4m3": _Numbers(Layout.FP8, torch.float8_e4m3fn),
+    "fp8_e4m3_blocks": _Numbers(Layout.FP8_BLOCKS, torch.float8_e4m3fn),
 }
 SCALED_COLUMNS = 128  # Columns that share a scale, in x and in layouts with several scales per row.
-# Layout, and the kind's number in `piecework_pack` (`Stored` of blocks.h).
-_KINDS = {
-    "bfloat16": (Layout.BF16, 0),
-    "Q8_0": (Layout.Q8, 1),
-    "Q4_1": (Layout.Q4, 2),
-    "Q4_0": (Layout.Q4_0, 3),
-    "int8": (Layout.INT8, 4),
-    "fp8_e4m3": (Layout.FP8, 5),
-    "fp8_e4m3_blocks": (Layout.FP8_BLOCKS, 6),
-    "Q3_K": (Layout.Q3_K, 7),
-    "Q4_K": (Layout.Q4_K, 8),
-    "Q5_K": (Layout.Q5_K, 9),
-    "Q6_K": (Layout.Q6_K, 10),
-    "Q2_K": (Layout.Q2_K, 11),
-    "Q5_0": (Layout.Q5, 12),
-    "Q5_1": (Layout.Q5, 13),
-    "IQ4_NL": (Layout.IQ4_NL, 14),
-    "IQ4_XS": (Layout.IQ4_XS, 15),
-    "MXFP4": (Layout.MXFP4, 16),
-}
-# Numbers and bytes of a GGUF block.
-_BLOCKS = {
-    "Q8_0": (32, 34),
-    "Q4_1": (32, 20),
-    "Q4_0": (32, 18),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-    "Q2_K": (256, 84),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136),
-    "MXFP4": (32, 17),
-}
-# Dtypes of weights that are not GGUF blocks.
-_DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8} | dict.fromkeys(
-    ("fp8_e4m3", "fp8_e4m3_blocks"), torch.float8_e4m3fn
-)
 
 
 def layout_name(layout: int) -> str:
     """Return a layout's name for output."""
-    name = Layout(layout & ~INTEGERS).name
+    library = load_kernels()
+    assert library is not None
+    number = layout & ~INTEGERS
+    blocks = {block.layout: name for name, block in gguf_formats(library).items()}
+    name = blocks.get(number) or Layout(number).name
     return f"{name} by INT8" if layout & INTEGERS else name
 
 
@@ -132,7 +82,7 @@ def multiply(
     tokens, columns = x.shape
     assert weight.dtype == torch.uint8 and weight.is_contiguous()
     is_mixed = layout & ~INTEGERS == Layout.MIXED
-    assert is_mixed or weight.shape == _packed_shape(layout, columns, out_features)
+    assert is_mixed or weight.shape == _packed_shape(library, layout, columns, out_features)
     assert bias is None or (bias.shape == (out_features,) and bias.dtype == torch.bfloat16)
     groups = 0
     if x_scale is None:
@@ -212,6 +162,7 @@ class NativeLinear:
         `Platform.linear_kernels`.
         """
         self._library, self._packs_numbers = library, packs_numbers
+        self._blocks = gguf_formats(library)
         self._activations, self._memory = activations, Slabs()
 
     @property
@@ -233,26 +184,28 @@ class NativeLinear:
                 return None
             takes_integers = all(each and each & INTEGERS for each in layouts)
             return Layout.MIXED | INTEGERS if takes_integers else Layout.MIXED
-        if kind not in _KINDS or (kind == "bfloat16" and not self._packs_numbers):
+        if block := self._blocks.get(kind):
+            if in_features % block.columns:
+                return None
+            layout = block.layout
+            return layout | INTEGERS if self._takes_integers(layout) else layout
+        if kind not in _NUMBERS or (kind == "bfloat16" and not self._packs_numbers):
             return None
-        layout = _KINDS[kind][0]
-        group = _GROUPS[layout]
-        if not group.may_be_short and in_features % group.columns:
-            return None
-        return layout | INTEGERS if self._takes_integers(layout) else layout
+        return _NUMBERS[kind].layout
 
     def _takes_integers(self, layout: int) -> bool:
-        return Layout.BF16 < layout < Layout.INT8 and (
-            self._activations == "int8"
-            or (
-                self._activations == "auto" and self._library.piecework_prefers_integers(layout) > 0
-            )
+        return self._activations == "int8" or (
+            self._activations == "auto" and self._library.piecework_prefers_integers(layout) > 0
         )
+
+    def _layout_of(self, kind: str) -> int:
+        block = self._blocks.get(kind)
+        return block.layout if block else _NUMBERS[kind].layout
 
     def packed_shape(self, kind: str, in_features: int, out_features: int) -> tuple[int, int]:
         if runs := runs_of(kind):
-            return 1, offsets_of(_sizes(runs, in_features))[-1]
-        return _packed_shape(_KINDS[kind][0], in_features, out_features)
+            return 1, offsets_of(self._sizes(runs, in_features))[-1]
+        return _packed_shape(self._library, self._layout_of(kind), in_features, out_features)
 
     def pack(
         self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
@@ -260,19 +213,19 @@ class NativeLinear:
         if runs := runs_of(kind):
             return self._pack_runs(runs, parts)
         rows = sum(len(part) for part in parts)
-        packed = self._memory.empty(self.packed_shape(kind, _columns(kind, parts[0]), rows))
+        packed = self._memory.empty(self.packed_shape(kind, self._columns(kind, parts[0]), rows))
         self._pack(kind, parts, scales, packed)
         return packed
 
     def _pack_runs(
         self, runs: Sequence[tuple[str, int]], parts: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        columns, parts = _columns(runs[0][0], parts[0]), list(parts)
-        *offsets, size = offsets_of(_sizes(runs, columns))
+        columns, parts = self._columns(runs[0][0], parts[0]), list(parts)
+        *offsets, size = offsets_of(self._sizes(runs, columns))
         packed = self._memory.empty((1, size)).zero_()
         header = (PanelRun * MOST_RUNS).from_address(packed.data_ptr())
         for number, ((kind, rows), offset) in enumerate(zip(runs, offsets, strict=True)):
-            header[number] = PanelRun(-(-rows // PANEL), _KINDS[kind][0], offset)
+            header[number] = PanelRun(-(-rows // PANEL), self._layout_of(kind), offset)
             taken: list[torch.Tensor] = []
             while sum(part.shape[0] for part in taken) < rows:
                 taken.append(parts.pop(0))
@@ -286,17 +239,17 @@ class NativeLinear:
         scales: Sequence[torch.Tensor],
         out: torch.Tensor,
     ) -> None:
-        layout, number = _KINDS[kind]
-        dtype = _DTYPES.get(kind, torch.uint8)
+        layout = self._layout_of(kind)
+        dtype = torch.uint8 if kind in self._blocks else _NUMBERS[kind].dtype
         parts = [part.contiguous() for part in parts]
         assert all(part.dtype == dtype and part.shape[1:] == parts[0].shape[1:] for part in parts)
-        columns = _columns(kind, parts[0])
+        columns = self._columns(kind, parts[0])
         rows = list(chain.from_iterable(_row_addresses(part) for part in parts))
         addresses = torch.tensor(rows, dtype=torch.int64)
         each = torch.cat([*scales]).float().contiguous() if scales else torch.empty(len(rows), 0)
         assert each.shape == (len(rows), _row_scales(layout, columns))
         self._library.piecework_pack(
-            number,
+            layout,
             ctypes.c_void_p(addresses.data_ptr()),
             len(rows),
             columns,
@@ -305,23 +258,20 @@ class NativeLinear:
             torch.get_num_threads(),
         )
 
+    def _sizes(self, runs: Sequence[tuple[str, int]], columns: int) -> list[int]:
+        """Return the bytes of each run."""
+        return [prod(self.packed_shape(kind, columns, rows)) for kind, rows in runs]
 
-def _sizes(runs: Sequence[tuple[str, int]], columns: int) -> list[int]:
-    """Return the bytes of each run."""
-    return [prod(_packed_shape(_KINDS[kind][0], columns, rows)) for kind, rows in runs]
-
-
-def _columns(kind: str, part: torch.Tensor) -> int:
-    """Return the number of columns of a stored weight."""
-    numbers, size = _BLOCKS.get(kind, (1, 1))
-    return part.shape[1] // size * numbers
+    def _columns(self, kind: str, part: torch.Tensor) -> int:
+        """Return the number of columns of a stored weight."""
+        block = self._blocks.get(kind)
+        return part.shape[1] // block.size * block.columns if block else part.shape[1]
 
 
-def _packed_shape(layout: int, in_features: int, out_features: int) -> tuple[int, int]:
-    group = _GROUPS[Layout(layout & ~INTEGERS)]
-    # Each row has a power of two and its scales.
-    numbers = 1 + _row_scales(layout, in_features)
-    size = -(-in_features // group.columns) * group.size + numbers * 4 * PANEL
+def _packed_shape(
+    library: ctypes.CDLL, layout: int, in_features: int, out_features: int
+) -> tuple[int, int]:
+    size = library.piecework_panel_bytes(layout & ~INTEGERS, in_features)
     return -(-out_features // PANEL), size
 
 

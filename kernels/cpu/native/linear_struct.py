@@ -14,26 +14,16 @@ _INTEGER_COLUMNS = 32  # Columns of such a group of x.
 
 
 class Layout(IntEnum):
-    """`Format` of linear.h."""
+    """`Format` of linear.h: the layouts that are not blocks of GGUF files (`gguf_formats`). The
+    numbers of blocks are between BF16 and MIXED.
+    """
 
     BF16 = 0
-    Q8 = 1
-    Q4 = 2
-    Q3_K = 3
-    Q4_K = 4
-    Q5_K = 5
-    Q6_K = 6
-    Q2_K = 7
-    Q5 = 8
-    IQ4_NL = 9
-    IQ4_XS = 10
-    MXFP4 = 11
-    Q4_0 = 12
-    MIXED = 15
-    INT8 = 16
-    FP8 = 17
-    FP8_BLOCKS = 18
-    ROWS = 32
+    MIXED = 58
+    INT8 = 59
+    FP8 = 60
+    FP8_BLOCKS = 61
+    ROWS = 62
 
 
 class LinearStruct(ctypes.Structure):

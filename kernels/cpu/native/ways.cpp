@@ -104,15 +104,11 @@ Way way_of(const Linear& linear, int tokens) {
 }  // namespace piecework
 
 // Whether products with weights in blocks are faster by x of 8 bits in groups: known of the instructions, not measured, so that an engine
-// that starts again computes as it did. Not of Q2_K, of which x of 8 bits was found to cost more than a default may
-// (docs/quantization.md#activations-of-8-bits-on-a-cpu).
+// that starts again computes as it did.
 extern "C" int piecework_prefers_integers(int format) {
   using namespace piecework;
-  if (format == kQ2K) return 0;
   int is_faster = 0;
-  with_format(format, [&](auto kind) {
-    if constexpr (kind.kIsScaled) is_faster = decltype(kind)::Numbers::kBits <= kIntegerBits;
-  });
+  GGUFFormats::with(format, [&](auto of) { is_faster = of.kPrefersIntegers && decltype(of)::Kind::Numbers::kBits <= kIntegerBits; });
   return is_faster;
 }
 

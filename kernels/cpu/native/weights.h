@@ -2,11 +2,11 @@
 //
 // A panel is a row of groups of columns, and at its end the powers of two and the scales of linear.h. How a group holds its numbers is the format's:
 //   Bf16  2 columns: pairs of bfloat16, [32 rows][2]
-//   Q8, Q4, ...: 32 or 256 columns, as blocks.h tells
+//   formats of GGUF: 32 or 256 columns, as blocks.h tells
 //   Fp8   2 columns: [2 columns][32 rows] e4m3
 //   int8  4 columns: [32 rows][4] numbers plus 128, which bytes.cpp alone reads
 #pragma once
-#include "blocks.h"
+#include "gguf/formats.h"
 #include "linear.h"
 #include "simd.h"
 
@@ -68,23 +68,9 @@ struct Widened {
 // work(format) with the type of a format that is known when it runs, and is neither int8 nor mixed.
 template <class Work>
 inline void with_format(int32_t format, Work&& work) {
-  switch (format) {
-    case kQ8: return work(Q8{});
-    case kQ4: return work(Q4{});
-    case kQ40: return work(Q40{});
-    case kQ5: return work(Q5{});
-    case kIQ4NL: return work(IQ4NL{});
-    case kMXFP4: return work(MXFP4{});
-    case kQ2K: return work(Q2K{});
-    case kQ3K: return work(Q3K{});
-    case kQ4K: return work(Q4K{});
-    case kQ5K: return work(Q5K{});
-    case kQ6K: return work(Q6K{});
-    case kIQ4XS: return work(IQ4XS{});
-    case kFp8:
-    case kFp8Blocks: return work(Fp8{});
-    default: work(Bf16{});
-  }
+  if (format == kBf16) return work(Bf16{});
+  if (format == kFp8 || format == kFp8Blocks) return work(Fp8{});
+  GGUFFormats::with(format, [&](auto of) { work(typename decltype(of)::Kind{}); });
 }
 
 }  // namespace piecework
