@@ -13,8 +13,7 @@ import torch
 from packed_models import CASES, PackedModel, written
 from transformers import AutoModelForCausalLM
 
-from piecework.kernels.cpu.native.linear import native_linear
-from piecework.kernels.cpu.native.linear_struct import Layout
+from piecework.kernels.cpu.native.linear import layout_name, native_linear
 from piecework.kernels.cpu.native.step import is_known
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.layers.linear import Linear, StoredTensor
@@ -109,13 +108,19 @@ def test_the_words_of_one_layer_at_a_time_are_in_memory(
 
 @pytest.mark.parametrize(
     ("case", "layout"),
-    [("awq", "Q4"), ("awq-bias", None), ("gptq-8-rows-head", "Q8"), ("pack-8-asymmetric", None)],
+    [
+        ("awq", "Q4_1"),
+        ("awq-bias", None),
+        ("gptq-8-rows-head", "Q8_0"),
+        ("pack-8-asymmetric", None),
+    ],
 )
 def test_the_cpu_packs_what_its_panels_hold(case: str, layout: str | None, tmp_path: Path) -> None:
     layers = linears(load(written(tmp_path, case).path))
     head = layers.pop("lm_head")
-    assert {layer.layout for layer in layers.values()} == {layout and Layout[layout]}
-    assert head.layout == (Layout.Q8 if "head" in case else Layout.BF16)
+    found = {layer.layout for layer in layers.values()}
+    assert {each and layout_name(each) for each in found} == {layout}
+    assert layout_name(head.layout) == ("Q8_0" if "head" in case else "BF16")
 
 
 EAGER = {"disable_cuda_graph": True}
