@@ -14,9 +14,10 @@ from typing import NamedTuple
 from ..kernels.platform import Platform
 from ..runtime.cache.kv_cache import KVCache
 from ..runtime.cache.pool import is_windowed, page_bytes, shared_pages, window_of
-from ..runtime.config.engine import EngineConfig, ResolvedConfig
+from ..runtime.config.engine import EngineConfig
 from ..runtime.config.model import ModelConfig
 from ..runtime.config.resolve import WindowPages, resolve_cache, resolve_steps
+from ..runtime.config.resolved import ResolvedConfig
 from ..runtime.core.generation import GenerateRequest
 from ..runtime.core.request import Request
 from ..runtime.core.sampling_params import SamplingParams

@@ -214,7 +214,9 @@ def option_names(config: type) -> set[str]:
 
 
 def _options(config: type) -> list[dataclasses.Field[Any]]:
-    return [item for item in dataclasses.fields(config) if "group" in item.metadata]
+    found = [item for item in dataclasses.fields(config) if "group" in item.metadata]
+    # A class's own fields come first, then those of the classes that it extends.
+    return sorted(found, key=lambda item: item.name not in vars(config)["__annotations__"])
 
 
 def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""The engine's settings: `EngineConfig` as the user gives them, validated once, and
-`ResolvedConfig` with every number chosen (`resolve_config`).
-"""
+"""The engine's settings as the user gives them, validated once."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from .model_registry import ModelCode
 from .nodes import check_experts, check_nodes
 from .options import check_options, check_threads, option
 from .quantization_registry import ON_LOAD, find_formats
+from .speculation import SpeculationConfig
 
 MODEL_IMPLS = ("auto", "piecework", "transformers")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -56,7 +55,7 @@ _POSITIVE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(SpeculationConfig):
     """Settings of one engine. None means: chosen for this machine. Raises `ValueError`."""
 
     model_path: str = option(
@@ -336,6 +335,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_options(self, _POSITIVE)
+        self.check_speculation()
         check_threads(self.num_threads)
         check_experts(self.tp_size, self.ep_size)
         check_nodes(self.tp_size, self.nnodes, self.node_rank, self.dist_init_addr)
@@ -378,23 +378,3 @@ class EngineConfig:
         if self.disable_cuda_graph:
             return Backend.DISABLED
         return Backend(self.cuda_graph_backend_decode) if self.cuda_graph_backend_decode else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedConfig(EngineConfig):
-    """The settings, with every number chosen."""
-
-    page_size: int
-    context_length: int
-    chunked_prefill_size: int
-    max_running_requests: int
-    max_total_tokens: int
-    piecewise_cuda_graph_max_tokens: int
-    cuda_graph_max_bs: int
-    disable_overlap_schedule: bool
-    # Slots of recurrent states, with the reserved one. 0: the model has no recurrent states.
-    state_slots: int = 0
-    # Pages of sliding windows, with the reserved one. 0: windows have no pool of their own.
-    window_pages: int = 0
-    # Slabs of memory that window pages and full pages share, with the reserved one.
-    kv_slabs: int = 0

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from ...kernels.platform import Platform
 from ..cache.slabs import SharedPages
-from .engine import EngineConfig, ResolvedConfig
+from .engine import EngineConfig
 from .model import ModelConfig
 from .options import check_context_length
+from .resolved import ResolvedConfig
 
 
 class WindowPages(NamedTuple):

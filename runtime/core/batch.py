@@ -15,8 +15,9 @@ import torch
 from ...kernels.attention import AttentionMetadata
 from ...kernels.staging import is_at_hand, to_device
 from ...kernels.step_parts import StepCall
+from .ahead import Sampler, with_proposals
 from .padding import RESERVED_PAGE
-from .request import Request, Scheduled
+from .request import Scheduled
 
 
 def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
@@ -35,7 +36,8 @@ class Batch:
 
     Attributes:
         input_ids, positions: [T] int64, request after request.
-        samplers: Requests that get a token. Their logits are those of rows `sample_rows`.
+        samplers: Requests that get a token, each followed by itself after each of its proposals.
+            Their logits are those of rows `sample_rows`.
         asks_no_more: Whether samplers want only a token: no processor, no log-probability.
         reach_end: By request: whether the step computes the request's last token.
         state_copies: Pairs of slots (from, to), copied before the step.
@@ -47,7 +49,7 @@ class Batch:
     input_ids: torch.Tensor
     positions: torch.Tensor
     metadata: AttentionMetadata
-    samplers: list[Request]
+    samplers: list[Sampler]
     sample_rows: torch.Tensor
     asks_no_more: bool
     reach_end: list[bool]
@@ -64,7 +66,7 @@ class Batch:
     @property
     def has_decodes(self) -> bool:
         """Whether a request continues after its prompt: with one token, or with several tokens that
-        its grammar forced.
+        its grammar forced or that were proposed.
         """
         return self.is_decode or any(
             request.num_computed >= request.num_prompt for request, _ in self.scheduled
@@ -145,18 +147,18 @@ def build_batch(
     seq_lens = [request.num_computed + num_new for request, num_new in scheduled]
     reach_end, ending, pending = [], [], []
     for row, ((request, _), seq_len) in enumerate(zip(scheduled, seq_lens, strict=True)):
-        reach_end.append(seq_len == request.num_tokens)
+        reach_end.append(seq_len >= request.num_tokens)
         if reach_end[row] and request.params.max_new_tokens > 0:
             ending.append(row)
         if request.num_placeholders:
             pending.append(row)
-    samplers = [scheduled[row].request for row in ending]
+    samplers = [sampler for row in ending for sampler in with_proposals(scheduled[row].request)]
     own = _numpy_dtype(slot_dtype)
     tables = [np.array(rows, own) for rows in _tables(scheduled, only_windows=only_windows)]
     num_tokens = sum(query_lens)
     lay_out = _lay_decodes_out if num_tokens == len(scheduled) else _lay_out
     input_ids, positions, last_rows, slots = lay_out(scheduled, seq_lens, tables, page_size)
-    arrays = [input_ids, positions, np.array([last_rows[row] for row in ending], np.int64)]
+    arrays = [input_ids, positions, _sampled_rows(scheduled, ending, last_rows)]
     for table, own_slots in zip(tables, slots, strict=True):
         arrays += [table, own_slots.astype(own, copy=False)]
     states = []
@@ -205,6 +207,15 @@ def build_batch(
         snapshots=[(slot, request.snapshot.number) for request, slot in states if request.snapshot],
         num_tokens=num_tokens,
     )
+
+
+def _sampled_rows(
+    scheduled: list[Scheduled], ending: list[int], last_rows: list[int]
+) -> npt.NDArray[np.int64]:
+    """Return the rows of the `samplers`, given the last row of each request."""
+    counts = [(last_rows[row], len(scheduled[row].request.proposals)) for row in ending]
+    rows = [last - before for last, count in counts for before in range(count, -1, -1)]
+    return np.array(rows, np.int64)
 
 
 class Layout:

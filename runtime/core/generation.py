@@ -28,6 +28,9 @@ class GenerateRequest:
         arrival_time: Seconds by `time.monotonic()`. Orders requests of equal priority.
         eos_token_ids: Tokens that end a text according to the tokenizer's files and the chat
             template, which the engine does not read. The model's own end tokens count too.
+        prediction_ids: Text that the client expects. It makes the answer faster, and does not
+            change it.
+        tenant: Requests of different tenants learn nothing from one another's answers.
     """
 
     rid: str
@@ -37,6 +40,8 @@ class GenerateRequest:
     priority: int = 0
     arrival_time: float = 0.0
     eos_token_ids: list[int] = field(default_factory=list)
+    prediction_ids: list[int] = field(default_factory=list)
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,8 @@ class TokenOutput:
         token_ids: The new tokens.
         stop_token_id: The last of `token_ids`, if it ended the sequence (`FinishReason.STOP`).
         cached_tokens: Number of prompt tokens found in the prefix cache.
+        accepted_prediction, rejected_prediction: Number of tokens of the prediction that the step
+            verified and that were right, or wrong.
         logprobs: One entry per new token, if asked for.
         prompt_logprobs: One entry per prompt position from `prompt_logprobs_start` on, sent once,
             with the first token. Position 0 has no log-probability, so its entry is None.
@@ -73,6 +80,8 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     cached_tokens: int = 0
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error: str | None = None

@@ -46,8 +46,15 @@ class GrammarState(Protocol):
         """The tokens that must follow; empty if there is a choice."""
         ...
 
-    def fill(self, bits: npt.NDArray[np.int32]) -> None:
-        """Set the bit of each token that may follow, in bits [ceil(V / 32)], lowest bit first."""
+    def admits(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens may follow without ending the output."""
+        ...
+
+    def fill(self, bits: npt.NDArray[np.int32], ahead: Sequence[int] = ()) -> None:
+        """Set the bit of each token that may follow, in bits [ceil(V / 32)], lowest bit first.
+
+        `ahead` are tokens that precede it; `admits` has taken all of them.
+        """
         ...
 
 
@@ -61,13 +68,18 @@ class Progress(Protocol):
     def processors(self) -> Sequence[LogitsProcessor]: ...
 
     @property
+    def ahead(self) -> Sequence[int]:
+        """Proposals between the known tokens and the row. Empty for most rows."""
+        ...
+
+    @property
     def output_tokens(self) -> npt.NDArray[np.int64]:
         """The output tokens that the host knows."""
         ...
 
     @property
     def num_output(self) -> int:
-        """Number of output tokens, placeholders included."""
+        """Number of output tokens before the row, placeholders and `ahead` included."""
         ...
 
 

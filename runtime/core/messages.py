@@ -58,7 +58,9 @@ class Shutdown:
 class EngineStats:
     """Gauges at one moment, and totals since the engine process started.
 
-    `states_used` and `states_total` count slots of recurrent states.
+    `states_used` and `states_total` count slots of recurrent states. `drafts_total` counts
+    sequences in steps that verified proposals for them, `draft_tokens_total` the proposals, and
+    `accepted_by_position_total` the accepted ones by their position after the known tokens.
     """
 
     running_requests: int = 0
@@ -76,6 +78,10 @@ class EngineStats:
     preemptions_total: int = 0
     steps_total: int = 0
     overlapped_steps_total: int = 0
+    drafts_total: int = 0
+    draft_tokens_total: int = 0
+    accepted_tokens_total: int = 0
+    accepted_by_position_total: dict[str, int] = field(default_factory=dict)
     piecewise_steps_total: int = 0
     graph_replays_total: int = 0
     padded_tokens_total: int = 0

@@ -31,6 +31,10 @@ class Request:
         num_placeholders: Number of last tokens that a step in flight samples. The device knows
             them, the host does not.
         sampled_row: Row of the last placeholder's token among the tokens that its step samples.
+        proposals: Tokens that may follow the known ones. The next step verifies them.
+        guesses: What speculation knows of the request (`speculative`).
+        prediction: Text that the client expects.
+        predicted: Numbers of its tokens that the last step accepted and rejected.
         finished: Whether the request ended or was aborted. Tokens of a step in flight are dropped.
         num_computed: Number of tokens computed by the steps that were launched.
         cached_tokens: Prompt tokens found in the prefix tree when the request first ran; None
@@ -67,6 +71,8 @@ class Request:
         self.params: SamplingParams = message.params
         self.priority = message.priority
         self.arrival_time = message.arrival_time
+        self.tenant, self.prediction = message.tenant, message.prediction_ids
+        self.predicted = 0, 0
         self.seed = seed
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
@@ -80,6 +86,8 @@ class Request:
         self.num_tokens = self.num_prompt + len(message.output_ids)
         self.num_placeholders = 0
         self.sampled_row = 0
+        self.proposals: list[int] = []
+        self.guesses: Any = None
         self.finished = False
         self.num_computed = 0
         self.cached_tokens: int | None = None
@@ -107,6 +115,11 @@ class Request:
         self.needs_last_token = any(processor.needs_last_token for processor in self.processors)
 
     @property
+    def ahead(self) -> Sequence[int]:
+        """No proposals: `Ahead` is a request after some of them."""
+        return ()
+
+    @property
     def num_known(self) -> int:
         """Number of tokens that the host knows."""
         return self.num_tokens - self.num_placeholders
@@ -130,13 +143,14 @@ class Request:
         """Whether the next step must wait until the step in flight is read.
 
         That is so if the sampled token ends the request by length, if a logits processor must know
-        the token, or if the budget of the thought may end with it.
+        the token, if the budget of the thought may end with it, or if proposals are verified.
         """
         return self.num_computed == self.num_tokens or (
             self.num_placeholders > 0
             and (
                 self.num_tokens >= self.max_tokens
                 or self.needs_last_token
+                or bool(self.proposals)
                 or (self.thought is not None and self.thought.may_close(self.num_placeholders))
             )
         )
@@ -155,12 +169,19 @@ class Request:
         return (-self.priority, self.arrival_time, self.rid)
 
     def span(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return tokens [begin, end). A placeholder is 0."""
+        """Return tokens [begin, end), proposals included. A placeholder is 0."""
         return self._tokens[begin:end]
 
     def token(self, position: int) -> int:
         """Return the token at `position`. A placeholder is 0."""
         return self._tokens.item(position)
+
+    def propose(self, tokens: list[int]) -> None:
+        """Have the next step verify `tokens`, which may follow the known ones."""
+        assert not self.num_placeholders, "the tokens before a proposal must be known"
+        self.proposals = tokens
+        self._make_room(len(tokens))
+        self._tokens[self.num_tokens : self.num_tokens + len(tokens)] = tokens
 
     def add_placeholder(self, row: int) -> None:
         """Append a placeholder: a launched step samples the token in its row `row`."""
@@ -172,6 +193,7 @@ class Request:
         """Remove the placeholders, because the step in flight will not be read."""
         self.num_tokens -= self.num_placeholders
         self.num_placeholders = 0
+        self.proposals = []
         self.num_computed = min(self.num_computed, self.num_tokens)
 
     def resolve(self, tokens: list[int]) -> None:
@@ -189,14 +211,21 @@ class Request:
             self._append(token)
 
     def _append(self, token: int) -> None:
-        if self.num_tokens == len(self._tokens):
-            self._tokens = np.concatenate((self._tokens, np.empty_like(self._tokens)))
+        self._make_room(1)
         self._tokens[self.num_tokens] = token
         self.num_tokens += 1
 
+    def _make_room(self, count: int) -> None:
+        if self.num_tokens + count > len(self._tokens):
+            more = np.empty(max(count, len(self._tokens)), np.int64)
+            self._tokens = np.concatenate((self._tokens, more))
+
 
 class Scheduled(NamedTuple):
-    """The step computes `num_new` tokens of `request`, from its `num_computed` on."""
+    """The step computes `num_new` tokens of `request`, from its `num_computed` on.
+
+    The last of them are its `proposals`, if it has some.
+    """
 
     request: Request
     num_new: int

@@ -13,6 +13,7 @@ the next step sampled for the request are discarded.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -27,8 +28,9 @@ from ..executor.step import PendingStep, StepTokens
 from ..graphs.graph_runner import GraphCounts
 from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault
 from ..sampling.grammar_cache import Grammars
-from ..sampling.logits_processors import processors_for
 from ..sampling.sampler import NO_TOKEN
+from ..speculative.speculation import Speculation, num_alike
+from .admission import admit
 from .scheduler import Scheduler, StepInFlight
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class EngineCore:
         overlap: bool,
         ranks: Ranks = ALONE,
         grammars: Grammars | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self._runner, self._ranks = runner, ranks
         self._cache = cache
@@ -87,6 +90,7 @@ class EngineCore:
         self._draw_seed = draw_seed
         self._overlap = overlap
         self.grammars = grammars
+        self._speculation = speculation
         self._in_flight: PendingStep | None = None
         self._outputs: list[TokenOutput] = []  # Returned by the current `step`.
         self._computing: list[Request] = []  # Blamed if the current step raises.
@@ -108,7 +112,8 @@ class EngineCore:
         """Queue a request. If it can never run, the next step returns an error for it."""
         self._ranks.call("add", message)
         try:
-            self._scheduler.add(self._admit(message))
+            limit = min(self._context_length, self._cache.total_tokens)
+            self._scheduler.add(admit(message, self._runner, limit, self.grammars, self._draw_seed))
         except GrammarFault as error:
             self._outputs.append(_error(message.rid, str(error), INVALID_GRAMMAR))
         except ValueError as error:
@@ -133,14 +138,17 @@ class EngineCore:
         self._ranks.call("flush_cache")
         return self._cache.flush()
 
-    def step(self) -> StepOutput:
+    def step(self, proposals: dict[str, list[int]] | None = None) -> StepOutput:
         """Launch one batch and return the tokens of the previous one.
 
-        Without overlap, return the tokens of the batch itself.
+        Without overlap, return the tokens of the batch itself. `proposals` are those of rank 0 by
+        request, for the other ranks; None if the step before is still in flight.
         """
-        self._ranks.call("step")
         try:
-            self._advance()
+            if self._ranks.rank == 0:
+                proposals = self._propose()
+                self._ranks.call("step", proposals)
+            self._advance(proposals)
         except Exception as error:
             self._isolate(error)
         self._drop_finished()
@@ -148,7 +156,30 @@ class EngineCore:
         started, self._scheduler.started = self._scheduler.started, {}
         return StepOutput(outputs=outputs, started=started)
 
-    def _advance(self) -> None:
+    def _propose(self) -> dict[str, list[int]] | None:
+        """Return tokens that may follow those of running requests.
+
+        A proposal continues tokens that the host knows, so the step in flight is read first. While
+        no proposal is worth that, steps overlap.
+        """
+        if self._speculation is None or self._quarantine:
+            return None
+        running = self._scheduler.running
+        if self._in_flight is not None:
+            if not self._speculation.is_of_use(running):
+                return None
+            read, self._in_flight = self._in_flight, None
+            self._deliver(read)
+        return self._speculation.propose(running)
+
+    def _advance(self, proposals: dict[str, list[int]] | None) -> None:
+        if proposals is not None:
+            if self._in_flight is not None:
+                # A rank other than 0 reads the step that rank 0 read before it proposed.
+                read, self._in_flight = self._in_flight, None
+                self._deliver(read)
+            for request in self._scheduler.running:
+                request.propose(proposals.get(request.rid, []))
         previous, self._in_flight = self._in_flight, None
         if self._quarantine:
             # Nothing is in flight: the step was withdrawn when the quarantine began, and since then
@@ -162,11 +193,14 @@ class EngineCore:
                 self._deliver(previous)
                 previous = None
                 scheduled = self._scheduler.plan(in_flight=False)
+        began = time.perf_counter()
         step = self._launch(scheduled, previous) if scheduled else None
         if previous is not None:
             self._deliver(previous)
         if step is not None and (self._quarantine or not self._overlap):
             self._deliver(step)
+            if self._speculation is not None and step.is_decode:
+                self._speculation.timed(step.num_tokens, time.perf_counter() - began)
             step = None
         self._in_flight = step
         self._drop_useless_step()
@@ -192,13 +226,9 @@ class EngineCore:
             exc_info=error if self._last_fault != last_fault else None,
         )
         if len(suspects) == 1:
-            self._outputs.append(
-                self._fail(
-                    suspects[0],
-                    f"its computation failed ({type(error).__name__}); the server's log has the "
-                    "details",
-                )
-            )
+            kind = type(error).__name__
+            fault = f"its computation failed ({kind}); the server's log has the details"
+            self._outputs.append(self._fail(suspects[0], fault))
         else:
             self._quarantine = suspects
 
@@ -224,6 +254,7 @@ class EngineCore:
             preemptions_total=scheduler.preemptions,
             steps_total=self._steps,
             overlapped_steps_total=self._overlapped_steps,
+            **({} if self._speculation is None else self._speculation.totals()),
         )
 
     def check(self) -> None:
@@ -240,47 +271,6 @@ class EngineCore:
             )
         self._cache.check(self._scheduler.running)
 
-    def _admit(self, message: GenerateRequest) -> Request:
-        length = len(message.input_ids) + len(message.output_ids)
-        limit = min(self._context_length, self._cache.total_tokens)
-        if not message.input_ids:
-            raise ValueError("the prompt is empty")
-        if length > limit - (message.params.max_new_tokens > 0):
-            raise ValueError(
-                f"the prompt has {length} tokens, but at most {limit - 1} fit with room for an "
-                "answer"
-            )
-        vocab = self._runner.vocab_size
-        if not all(0 <= token < vocab for token in message.input_ids):
-            raise ValueError(f"the prompt has a token id outside of 0 to {vocab - 1}")
-        if not all(
-            0 <= token < vocab
-            for token in [
-                *message.params.logit_bias,
-                *message.params.stop_token_ids,
-                *message.params.thought_end_ids,
-            ]
-        ):
-            raise ValueError(
-                f"logit_bias, stop_token_ids and thought_end_ids take token ids of 0 to {vocab - 1}"
-            )
-        ends = (
-            frozenset()
-            if message.params.ignore_eos
-            else self._runner.eos_token_ids.union(message.eos_token_ids)
-        )
-        grammar = message.params.grammar
-        if grammar is not None and self.grammars is None:
-            raise ValueError("this engine has no grammars")
-        return Request(
-            message,
-            seed=self._draw_seed() if message.params.seed is None else message.params.seed,
-            stop_ids=ends.union(message.params.stop_token_ids),
-            max_tokens=min(limit, len(message.input_ids) + message.params.max_new_tokens),
-            grammar=self.grammars.matcher(grammar) if grammar and self.grammars else None,
-            make_processors=processors_for,
-        )
-
     # Launching
 
     def _launch(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
@@ -291,9 +281,11 @@ class EngineCore:
         self._steps += 1
         self._overlapped_steps += previous is not None
         for request, num_new in scheduled:
-            self._cache.advance(request, num_new)
-        for row, request in enumerate(step.samplers):
-            request.add_placeholder(row)
+            # Proposals that the step accepts count as computed when it is read.
+            self._cache.advance(request, num_new - len(request.proposals))
+        for row, sampler in enumerate(step.samplers):
+            if isinstance(sampler, Request):
+                sampler.add_placeholder(row)
         return step
 
     def _drop_useless_step(self) -> None:
@@ -346,10 +338,20 @@ class EngineCore:
         if request.grammar is not None and tokens and reason is None:
             tokens, is_finished = self._follow(request, request.grammar, tokens)
             reason = FinishReason.STOP if is_finished else None
+        proposals, request.proposals = request.proposals, []
         request.resolve(tokens)
+        accepted = num_alike(tokens, proposals)
+        # The last token is always computed, because its logits are wanted.
+        if (computed := min(accepted, len(tokens) - 1)) > 0:
+            self._cache.advance(request, computed)
         if reason is None and request.num_known >= request.max_tokens:
             reason = FinishReason.LENGTH
         due, request.prompt_logprobs_due = request.prompt_logprobs_due, False
+        if self._speculation is not None and tokens:
+            self._speculation.learn(request, tokens, proposals)
+            if reason is not None:
+                self._speculation.end(request)
+        (right, wrong), request.predicted = request.predicted, (0, 0)
         if reason is not None:
             self._scheduler.remove(request)
         return TokenOutput(
@@ -358,6 +360,8 @@ class EngineCore:
             finish_reason=reason,
             stop_token_id=stop,
             cached_tokens=request.cached_tokens or 0,
+            accepted_prediction=right,
+            rejected_prediction=wrong,
             logprobs=logprobs and logprobs[: len(tokens)],
             prompt_logprobs=request.prompt_logprobs if due else None,
         )
@@ -366,7 +370,10 @@ class EngineCore:
         self, request: Request, grammar: GrammarState, tokens: list[int]
     ) -> tuple[list[int], bool]:
         """Append the tokens that the grammar forces. Return all, and whether the grammar ended."""
-        grammar.accept(tokens)
+        for count, token in enumerate(tokens, 1):
+            grammar.accept([token])
+            if grammar.is_finished:
+                return tokens[:count], True
         if request.params.logprobs is None:
             # Forced tokens take no forward, so they have no log-probabilities.
             room = request.max_tokens - request.num_known - len(tokens)

@@ -107,9 +107,23 @@ class Scheduler:
                 self._preempt(victim)
                 if victim is request:
                     return scheduled, budget
+            if request.proposals:
+                num_new += self._take_proposals(request, num_new, budget - num_new)
             scheduled.append(Scheduled(request, num_new))
             budget -= num_new
         return scheduled, budget
+
+    def _take_proposals(self, request: Request, num_new: int, budget: int) -> int:
+        """Reserve pages for the proposals that the step verifies, and return their number.
+
+        No request is preempted for them.
+        """
+        reaches_end = request.num_computed + num_new == request.num_tokens
+        count = min(len(request.proposals), budget) if reaches_end else 0
+        if count and not self._cache.reserve(request, num_new + count):
+            count = 0
+        request.proposals = request.proposals[:count]
+        return count
 
     def _plan_waiting(self, budget: int, candidates: list[Request]) -> list[Scheduled]:
         scheduled: list[Scheduled] = []
@@ -184,5 +198,6 @@ class Scheduler:
             raise StepInFlight
         self.running.remove(request)
         self._cache.release(request)
+        request.proposals = []
         insort(self.waiting, request, key=_ORDER)
         self.preemptions += 1

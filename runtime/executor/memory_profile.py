@@ -12,7 +12,8 @@ from ...compilation.capture import Graphs
 from ...compilation.histogram import LengthHistogram
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
-from ..config.engine import Backend, ResolvedConfig
+from ..config.engine import Backend
+from ..config.resolved import ResolvedConfig
 from ..core.forward_context import PagedAttention
 from ..distributed.ranks import ALONE, Ranks
 from ..graphs.graph_runner import GraphRunner

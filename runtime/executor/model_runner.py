@@ -20,8 +20,9 @@ from ...kernels.linear import LinearKernels
 from ...kernels.platform import Place, Platform
 from ..cache.pool import KVPool, in_cache_dtype, is_windowed, page_bytes, shared_pages, window_of
 from ..cache.states import StatePool, slot_bytes
-from ..config.engine import EngineConfig, ResolvedConfig
+from ..config.engine import EngineConfig
 from ..config.resolve import LEAST_PAGES, WindowPages, resolve_cache, resolve_steps, with_states
+from ..config.resolved import ResolvedConfig
 from ..core.batch import Batch, Layout
 from ..core.engine_info import EngineInfo, RankInfo
 from ..core.forward_context import PagedAttention

@@ -10,11 +10,12 @@ import torch
 
 from ...kernels.collectives import Group
 from ...kernels.staging import HostCopy, to_device
+from ..core.ahead import Sampler
 from ..core.batch import Batch, Layout
 from ..core.generation import TokenLogprob
 from ..core.request import Request, Scheduled
 from ..sampling.logprobs import gather_logprobs, gather_ranks, read_logprobs, with_ranks
-from ..sampling.sampler import NO_TOKEN, KnownSamples, Samples, choose, sample
+from ..sampling.sampler import NO_TOKEN, KnownSamples, Sampled, Samples, choose, sample
 
 # Prompt positions whose logits are held at once. 64 rows of a vocabulary of 150,000 take 38 MB, and
 # their log-probabilities as much again.
@@ -65,8 +66,8 @@ class StepTokens(NamedTuple):
     """The tokens that a step gave one request.
 
     Attributes:
-        tokens: Empty if the step computed a chunk of the prompt, or log-probabilities only. The
-            last token may be `NO_TOKEN`.
+        tokens: Empty if the step computed a chunk of the prompt, or log-probabilities only. With
+            proposals, the accepted ones and the token after them. The last token may be `NO_TOKEN`.
         logprobs: One per token, if asked for.
         reached_end: Whether all tokens of the request that were known at the launch are computed.
     """
@@ -80,7 +81,7 @@ class StepTokens(NamedTuple):
 class PendingStep:
     """A launched step, which the device runs while the host continues.
 
-    `samplers` are the requests that get a token. Until the step is read, each has a placeholder.
+    `samplers` are those of the batch. Until the step is read, each request in it has a placeholder.
     """
 
     def __init__(
@@ -96,6 +97,10 @@ class PendingStep:
         self.scheduled = scheduled
         self.samplers = batch.samplers
         self._reach_end = batch.reach_end
+        self._proposals = [request.proposals for request, _ in scheduled]
+        self.num_tokens = batch.num_tokens
+        # Whether all requests continue their answers.
+        self.is_decode = all(batch.reach_end) and batch.has_decodes
         self.samples: Samples | KnownSamples | None = None
         self._prompt_rows: list[_PromptRows] = []
         chosen = model.choose(batch) if batch.asks_no_more else None
@@ -132,18 +137,35 @@ class PendingStep:
             rows.read()
         sampled = iter([] if self.samples is None else self.samples.read())
         results = []
-        for (request, _), ended in zip(self.scheduled, self._reach_end, strict=True):
+        for (request, _), ended, proposals in zip(
+            self.scheduled, self._reach_end, self._proposals, strict=True
+        ):
             if ended and request.params.max_new_tokens > 0:
-                token, logprob = next(sampled)
-                logprobs = None if logprob is None else [logprob]
-                results.append(StepTokens(request, [token], logprobs, True))
+                own = [next(sampled) for _ in range(1 + len(proposals))]
+                own = own[: 1 + _num_accepted(own, proposals)]
+                logprobs = [each.logprob for each in own if each.logprob is not None]
+                tokens = [each.token for each in own]
+                results.append(StepTokens(request, tokens, logprobs or None, True))
             else:
                 results.append(StepTokens(request, [], None, ended))
         return results
 
 
+def _num_accepted(rows: list[Sampled], proposals: list[int]) -> int:
+    """Return how many proposals equal the tokens sampled in their place.
+
+    The token after a proposal was sampled as if the proposal had been chosen, so it is the
+    request's next token only if it was.
+    """
+    for count, proposal in enumerate(proposals):
+        # Logits after a proposal that are not finite are computed again as the first of a step.
+        if rows[count].token != proposal or rows[count + 1].token == NO_TOKEN:
+            return count
+    return len(proposals)
+
+
 def _sample(
-    model: Forward, hidden: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None
+    model: Forward, hidden: torch.Tensor, requests: list[Sampler], sampled: torch.Tensor | None
 ) -> Samples:
     """Sample the next token of each request from its row of hidden [N, hidden], on every rank."""
     # Each rank may choose the tokens of some rows, except of requests with logits processors or

@@ -24,8 +24,8 @@ from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PreparedForward
 from ...compilation.torch_private import change_inductor
 from ...kernels.detect import detect
-from ..config.engine import ResolvedConfig
 from ..config.model import ModelConfig
+from ..config.resolved import ResolvedConfig
 from ..layers.attention import register_attention
 from ..loader.loader import hollow_model
 from ..loader.parallel import Shard

@@ -14,8 +14,8 @@ import torch
 
 from ...compilation.capture import Reason
 from ...compilation.torch_private import inductor_changes
-from ..config.engine import ResolvedConfig
 from ..config.model import ModelConfig
+from ..config.resolved import ResolvedConfig
 from ..quantization.methods import Kinds
 
 COMMAND = (

@@ -13,7 +13,8 @@ from ...compilation.whole import FullForward
 from ...kernels.attention import AttentionMetadata, GraphAttention, HostPlan
 from ...kernels.platform import Platform
 from ...kernels.state import StateMetadata
-from ..config.engine import BATCH_SIZES, BATCH_SIZES_FLAG, ResolvedConfig
+from ..config.engine import BATCH_SIZES, BATCH_SIZES_FLAG
+from ..config.resolved import ResolvedConfig
 from ..core.batch import Batch
 from ..core.forward_context import PagedAttention
 from .dummy_batch import dummy_decode

@@ -18,7 +18,8 @@ from ...compilation.whole import BreakableForward
 from ...kernels.attention import AttentionMetadata, GraphAttention
 from ...kernels.platform import Platform
 from ...kernels.step_parts import StepCall
-from ..config.engine import Backend, ResolvedConfig
+from ..config.engine import Backend
+from ..config.resolved import ResolvedConfig
 from ..core.batch import Batch
 from ..core.engine_info import GraphInfo
 from ..core.forward_context import PagedAttention

@@ -19,8 +19,8 @@ from ...compilation.passes.config import PassConfig
 from ...compilation.piece_store import PieceStore
 from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
-from ..config.engine import ResolvedConfig
 from ..config.model import ModelConfig
+from ..config.resolved import ResolvedConfig
 from ..quantization.methods import Kinds, named_linears
 
 S = TypeVar("S", bound=PieceStore)

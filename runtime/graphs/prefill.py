@@ -21,7 +21,7 @@ from ...compilation.self_check import CHECKED_TOKENS, check_pieces, traced_piece
 from ...compilation.sizes import FLAG, choose_sizes, parse_sizes, within_budget
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
-from ..config.engine import ResolvedConfig
+from ..config.resolved import ResolvedConfig
 from ..core.engine_info import PieceCalls
 from ..core.forward_context import PagedAttention
 from .dummy_batch import dummy_prefill

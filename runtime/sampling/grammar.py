@@ -300,11 +300,34 @@ class Matcher:
         forced: list[int] = self._matcher.compute_ff_tokens()
         return forced
 
-    def fill(self, bits: npt.NDArray[np.int32]) -> None:
-        """Set the bit of each token that may follow, in bits [ceil(V / 32)], lowest bit first."""
+    def admits(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens may follow without ending the output."""
         began = time.thread_time()
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        count: int = self._matcher.validate_tokens(list(tokens))
+        with self._after(tokens[:count]):
+            is_end: bool = self._matcher.is_stopped()
         self._took(time.thread_time() - began)
+        # Only the last of the tokens can end it, because none may follow the end.
+        return count - is_end
+
+    def fill(self, bits: npt.NDArray[np.int32], ahead: Sequence[int] = ()) -> None:
+        """Set the bit of each token that may follow, in bits [ceil(V / 32)], lowest bit first.
+
+        `ahead` are tokens that precede it. The position does not change.
+        """
+        began = time.thread_time()
+        with self._after(ahead):
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._took(time.thread_time() - began)
+
+    @contextlib.contextmanager
+    def _after(self, tokens: Sequence[int]) -> Iterator[None]:
+        """Hold the position after `tokens` in this block."""
+        if tokens:
+            self._matcher.consume_tokens(list(tokens))
+        yield
+        if tokens:
+            self._matcher.rollback(len(tokens))
 
     def _took(self, seconds: float) -> None:
         self._seconds += seconds

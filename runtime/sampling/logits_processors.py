@@ -61,7 +61,7 @@ class Penalties:
         for row, own, request in rows:
             parameters[:, row] = own._parameters
             own._counts = own._counts or TokenCounts(own._prompt)
-            ids, times = own._counts.of(request.output_tokens)
+            ids, times = own._counts.of(request.output_tokens, request.ahead)
             if not own._over_prompt:
                 said = np.flatnonzero(times)
                 ids, times = ids[said], times[said]
@@ -175,8 +175,8 @@ class GrammarMask:
         vocab = logits.shape[1]
         bits = np.empty((len(rows), -(-vocab // 32)), np.int32)
         faulty = []
-        for place, (row, own, _) in enumerate(rows):
-            own._matcher.fill(bits[place])
+        for place, (row, own, request) in enumerate(rows):
+            own._matcher.fill(bits[place], request.ahead)
             faulty += [row] if own._matcher.fault is not None else []
         numbers = np.array([row for row, _, _ in rows])
         ops.mask_logits(logits, *to_device([numbers, bits], logits.device))
@@ -248,9 +248,10 @@ class TokenCounts:
         self._num_output = 0
 
     def of(
-        self, output: npt.NDArray[np.int64]
+        self, output: npt.NDArray[np.int64], ahead: Sequence[int] = ()
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Return the distinct tokens [U] of prompt and output, and their counts [U] in `output`.
+        """Return the distinct tokens [U] of prompt, `output` and `ahead`, and their counts [U] in
+        the last two.
 
         `output` begins with the tokens that were already counted. The next call may change both
         views.
@@ -263,7 +264,17 @@ class TokenCounts:
             self._ids[place] = token
             self._counts[place] += 1.0
         self._num_output = len(output)
-        return self._ids[: len(self._place)], self._counts[: len(self._place)]
+        ids, counts = self._ids[: len(self._place)], self._counts[: len(self._place)]
+        if not ahead:
+            return ids, counts
+        # These may be rejected, so they are counted in copies.
+        more = list(dict.fromkeys(token for token in ahead if token not in self._place))
+        last = {token: len(ids) + number for number, token in enumerate(more)}
+        ids = np.concatenate((ids, np.array(more, np.int64)))
+        counts = np.concatenate((counts, np.zeros(len(more), np.float32)))
+        for token in ahead:
+            counts[last[token] if token in last else self._place[token]] += 1.0
+        return ids, counts
 
 
 def _count_in_flight(

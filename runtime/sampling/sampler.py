@@ -17,8 +17,8 @@ import torch
 from ...kernels import ops
 from ...kernels.staging import HostCopy, is_at_hand, to_device
 from ...kernels.step_parts import DRAW, Choosing
+from ..core.ahead import Sampler
 from ..core.generation import TokenLogprob
-from ..core.request import Request
 from .logits_processors import adjust, ban_by_grammar
 from .logprobs import gather_logprobs, read_logprobs
 
@@ -97,7 +97,7 @@ class Samples:
 
 
 def sample(
-    logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None
+    logits: torch.Tensor, requests: list[Sampler], sampled: torch.Tensor | None = None
 ) -> Samples:
     """Choose the next token of each request from its row of logits [N, V] float32.
 
@@ -134,7 +134,7 @@ def sample(
 
 
 def _draw_again(
-    logits: torch.Tensor, requests: list[Request], chosen: torch.Tensor, rows: list[int]
+    logits: torch.Tensor, requests: list[Sampler], chosen: torch.Tensor, rows: list[int]
 ) -> None:
     """Draw again for rows whose token the grammar refuses, among allowed tokens (rejection
     sampling).
@@ -161,12 +161,12 @@ def _draw_again(
     chosen.index_copy_(0, index, torch.where(stays, first, second))
 
 
-def _may_follow(request: Request, token: int) -> bool:
+def _may_follow(request: Sampler, token: int) -> bool:
     matcher = request.grammar
-    return matcher is None or (matcher.fault is None and matcher.takes([token]))
+    return matcher is None or (matcher.fault is None and matcher.takes([*request.ahead, token]))
 
 
-def choose(logits: torch.Tensor, requests: list[Request], draw: int = 0) -> torch.Tensor:
+def choose(logits: torch.Tensor, requests: list[Sampler], draw: int = 0) -> torch.Tensor:
     """Return token ids [N], or `NO_TOKEN`. `draw` counts the draws for the same position.
 
     The cost and the result of a row depend only on its own parameters.
@@ -185,7 +185,7 @@ def choose(logits: torch.Tensor, requests: list[Request], draw: int = 0) -> torc
     return chosen
 
 
-def draws_of(requests: Sequence[Request]) -> npt.NDArray[np.void] | None:
+def draws_of(requests: Sequence[Sampler]) -> npt.NDArray[np.void] | None:
     """Return the parameters of `choose` for kernels that sample within a step.
 
     None means that each request gets its likeliest token.
@@ -201,7 +201,7 @@ def draws_of(requests: Sequence[Request]) -> npt.NDArray[np.void] | None:
     return draws
 
 
-def _kind(request: Request) -> Callable[[torch.Tensor, list[Request], int], torch.Tensor]:
+def _kind(request: Sampler) -> Callable[[torch.Tensor, list[Sampler], int], torch.Tensor]:
     params = request.params
     if params.greedy:
         return _take_likeliest
@@ -212,20 +212,20 @@ def _kind(request: Request) -> Callable[[torch.Tensor, list[Request], int], torc
     )
 
 
-def _take_likeliest(logits: torch.Tensor, requests: list[Request], draw: int) -> torch.Tensor:
+def _take_likeliest(logits: torch.Tensor, requests: list[Sampler], draw: int) -> torch.Tensor:
     tokens = ops.argmax(logits)
     # `argmax` treats NaN as the largest value.
     return _where_finite(tokens, logits.gather(1, tokens[:, None])[:, 0])
 
 
-def _sample_plain(logits: torch.Tensor, requests: list[Request], draw: int) -> torch.Tensor:
+def _sample_plain(logits: torch.Tensor, requests: list[Sampler], draw: int) -> torch.Tensor:
     temperature, halves = to_device(
         [_column(requests, "temperature"), _split(_numbers_of(requests, draw))], logits.device
     )
     return ops.sample_plain(logits, temperature, halves)
 
 
-def _sample_filtered(logits: torch.Tensor, requests: list[Request], draw: int) -> torch.Tensor:
+def _sample_filtered(logits: torch.Tensor, requests: list[Sampler], draw: int) -> torch.Tensor:
     """Apply temperature, then keep tokens that pass min-p, top-k and top-p (after top-k).
 
     Each filter keeps at least the likeliest token.
@@ -249,7 +249,7 @@ def _sample_filtered(logits: torch.Tensor, requests: list[Request], draw: int) -
     return _where_finite(tokens, probs[:, 0])
 
 
-_CHOOSING: dict[Callable[[torch.Tensor, list[Request], int], torch.Tensor], Choosing] = {
+_CHOOSING: dict[Callable[[torch.Tensor, list[Sampler], int], torch.Tensor], Choosing] = {
     _take_likeliest: Choosing.LIKELIEST,
     _sample_plain: Choosing.PLAIN,
     _sample_filtered: Choosing.FILTERED,
@@ -264,16 +264,16 @@ def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
     return torch.where(witness.isfinite(), tokens, NO_TOKEN)
 
 
-def _column(requests: Sequence[Request], name: str) -> npt.NDArray[np.float32]:
+def _column(requests: Sequence[Sampler], name: str) -> npt.NDArray[np.float32]:
     return np.array([getattr(r.params, name) for r in requests], np.float32)
 
 
-def _numbers_of(requests: Sequence[Request], draw: int) -> npt.NDArray[np.float64]:
+def _numbers_of(requests: Sequence[Sampler], draw: int) -> npt.NDArray[np.float64]:
     positions = np.array([r.num_tokens for r in requests], np.uint64)
     return uniform(_seeds_of(requests, draw), positions)
 
 
-def _seeds_of(requests: Sequence[Request], draw: int) -> npt.NDArray[np.uint64]:
+def _seeds_of(requests: Sequence[Sampler], draw: int) -> npt.NDArray[np.uint64]:
     # Another draw uses another seed.
     return np.array(
         [(r.seed + draw * _NEXT_SEED) & 0xFFFFFFFFFFFFFFFF for r in requests], np.uint64

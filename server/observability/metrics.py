@@ -51,6 +51,9 @@ _TOTALS = {
     "discarded_tokens": "Tokens computed before it was known that their sequence had ended.",
     "piecewise_steps": "Batches that were run in compiled pieces.",
     "graph_replays": "Batches that were run by replaying a captured size.",
+    "drafts": "Sequences in batches that verified tokens that were proposed for them.",
+    "draft_tokens": "Tokens that were proposed and verified.",
+    "accepted_tokens": "Proposed tokens that were right.",
     "padded_tokens": "Tokens that were added to batches to reach a captured size.",
 }
 # Name, documentation and field of `RankInfo`.

@@ -36,6 +36,8 @@ def settings(**others: Any) -> dict[str, Any]:
         "max_total_tokens": 512,
         "context_length": 128,
         "num_threads": 1,
+        # The number of its proposals depends on measured times.
+        "speculative_algorithm": "none",
     } | others
 
 

@@ -19,6 +19,8 @@ from piecework.runtime.distributed.ranks import ALONE, Ranks
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.executor.step import PendingStep
 from piecework.runtime.graphs.graph_runner import GraphCounts
+from piecework.runtime.sampling.grammar_cache import Grammars
+from piecework.runtime.speculative.speculation import Speculation
 
 VOCAB = 101
 EOS = 100
@@ -212,6 +214,8 @@ def make_core(
     shared: SharedPages | None = None,
     num_slabs: int = 0,
     ranks: Ranks = ALONE,
+    speculation: Speculation | None = None,
+    grammars: Grammars | None = None,
 ) -> tuple[EngineCore, ToyRunner]:
     runner = runner_class(num_pages, page_size)
     core = EngineCore(
@@ -233,6 +237,8 @@ def make_core(
         draw_seed=lambda: 1,
         overlap=overlap,
         ranks=ranks,
+        speculation=speculation,
+        grammars=grammars,
     )
     return core, runner
 

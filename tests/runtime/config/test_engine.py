@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piecework.kernels.platform import Platform
-from piecework.runtime.config.engine import EngineConfig, ResolvedConfig
+from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.config.resolve import WindowPages, resolve_cache, resolve_steps
+from piecework.runtime.config.resolved import ResolvedConfig
 
 MIB = 2**20
 MODEL = ModelConfig(

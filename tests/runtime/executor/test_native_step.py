@@ -321,6 +321,7 @@ SETTINGS: dict[str, Any] = {
     "max_total_tokens": 4096,
     "context_length": 128,
     "num_threads": 1,
+    "speculative_algorithm": "none",
 }
 
 

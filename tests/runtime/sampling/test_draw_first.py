@@ -105,7 +105,7 @@ def test_it_is_the_same_alone_and_in_a_crowd(seeds: list[int], hot: bool) -> Non
 def test_a_token_that_may_follow_takes_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = []
     fill = Matcher.fill
-    monkeypatch.setattr(Matcher, "fill", lambda own, bits: (masks.append(1), fill(own, bits))[1])
+    monkeypatch.setattr(Matcher, "fill", lambda own, *bits: (masks.append(1), fill(own, *bits))[1])
     logits = torch.zeros(2, VOCAB)
     logits[:, ord("e")] = 50.0
     assert [each.token for each in sample(logits.clone(), [request(1), request(2)]).read()] == [

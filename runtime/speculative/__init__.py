@@ -1,0 +1,1 @@
+"""Proposals of tokens that a step verifies together with the next token of a request."""

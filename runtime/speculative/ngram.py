@@ -1,0 +1,81 @@
+"""Proposes what followed the last tokens before: in the request's own text, or in recent answers of
+the same tenant. See "Prompt lookup decoding" (https://github.com/apoorvumang/prompt-lookup-decoding).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from ..core.request import Request
+from .method import Guess
+from .ngrams import LENGTH, LONGEST, Ngrams
+
+_SHARED_TOKENS = 1 << 16  # Tokens of recent answers, of all tenants. They take about 12 MB.
+_LONGEST_ANSWER = 1 << 12  # Tokens of an answer that are kept.
+
+
+class Ngram:
+    """Looks up the last tokens of a request."""
+
+    name = "ngram"
+
+    def __init__(self) -> None:
+        # Recent answers of each tenant, the least recently used tenant first.
+        self._answers: OrderedDict[str, Ngrams] = OrderedDict()
+
+    def begin(self, request: Request) -> TextLookup:
+        shared = self._answers.get(request.tenant)
+        if shared is not None:
+            self._answers.move_to_end(request.tenant)
+        return TextLookup(Ngrams(request.tokens), shared)
+
+    def end(self, request: Request) -> None:
+        answer = request.output_tokens[:_LONGEST_ANSWER]
+        if len(answer) <= LENGTH:
+            return
+        known = self._answers.pop(request.tenant, None)
+        if known is None or len(known.tokens) + len(answer) > _SHARED_TOKENS:
+            known = Ngrams(np.empty(0, np.int64))
+        for token in answer.tolist():
+            known.append(token)
+        self._answers[request.tenant] = known
+        while sum(len(each.tokens) for each in self._answers.values()) > _SHARED_TOKENS:
+            self._answers.popitem(last=False)
+
+
+class TextLookup:
+    """Follows an earlier place of a text as long as the text repeats it."""
+
+    def __init__(self, own: Ngrams, shared: Ngrams | None) -> None:
+        self._own, self._shared = own, shared
+        self._source: Ngrams | None = None
+        self._place = self._length = 0  # In the source; number of tokens that agreed before it.
+        self._look(own.tokens[-LONGEST:])
+
+    def append(self, tokens: list[int]) -> None:
+        for token in tokens:
+            source = self._source
+            if source is not None and source.tokens[self._place : self._place + 1] == [token]:
+                self._place += 1
+                self._length += 1
+            else:
+                self._look([*self._own.tokens[1 - LONGEST :], token])
+            self._own.append(token)
+
+    def guess(self, most: int) -> Guess | None:
+        if self._source is None:
+            return None
+        tokens = self._source.tokens[self._place : self._place + most]
+        kind = "own" if self._source is self._own else "shared"
+        return Guess(tokens, f"{kind} {min(self._length, 64).bit_length()}") if tokens else None
+
+    def _look(self, tail: list[int]) -> None:
+        self._source, (self._place, self._length) = self._own, self._own.find(tail)
+        if self._shared is not None and self._length < LONGEST:
+            place, length = self._shared.find(tail)
+            if length > self._length:
+                self._source, self._place, self._length = self._shared, place, length
+        if not self._length:
+            self._source = None
