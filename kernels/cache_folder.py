@@ -5,6 +5,7 @@ kernels.
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -57,6 +58,22 @@ def ensure_room(folder: Path, num_bytes: int) -> None:
             os.fsync(probe.fileno())
     except OSError as error:
         raise UnusableFolder(f"{folder}: {error.strerror or error}") from error
+
+
+def check_trusted(path: Path) -> None:
+    """Raise `UnusableFolder` if another user could have written a folder or file, because its code
+    is executed. The superuser is trusted.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    status = path.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise UnusableFolder(
+            f"{path} belongs to another user (number {status.st_uid}), whose code is not run"
+        )
+    # In a sticky folder, other users cannot replace a file.
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise UnusableFolder(f"{path} can be written by every user: chmod o-w {path}")
 
 
 @contextmanager

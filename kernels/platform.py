@@ -316,6 +316,17 @@ class Platform:
         """
         return None
 
+    def leave_out_kernels(self) -> bool:
+        """Compute without kernels that must be compiled first, in this process.
+
+        Return whether a process that is started later has better ones.
+        """
+        return False
+
+    def has_kernels(self, *, at_low_priority: bool = False) -> bool:
+        """Return whether this process has the device's kernels. Compile them if needed."""
+        return True
+
     def make_batch_invariant(self) -> bool:
         """Make `step_kernels` and products of this process give a row the same bits whatever rows
         are beside it, if each token is a request of its own. Return False if this device has no

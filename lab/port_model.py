@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ..kernels.cpu.native import build
+from ..kernels.cpu.native import build, parts
+from ..kernels.cpu.native import compiler as compiling
 
 _LABEL = re.compile(r"(\.?\w+):")
 _JUMP = re.compile(r"\tj\w+\t(\.L\w+)")
@@ -118,8 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _rows(compiler: str, mca: str | None, num_rows: int) -> Iterator[str]:
     """Raises `ValueError` where the compiler's loops are not those that are looked for."""
     (variant,) = (each for each in build.VARIANTS if each.name == "avx512_vnni")
-    source = str(build._SOURCES / "integers.cpp")
-    command = [compiler, *build._FLAGS, *variant.flags, "-S", source, "-o", "-"]
+    source = str(parts.SOURCES / "integers.cpp")
+    command = [compiler, *compiling.FLAGS, *variant.flags, "-S", source, "-o", "-"]
     run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True)
     loops = list(loops_of(run(command).stdout))
     names = run(["c++filt"], input="\n".join(name for name, _ in loops)).stdout.splitlines()

@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if (library := load_kernels()) is None:
         parser.error("there are no native kernels on this machine; see the log for the reason")
-    builds, kernels = [library], NativeLinear(library, activations="int8")
+    builds: list[ctypes.CDLL] = [library]
+    kernels = NativeLinear(library, activations="int8")
     names, counts = arguments.formats.split(","), arguments.tokens.split(",")
     if unknown := [name for name in names if not _is_known(kernels, name)]:
         parser.error(

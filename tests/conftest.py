@@ -44,6 +44,8 @@ if not torch.cuda.is_available():
 
 # Tests that want a compile cache of their own do not build the CPU kernels anew.
 os.environ.setdefault("PIECEWORK_KERNELS_DIR", str(kernels_folder()))
+# No engine is replaced by another one in the middle of a test.
+os.environ.setdefault("PIECEWORK_KERNELS", "wait")
 # One cache for a run, not the user's; the processes that run its tests inherit it.
 if "PIECEWORK_CACHE_DIR" not in os.environ:
     _cache = os.environ["PIECEWORK_CACHE_DIR"] = tempfile.mkdtemp(prefix="piecework-tests-")

@@ -78,8 +78,8 @@ def test_the_native_kernels_are_built_without_file_locks(
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path))
     done = run_without(
         "from pathlib import Path\n"
-        "from piecework.kernels.cpu.native import build\n"
-        "build._SOURCES = Path(sys.argv[1])\n"
+        "from piecework.kernels.cpu.native import build, parts\n"
+        "parts.SOURCES = Path(sys.argv[1])\n"
         "print(build.load_variant(build.VARIANTS[-1]).answer())\n",
         str(_answer(tmp_path / "sources")),
     )

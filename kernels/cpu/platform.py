@@ -26,12 +26,14 @@ from .machine.binding import bind, split_cores
 from .machine.cores import Threads, choose_threads
 from .machine.host_memory import host_memory
 from .matrix_units import panels_pay
+from .native import compiler
 from .native import ops as native_ops
 from .native.attention import NativeAttention, native_or_torch
-from .native.build import load_kernels, runnable_variants
+from .native.build import leave_out_missing, load_kernels
 from .native.instruction_sets import instruction_sets
 from .native.linear import NativeLinear
 from .native.step import make_native_step
+from .native.variants import runnable_variants
 from .shared_memory import NoSharedMemory, shared_memory_group
 
 try:
@@ -41,6 +43,8 @@ except ImportError:  # Windows has no resource module.
 
 
 logger = logging.getLogger(__name__)
+
+_NICENESS = 5  # Used for compilers that run while an engine serves.
 
 
 class CpuPlatform(Platform):
@@ -176,6 +180,13 @@ class CpuPlatform(Platform):
             if isinstance(backend, NativeAttention)
             else None
         )
+
+    def leave_out_kernels(self) -> bool:
+        return _has_vectors() and leave_out_missing()
+
+    def has_kernels(self, *, at_low_priority: bool = False) -> bool:
+        compiler.niceness = _NICENESS if at_low_priority else 0
+        return load_kernels() is not None
 
     def make_batch_invariant(self) -> bool:
         if (library := load_kernels()) is None:

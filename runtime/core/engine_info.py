@@ -65,6 +65,8 @@ class EngineInfo:
             empty if no layer is quantised.
         ranks: Memory of each rank, in order.
         overlap_schedule: Whether the next step is planned while one runs.
+        awaits_kernels: Whether kernels that are not compiled yet would be faster. A process that is
+            started to compile them will have them.
         remarks: What the machine or the model changes against expectations, by a short name.
     """
 
@@ -87,4 +89,5 @@ class EngineInfo:
     ranks: list[RankInfo] = field(default_factory=list)
     overlap_schedule: bool = False
     graphs: GraphInfo = field(default_factory=GraphInfo)
+    awaits_kernels: bool = False
     remarks: dict[str, str] = field(default_factory=dict)

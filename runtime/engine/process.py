@@ -17,7 +17,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
-from ..core.messages import EngineFailed, FromEngine
+from ...kernels.build_progress import listeners
+from ..core.messages import EngineAlive, EngineFailed, FromEngine
 from ..process.logs import set_up_logging
 from ..process.mailbox import Mailbox
 from ..process.message_socket import MessageSocket
@@ -72,6 +73,7 @@ def run_engine(find: Callable[[], Build]) -> int:
     killed_with_parent()
     socket = MessageSocket.connect(path)
     mailbox = Mailbox(socket)
+    listeners.append(lambda line: mailbox.send(EngineAlive(doing=line, may_build=True)))
     try:
         engine = build(settings, mailbox)
     except ValueError as error:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ...kernels.build_progress import report
+
 
 class StartClock:
     """`seconds` of each phase of a start, in the order in which the phases began."""
@@ -15,7 +17,8 @@ class StartClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the block to the phase `name`."""
+        """Add the time of the block to the phase `name`, and report that it begins."""
+        report(f"preparing {name}")
         began = time.perf_counter()
         try:
             yield

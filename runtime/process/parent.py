@@ -24,6 +24,9 @@ _COLLECTION_THRESHOLD = 50_000  # New objects per garbage collection. Python's d
 # lines beside the log.
 ENVIRONMENT = {"GOMP_SPINCOUNT": "2000", "KINETO_LOG_LEVEL": "99"}
 
+# Set by the server for each engine process (`executor.first_start`), unless the user has set it.
+KERNELS = "PIECEWORK_KERNELS"
+
 
 def read_line() -> bytes:
     """Return the first line of the standard input. If the input ends before, exit with code 1."""

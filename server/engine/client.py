@@ -80,6 +80,8 @@ class EngineClient(EngineSupervisor[RequestState]):
                 self._after_step(outputs, *process_outputs(self._requests, outputs))
             case EngineReady(info=info):
                 self._became_ready(info)
+                if info.awaits_kernels:
+                    self._start_successor()
             case EngineChanged(info=info):
                 self.info = info
             case CacheFlushed(freed_tokens=freed):

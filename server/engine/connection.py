@@ -65,6 +65,9 @@ class EngineConnection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         """Kill the process if it is still alive, and remove the socket."""
         self.kill()
         self._listener.close()
@@ -141,7 +144,7 @@ class EngineConnection:
             return
         except OSError:
             logger.exception("the connection of the engine process cannot be accepted")
-            self._end()
+            self.end()
             return
         loop.remove_reader(self._listener)
         self._socket = MessageSocket(connected)
@@ -180,13 +183,14 @@ class EngineConnection:
         except Exception:
             # End the process, so that its requests resume in the next one instead of hanging.
             logger.exception("a message of the engine could not be handled")
-            self._end()
+            self.end()
             return False
         # Messages that are already in the buffer do not make the socket readable.
         self._next_turn = loop.call_soon(self._receive)
         return True
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Kill the process, and drop the messages that have not been handled."""
         self._stop_receiving()
         self.kill()
 

@@ -12,8 +12,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
-from ...runtime.process.parent import ENVIRONMENT
+from ...runtime.process.parent import ENVIRONMENT, KERNELS
 
 _PARENT, _ENGINE = "piecework.runtime.process.parent", "piecework.runtime.engine.process"
 _PROCESS = (sys.executable, "-m", _PARENT, _ENGINE)
@@ -24,8 +25,13 @@ POOLING_MODEL = (*_PROCESS, "piecework.runtime.pooling.engine_process")
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
-def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def spawn(
+    command: Sequence[str], *, kernels: Literal["later", "required"] = "later"
+) -> subprocess.Popen[bytes]:
     """Start a process that ends when its standard input is closed.
+
+    `kernels`: whether the process may serve without kernels that must be compiled first, or
+    compiles them while another process serves.
 
     Raises `ValueError` on Windows, which cannot block signals.
     """
@@ -38,7 +44,9 @@ def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
     # therefore stops only this process, which then stops the child in order.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, env={**ENVIRONMENT, **os.environ})
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, env={**ENVIRONMENT, KERNELS: kernels, **os.environ}
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

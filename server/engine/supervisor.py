@@ -17,6 +17,7 @@ from .crash_limit import CrashLimit
 from .interface import Engine
 from .spawn import spawn
 from .state import EngineState, EngineUnavailable, QueueFull
+from .successor import Successor
 from .unfinished import R, UnfinishedRequests
 from .watchdog import Watchdog
 
@@ -67,6 +68,9 @@ class EngineSupervisor(UnfinishedRequests[R]):
     resume one at a time. If the process crashes again, the request that ran alone ends with an
     error. Subclasses handle the messages of their kind of engine.
 
+    If a process serves without kernels that must be compiled first, a `Successor` compiles them and
+    takes over all unfinished requests.
+
     Attributes:
         failed: Set when the engine is not restarted any more.
         failure, user_error: The reason for that, and whether the user can correct it.
@@ -114,6 +118,8 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._crashes = CrashLimit()
         self._watchdog = Watchdog(watchdog_timeout)
         self._hung = False
+        self._successor: Successor | None = None  # Not ready yet.
+        self._taking_over: Successor | None = None  # Ready, and its predecessor is ending.
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -234,6 +240,17 @@ class EngineSupervisor(UnfinishedRequests[R]):
             self.state = EngineState.DRAINING if self._draining else EngineState.READY
             self._ready.set()
 
+    def _start_successor(self) -> None:
+        """Start a process that compiles the kernels, and takes over when it is ready."""
+        if not self._stopped:
+            self._successor = Successor(
+                self._command,
+                self._config,
+                self._log_level,
+                take_over=self._hand_over,
+                receive=self._receive,
+            )
+
     def add_request(self, request: R) -> None:
         """Add a request. Raises `QueueFull` and `EngineUnavailable`."""
         self.require_room(1)
@@ -258,38 +275,69 @@ class EngineSupervisor(UnfinishedRequests[R]):
 
     async def _keep_alive(self) -> None:
         """Start the engine and restart it after crashes, until it is stopped or has failed."""
-        while not self._stopped:
-            code = await self._live_once()
-            if self._stopped:
-                return
-            if self.failure is not None:
-                self._give_up(self.failure)
-                return
-            served = self.state in (
-                EngineState.READY,
-                EngineState.UNRESPONSIVE,
-                EngineState.DRAINING,
-            )
-            excused = served and self._end_culprit(code, hung=self._hung)
-            if reason := self._crashes.count(code, served=served, excused=excused):
-                self._give_up(reason)
-                return
-            self._survive_crash(code)
+        try:
+            while not self._stopped:
+                code = await self._live_once()
+                if self._stopped:
+                    return
+                if self._taking_over is not None:
+                    continue
+                if self.failure is not None:
+                    self._give_up(self.failure)
+                    return
+                served = self.state in (
+                    EngineState.READY,
+                    EngineState.UNRESPONSIVE,
+                    EngineState.DRAINING,
+                )
+                excused = served and self._end_culprit(code, hung=self._hung)
+                if reason := self._crashes.count(code, served=served, excused=excused):
+                    self._give_up(reason)
+                    return
+                self._survive_crash(code)
+        finally:
+            await self._end_successors()
 
     async def _live_once(self) -> int:
         """Run one engine process with all unfinished requests. Return its exit code."""
-        with EngineConnection() as self._life:
-            self._resume(crashed=self.restarts > 0)
-            process, self._prestarted = self._prestarted or spawn(self._command), None
+        successor, self._taking_over = self._taking_over, None
+        with EngineConnection() if successor is None else successor.connection as life:
+            self._life = life
+            if successor is None:
+                self._resume(crashed=self.restarts > 0)
+                process, self._prestarted = self._prestarted or spawn(self._command), None
+                run = life.run(process, self._config, self._log_level, self._receive)
             self._hung = False
             self._watchdog.begin()
-            watch = asyncio.create_task(self._watch(self._life))
+            watch = asyncio.create_task(self._watch(life))
             try:
-                code = await self._life.run(process, self._config, self._log_level, self._receive)
+                code = await (run if successor is None else successor.ended)
             finally:
                 watch.cancel()
-        self._life = None
+        if self._taking_over is None:
+            self._life = None
+            await self._end_successors()
         return code
+
+    def _hand_over(self, successor: Successor) -> None:
+        """Move all requests to a process that is ready. End the process that has served them."""
+        assert self._life is not None
+        logger.info(
+            "the kernels are ready: another engine process takes over, with %d requests",
+            len(self._requests),
+        )
+        self._successor, self._taking_over = None, successor
+        served, self._life = self._life, successor.connection
+        self._interrupted("another engine process has taken over")
+        self._resume(crashed=False)
+        served.end()
+
+    async def _end_successors(self) -> None:
+        for successor in (self._successor, self._taking_over):
+            if successor is not None:
+                successor.close()
+                await asyncio.wait([successor.ended])
+        self._successor = self._taking_over = None
 
     async def _watch(self, life: EngineConnection) -> None:
         """Kill a process that hangs. A suspended process reacts only to SIGKILL."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import compiler as compiling
 
 SOURCES = Path(build.__file__).parent
 PORTABLE = build.VARIANTS[-1]
@@ -51,7 +52,7 @@ def compile_program(
     in it. `others`: flags beside the variant's.
     """
     folder.mkdir()
-    flags = [*build._FLAGS, level, *variant.flags, *others]
+    flags = [*compiling.FLAGS, level, *variant.flags, *others]
     sources = [*SOURCES.glob("*.cpp"), _OWN / "kernel_outputs.cpp", _OWN / "kernel_steps.cpp"]
     made = [folder / f"{source.stem}.o" for source in sources]
 

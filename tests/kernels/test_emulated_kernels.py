@@ -11,7 +11,7 @@ from pathlib import Path
 import emulation
 import pytest
 
-from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import build, compiler
 
 # Compilers that make programs for Arm take minutes of a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -48,7 +48,7 @@ def test_it_has_the_instructions_that_it_is_made_for(
     emulation.skip_without(emulation.ARM_COMPILER)
     (variant,) = (each for each in _ARM if each.name == name)
     made = tmp_path / "made.s"
-    command = [emulation.ARM_COMPILER, *build._FLAGS, *variant.flags, "-S", "-o", str(made)]
+    command = [emulation.ARM_COMPILER, *compiler.FLAGS, *variant.flags, "-S", "-o", str(made)]
     subprocess.run([*command, str(emulation.SOURCES / f"{file}.cpp")], check=True, timeout=300)
     for instruction in instructions:
         assert subprocess.run(["grep", "-q", instruction, str(made)]).returncode == 0

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import build, parts
+from piecework.kernels.cpu.native import compiler as compiling
 
 Build = Callable[[str, str], list[str]]
 
@@ -26,7 +27,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     (sources / "rest.cpp").write_text(
         '#include "weights.h"\nextern "C" int answer() { return number(); }'
     )
-    monkeypatch.setattr(build, "_SOURCES", sources)
+    monkeypatch.setattr(parts, "SOURCES", sources)
 
     def run(name: str, check: str) -> list[str]:
         compiler, told = tmp_path / name, tmp_path / "commands"
@@ -60,7 +61,7 @@ def test_a_header_that_no_compiler_takes_hinders_nothing(commands: Build) -> Non
 def test_no_header_is_compiled_for_a_cache_of_objects_nor_on_a_disk_with_little_room(
     commands: Build, monkeypatch: pytest.MonkeyPatch, name: str, room: int
 ) -> None:
-    monkeypatch.setattr(build, "_HEADER_BYTES", room)
+    monkeypatch.setattr(compiling, "_HEADER_BYTES", room)
     assert not any("c++-header" in line or "-include" in line for line in commands(name, ""))
 
 

@@ -18,7 +18,8 @@ import pytest
 from small_disks import mounted
 
 from piecework.kernels.cache_folder import UnusableFolder, ensure_room, locked
-from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import build, parts
+from piecework.kernels.cpu.native import compiler as compiling
 from piecework.kernels.cpu.platform import CpuPlatform
 
 Load = Callable[[Path], tuple[object, list[str]]]
@@ -36,7 +37,7 @@ def load(
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "answer.cpp").write_text(SOURCE)
-    monkeypatch.setattr(build, "_SOURCES", sources)
+    monkeypatch.setattr(parts, "SOURCES", sources)
     monkeypatch.setattr(
         build,
         "runnable_variants",
@@ -44,11 +45,11 @@ def load(
     )
     monkeypatch.setattr(build, "instruction_sets", lambda: frozenset({"fma"}))
     tries: list[str] = []
-    load_variant = build.load_variant
+    open_variant = build._open
     monkeypatch.setattr(
         build,
-        "load_variant",
-        lambda variant, folder: tries.append(variant.name) or load_variant(variant, folder),
+        "_open",
+        lambda variant, *given: tries.append(variant.name) or open_variant(variant, *given),
     )
 
     def run(folder: Path) -> tuple[object, list[str]]:
@@ -146,6 +147,31 @@ def test_kernels_in_a_read_only_folder_are_used_as_they_are(tmp_path: Path, load
     assert library is not None and lines == []
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs another user")
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_another_user_put_there_is_not_run(
+    tmp_path: Path, load: Load, is_folder: bool
+) -> None:
+    folder = tmp_path / "kernels"
+    load(folder)
+    (library,) = folder.glob("*.so")
+    source = tmp_path / "other.cpp"
+    source.write_text(SOURCE.replace("42", "666"))
+    subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    os.chown(folder if is_folder else library, 12345, -1)
+    found, (line,) = load(folder)
+    assert found is not None and found.answer() == 42  # type: ignore[attr-defined]
+    assert "belongs to another user (number 12345)" in line and "PIECEWORK_KERNELS_DIR" in line
+
+
+def test_a_folder_that_every_user_can_write_is_left_for_another(tmp_path: Path, load: Load) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    folder.chmod(0o777)
+    found, (line,) = load(folder)
+    assert found is not None and f"chmod o-w {folder}" in line
+
+
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_disk_that_fills_up_during_the_build_is_known_by_what_the_compiler_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
@@ -184,7 +210,7 @@ def test_a_compiler_that_never_ends_costs_its_time_once(
     compiler.write_text(f"#!/bin/sh\n{_IS_ASKED} || exec sleep 60\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(build, "_BUILD_SECONDS", 0.2)
+    monkeypatch.setattr(compiling, "_BUILD_SECONDS", 0.2)
     library, (line,) = load(tmp_path / "kernels")
     assert library is None and "timed out after 0.2 seconds" in line
 
@@ -199,7 +225,7 @@ def test_a_compiler_that_computes_for_ever_is_ended_with_all_that_it_started(
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(build, "_COMPILE_SECONDS", 1)
+    monkeypatch.setattr(compiling, "_COMPILE_SECONDS", 1)
     library, (line,) = load(tmp_path / "kernels")
     assert library is None and "timed out after 1 seconds" in line
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

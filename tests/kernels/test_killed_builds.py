@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import build, compiler, parts
 
 _BUILD = (
     "import sys\n"
     "from pathlib import Path\n"
-    "from piecework.kernels.cpu.native import build\n"
-    "build._SOURCES = Path(sys.argv[1])\n"
+    "from piecework.kernels.cpu.native import build, parts\n"
+    "parts.SOURCES = Path(sys.argv[1])\n"
     "build.load_variant(build.VARIANTS[-1], Path(sys.argv[2]))\n"
 )
 
@@ -60,7 +60,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "sources"
     folder.mkdir()
     (folder / "answer.cpp").write_text('extern "C" int answer() { return 42; }')
-    monkeypatch.setattr(build, "_SOURCES", folder)
+    monkeypatch.setattr(parts, "SOURCES", folder)
     return folder
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_removed_where_locks_are_not_to_be_had(
         raise OSError("no locks available")
 
     monkeypatch.setattr("piecework.kernels.cache_folder.fcntl.flock", no_locks)
-    others = tmp_path / f"other{build._MAKING}1"
+    others = tmp_path / f"other{compiler.MAKING}1"
     others.mkdir()
     build.load_variant(build.VARIANTS[-1], tmp_path)
     assert others.exists()

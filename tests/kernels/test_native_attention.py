@@ -14,7 +14,7 @@ from native_variants import AttentionWay, attention_ways, errors_of
 from paged_steps import Step, kept, latent, quantized
 
 from piecework.kernels.cache_format import CACHE_DTYPES
-from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import build, parts
 from piecework.kernels.cpu.native.attention import native_or_torch
 from piecework.kernels.paged_attention import TorchAttention
 
@@ -202,7 +202,7 @@ def test_a_compiler_that_lacks_a_flag_makes_the_next_best_kernels(
     compiler.chmod(0o755)
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(build, "_SOURCES", sources)
+    monkeypatch.setattr(parts, "SOURCES", sources)
     monkeypatch.setattr(build, "runnable_variants", lambda: [best, next_best, build.VARIANTS[-1]])
     monkeypatch.setattr(build, "instruction_sets", lambda: best.needs)
     build.load_kernels.cache_clear()
@@ -226,7 +226,7 @@ def test_a_build_is_kept_and_not_made_again(
     sources.mkdir()
     (sources / "answer.cpp").write_text('extern "C" int answer() { return 42; }')
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path))
-    monkeypatch.setattr(build, "_SOURCES", sources)
+    monkeypatch.setattr(parts, "SOURCES", sources)
     portable = build.VARIANTS[-1]
     assert build.load_variant(portable).answer() == 42
     made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.so")}

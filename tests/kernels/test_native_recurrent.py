@@ -30,7 +30,7 @@ def test_a_step_is_that_of_plain_torch(
 ) -> None:
     library = built(variant)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "load_kernels", lambda: library)
+        patch.setattr(recurrent, "load_part", library.part)
         assert_same_steps(recurrent, dtype, **shape)
 
 
@@ -50,7 +50,7 @@ def test_prompts_are_those_of_plain_torch(
 ) -> None:
     library = built(variant)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "load_kernels", lambda: library)
+        patch.setattr(recurrent, "load_part", library.part)
         assert_same_prompts(recurrent, dtype, lens, **shape)
 
 
@@ -69,7 +69,7 @@ def test_a_selective_scan_is_that_of_plain_torch(
 ) -> None:
     library = built(variant)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "load_kernels", lambda: library)
+        patch.setattr(recurrent, "load_part", library.part)
         assert_same_scan(recurrent, dtype, lens, **shape)
 
 
@@ -85,7 +85,7 @@ def test_a_broken_number_changes_nothing_before_it(
 ) -> None:
     library = built(variant)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "load_kernels", lambda: library)
+        patch.setattr(recurrent, "load_part", library.part)
         assert_spoils_what_follows_alone(recurrent, kind, number)
 
 

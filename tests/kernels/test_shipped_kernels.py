@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from piecework.kernels.cpu.native import build, ship
+from piecework.kernels.cpu.native import build, parts, ship
 
 _THREADS = """
 #include <omp.h>
@@ -44,7 +44,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "sources"
     folder.mkdir()
     (folder / "answer.cpp").write_text(_THREADS)
-    monkeypatch.setattr(build, "_SOURCES", folder)
+    monkeypatch.setattr(parts, "SOURCES", folder)
+    monkeypatch.setattr(ship, "PARTS", (parts.CORE,))
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path / "built"))
     monkeypatch.setenv("CXX", "g++")
     build.load_kernels.cache_clear()

@@ -15,8 +15,9 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from piecework.kernels.cpu import matrix_units
-from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import build, compiler
 from piecework.kernels.cpu.native import linear as native
+from piecework.kernels.cpu.native.instruction_sets import instruction_sets
 from piecework.kernels.cpu.native.linear import NativeLinear
 
 _SOURCES = Path(build.__file__).parent
@@ -27,7 +28,7 @@ MODEL = build.Variant("amx_model", _BY.needs, (*_BY.flags, "-DPIECEWORK_TILE_MOD
 
 def library_of_tiles(folder: Path, *flags: str, sources: Path = _SOURCES) -> ctypes.CDLL:
     made = folder / "tiles.so"
-    command = ["g++", *build._FLAGS, *flags, "-shared", str(sources / "tiles.cpp")]
+    command = ["g++", *compiler.FLAGS, *flags, "-shared", str(sources / "tiles.cpp")]
     subprocess.run([*command, "-o", str(made)], check=True, timeout=120)
     return ctypes.CDLL(str(made))
 
@@ -44,7 +45,7 @@ def test_tiles_that_err_are_not_used(tmp_path: Path) -> None:
     assert library.piecework_has_tiles() == 0
 
 
-@pytest.mark.skipif("amx_tile" in build.instruction_sets(), reason="this CPU has AMX")
+@pytest.mark.skipif("amx_tile" in instruction_sets(), reason="this CPU has AMX")
 def test_where_the_kernel_refuses_tiles_nothing_runs_them(tmp_path: Path) -> None:
     try:
         library = library_of_tiles(tmp_path, *_AMX.flags)
@@ -55,7 +56,7 @@ def test_where_the_kernel_refuses_tiles_nothing_runs_them(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def library() -> ctypes.CDLL:
-    if not MODEL.needs <= build.instruction_sets():
+    if not MODEL.needs <= instruction_sets():
         pytest.skip("this CPU lacks AVX-512 with bfloat16")
     made = build.load_variant(MODEL)
     assert made.piecework_has_tiles() == 1 and made.piecework_choose_way(1) == 1

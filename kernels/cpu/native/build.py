@@ -1,13 +1,14 @@
 """The C++ kernels, loaded by ctypes: from the package, or compiled once for this machine's CPU by
 its own compiler and kept on disk.
 
-They use only C and OpenMP and no torch header, so that a build takes seconds.
+    kernels = load_kernels()  # None if this machine has none.
+    kernels.piecework_linear(...)
+    kernels.part(RECURRENT).piecework_conv_step(...)
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import hashlib
 import logging
 import os
@@ -16,117 +17,99 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from ...cache_folder import UnusableFolder, ensure_room, is_held, kernels_folder, locked
+from ...cache_folder import (
+    UnusableFolder,
+    check_trusted,
+    ensure_room,
+    is_held,
+    kernels_folder,
+    locked,
+)
 from ...toolchain import version_of
-from ..machine.cores import choose_threads
+from . import parts
+from .compiler import BUILD_BYTES, FLAGS, MAKING, check_flags, compile_libraries, find_compiler
 from .instruction_sets import instruction_sets
-from .openmp import OpenMP, find_openmp, open_to_all
+from .openmp import find_openmp, open_to_all
+from .parts import CORE, all_sources, sources_of
+from .variants import VARIANTS as VARIANTS
+from .variants import Variant as Variant
+from .variants import runnable_variants
 
 logger = logging.getLogger(__name__)
 
-_SOURCES = Path(__file__).parent
-_FLAGS = [
-    "-O3",
-    "-std=c++17",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
-]
-_COMPILE_SECONDS = 300  # Limit of CPU time for one file. It does not depend on the machine's load.
-# Limit of wall-clock time for one file. A compiler that hangs uses no CPU time.
-_BUILD_SECONDS = 900
-_BUILD_BYTES = 4 * 2**20  # Upper bound of the disk space of a build.
-_HEADER = "weights.h"  # Most files include it, which takes a compiler a second each.
-# Upper bound of the disk space of the precompiled header, which exists during a build.
-_HEADER_BYTES = 128 * 2**20
-# Part of the name of a folder in which a library is built, after the name of its lock.
-_MAKING = ".making-"
-# The files that take the longest to compile.
-_LONGEST = ("integers", "step", "products", "recurrent_prompts")
-_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+_prepared: list[str] = []  # Parts that are compiled together with the core.
+_is_left_out = False  # Whether `load_kernels` returns None in this process.
 
 
-class Variant(NamedTuple):
-    """One way to compile the kernels, for CPUs that have all of `needs` (Linux's names)."""
+class Kernels(ctypes.CDLL):
+    """The core of one variant of the kernels, and the parts that were asked for.
 
-    name: str
-    needs: frozenset[str]
-    flags: tuple[str, ...]
+    Parts that are neither in the package nor in `folder` are compiled into `folder`, or into a
+    temporary folder if it is None.
+    """
 
+    def __init__(self, core: Path, variant: Variant, folder: Path | None) -> None:
+        super().__init__(str(core))
+        self._variant, self._folder = variant, folder
+        self._parts: dict[str, ctypes.CDLL] = {CORE: self}
 
-_AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (
-    *_AVX2,
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512dq",
-    "-mavx512vl",
-    "-mprefer-vector-width=512",
-)
-_HAS_AVX2 = frozenset({"avx2", "fma", "f16c"})
-_HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    def part(self, name: str) -> ctypes.CDLL:
+        """Return a part. Raise `OSError` or `subprocess.SubprocessError` if it cannot be built."""
+        self.need(name)
+        return self._parts[name]
 
-_AVX512_VNNI = (*_AVX512, "-mavx512vnni")
-_HAS_AVX512_VNNI = _HAS_AVX512 | {"avx512_vnni"}
-
-_AVX512_BF16 = (*_AVX512_VNNI, "-mavx512bf16")
-_HAS_AVX512_BF16 = _HAS_AVX512_VNNI | {"avx512_bf16"}
-
-_NEON = frozenset({"asimd"})
-_HAS_DOTPROD = _NEON | {"asimdhp", "asimddp"}
-
-_AVX512_FP16 = (*_AVX512_BF16, "-mavx512fp16")
-_HAS_AVX512_FP16 = _HAS_AVX512_BF16 | {"avx512_fp16"}
-
-# Best first for each architecture; the architectures' names differ. The last one runs on every CPU
-# that the compiler supports.
-VARIANTS = (
-    Variant(
-        "amx",
-        _HAS_AVX512_FP16 | {"amx_tile", "amx_bf16", "amx_int8"},
-        (*_AVX512_FP16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
-    ),
-    Variant("avx512_fp16", _HAS_AVX512_FP16, _AVX512_FP16),
-    Variant("avx512_bf16", _HAS_AVX512_BF16, _AVX512_BF16),
-    Variant("avx512_vnni", _HAS_AVX512_VNNI, _AVX512_VNNI),
-    Variant("avx512", _HAS_AVX512, _AVX512),
-    Variant("avx_vnni", _HAS_AVX2 | {"avx_vnni"}, (*_AVX2, "-mavxvnni")),
-    Variant("avx2", _HAS_AVX2, _AVX2),
-    Variant(
-        "neon_bf16",
-        _HAS_DOTPROD | {"bf16", "i8mm"},
-        ("-march=armv8.2-a+fp16+dotprod+bf16+i8mm",),
-    ),
-    Variant("neon_dotprod", _HAS_DOTPROD, ("-march=armv8.2-a+fp16+dotprod",)),
-    Variant("neon", _NEON, ()),
-    Variant("portable", frozenset(), ()),
-)
+    def need(self, *names: str) -> None:
+        """Load parts. Those that must be compiled are compiled together."""
+        if missing := [name for name in names if name not in self._parts]:
+            with _place(self._folder) as folder:
+                for name, path in _provide(self._variant, missing, folder).items():
+                    self._parts[name] = ctypes.CDLL(str(path))
 
 
-def runnable_variants() -> list[Variant]:
-    """Return the variants that this CPU can run, best first."""
-    able = instruction_sets()
-    return [variant for variant in VARIANTS if variant.needs <= able]
+def prepare_kernels(*names: str) -> None:
+    """Load these parts, and the core, now. Parts that cannot be built are reported later."""
+    _prepared.extend(names)
+    if (kernels := load_kernels()) is not None:
+        with suppress(OSError, subprocess.SubprocessError):
+            kernels.need(*names)
+
+
+def leave_out_missing() -> bool:
+    """Make `load_kernels` return None in this process if the kernels must be compiled first.
+
+    Return whether that is so, and another process can compile them. Call it before `load_kernels`.
+    """
+    global _is_left_out
+    if sys.platform == "win32":
+        return False
+    try:
+        for variant in runnable_variants():
+            if variant.needs and _has_flags(variant):
+                paths = (shipped_library(variant), _kept_library(variant, kernels_folder()))
+                _is_left_out = not any(path.exists() for path in paths)
+                break
+    except OSError:  # There is no compiler.
+        return False
+    return _is_left_out
 
 
 @cache
-def load_kernels() -> ctypes.CDLL | None:
+def load_kernels() -> Kernels | None:
     """Return the best kernels for this CPU, built if needed. Log one warning and return None if
     there are none.
 
     Kernels in the package need no compiler. If kernels cannot be kept on disk, they are built in a
     temporary folder for this process.
     """
+    if _is_left_out:
+        return None
     if sys.platform == "win32":
         # Windows compilers do not align the stack for wide vectors.
         logger.warning("no native CPU kernels on Windows, plain torch runs instead (WSL has them)")
@@ -146,11 +129,7 @@ def load_kernels() -> ctypes.CDLL | None:
         )
         return None
     try:
-        # A loaded library no longer needs its file.
-        with tempfile.TemporaryDirectory(
-            prefix="piecework-kernels-", ignore_cleanup_errors=True
-        ) as folder:
-            kernels = _load_best(Path(folder))
+        kernels = _load_best(None)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning(
             "no native CPU kernels, plain torch runs instead (nor in a temporary folder: %s): %s",
@@ -162,7 +141,19 @@ def load_kernels() -> ctypes.CDLL | None:
     return kernels
 
 
-def _load_best(folder: Path) -> ctypes.CDLL:
+@cache
+def load_part(name: str) -> ctypes.CDLL | None:
+    """Return a part of the best kernels. Log one warning and return None if there is none."""
+    if (kernels := load_kernels()) is None:
+        return None
+    try:
+        return kernels.part(name)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("the CPU kernels lack %s, plain torch runs instead: %s", name, error)
+        return None
+
+
+def _load_best(folder: Path | None) -> Kernels:
     """Return the best kernels that can be built. Raise `UnusableFolder`, which affects all
     variants, or the error of the best variant.
     """
@@ -171,7 +162,7 @@ def _load_best(folder: Path) -> ctypes.CDLL:
     # Skip the variant without vectors, because plain torch has vectors.
     for variant in (best, *(other for other in others if other.needs)):
         try:
-            kernels = _load_shipped(variant) or load_variant(variant, folder)
+            kernels = _open(variant, folder, _prepared)
         except UnusableFolder:
             raise
         except OSError as error:
@@ -186,62 +177,124 @@ def _load_best(folder: Path) -> ctypes.CDLL:
     raise obstacle
 
 
-def shipped_library(variant: Variant) -> Path:
-    """Return the path in the package of a variant that was compiled from these sources
-    (`ship.py`).
-    """
-    made_from = [variant.name, variant.flags, _FLAGS, _sources()]
-    key = hashlib.sha256(repr(made_from).encode()).hexdigest()
-    return _SOURCES / "shipped" / f"{variant.name}-{key[:32]}.so"
-
-
-def _load_shipped(variant: Variant) -> ctypes.CDLL | None:
-    library = shipped_library(variant)
-    if not library.exists():
-        return None
-    try:
-        open_to_all()
-        return _load(library)
-    except OSError as error:
-        logger.warning("the CPU kernels that came with the package cannot be loaded: %s", error)
-        return None
-
-
-def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
+def load_variant(variant: Variant, folder: Path | None = None) -> Kernels:
     """Return one variant, which this CPU must be able to run, from `folder` or the kernels' folder.
 
     Raise `OSError` if the compiler cannot build it, `UnusableFolder` if the folder is the reason,
     or `subprocess.TimeoutExpired`.
     """
+    return _open(variant, folder or kernels_folder(), ())
+
+
+def _open(variant: Variant, folder: Path | None, names: Sequence[str]) -> Kernels:
     assert variant.needs <= instruction_sets(), f"this CPU cannot run {variant.name}"
-    folder = folder or kernels_folder()
+    with _place(folder) as place:
+        paths = _provide(variant, [CORE, *names], place)
+        kernels = Kernels(paths[CORE], variant, folder)
+        kernels.need(*names)
+    return kernels
+
+
+@contextmanager
+def _place(folder: Path | None) -> Iterator[Path]:
+    """Give a folder for libraries. A loaded library no longer needs its file."""
+    if folder is not None:
+        yield folder
+        return
+    try:
+        temporary = tempfile.TemporaryDirectory(
+            prefix="piecework-kernels-", ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise UnusableFolder(str(error)) from error
+    with temporary as name:
+        yield Path(name)
+
+
+def shipped_library(variant: Variant, part: str = CORE) -> Path:
+    """Return the path in the package of a part that was compiled from these sources (`ship.py`)."""
+    made_from = [variant.name, variant.flags, FLAGS, part, all_sources()]
+    return parts.SOURCES / "shipped" / f"{_name(variant, part, made_from)}.so"
+
+
+def _kept_library(variant: Variant, folder: Path, part: str = CORE) -> Path:
+    """Return the path of a part that this machine's compiler makes. Raise `OSError` if there is
+    none.
+    """
     compiler = find_compiler()
-    openmp = find_openmp(compiler)
     made_from = [
         torch.__version__,
         variant.name,
         variant.flags,
-        _FLAGS,
+        FLAGS,
         compiler,
         version_of(compiler),
-        openmp,
-        _sources(),
+        find_openmp(compiler),
+        part,
+        all_sources(),
     ]
+    return folder / f"{_name(variant, part, made_from)}.so"
+
+
+def _name(variant: Variant, part: str, made_from: Sequence[object]) -> str:
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()
-    library = folder / f"{variant.name}-{key[:32]}.so"
-    with suppress(OSError):
-        return _load(library)
-    _remove_abandoned(folder)
-    ensure_room(folder, _BUILD_BYTES)
-    with locked(library.with_suffix(".lock")):
-        with suppress(OSError):
-            # Another process built it meanwhile.
-            return _load(library)
-        compile_variant(compiler, variant, openmp, library)
+    return f"{variant.name}-{part}-{key[:32]}"
+
+
+def _provide(variant: Variant, names: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Return the paths of libraries that can be loaded. Those that are missing are compiled into
+    `folder`.
+    """
+    found = {part: path for part in names if (path := _shipped(variant, part)) is not None}
+    if len(found) == len(names):
+        return found
+    kept = {part: _kept_library(variant, folder, part) for part in names if part not in found}
+    if folder.exists():
+        check_trusted(folder)
+    missing = [part for part, path in kept.items() if not _is_whole(path)]
+    if missing:
+        _remove_abandoned(folder)
+        ensure_room(folder, BUILD_BYTES)
+        lock = kept[missing[0]].with_suffix(".lock")
+        with locked(lock):
+            # Another process may have built them meanwhile.
+            missing = [part for part in missing if not _is_whole(kept[part])]
+            if missing:
+                compiler = find_compiler()
+                sources = {kept[part]: sources_of(part) for part in missing}
+                compile_libraries(compiler, variant, find_openmp(compiler), sources, lock.stem)
+    for path in kept.values():
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            raise UnusableFolder(f"what was built there cannot be loaded: {error}") from error
+    return found | kept
+
+
+def _shipped(variant: Variant, part: str) -> Path | None:
+    library = shipped_library(variant, part)
+    if not library.exists():
+        return None
     try:
-        return ctypes.CDLL(str(library))
+        open_to_all()
+        _load(library)
     except OSError as error:
-        raise UnusableFolder(f"what was built there cannot be loaded: {error}") from error
+        logger.warning("the CPU kernels that came with the package cannot be loaded: %s", error)
+        return None
+    return library
+
+
+def _is_whole(library: Path) -> bool:
+    """Return whether a kept library can be loaded. Raise `UnusableFolder` if another user wrote
+    it.
+    """
+    if library.exists():
+        check_trusted(library)
+    try:
+        _load(library)
+    except OSError:
+        return False
+    return True
 
 
 def _load(library: Path) -> ctypes.CDLL:
@@ -263,106 +316,16 @@ def _load(library: Path) -> ctypes.CDLL:
 
 def _remove_abandoned(folder: Path) -> None:
     """Remove folders of builds that were killed. Their locks are free."""
-    for left in folder.glob(f"*{_MAKING}*"):
-        if not is_held(folder / f"{left.name.partition(_MAKING)[0]}.lock"):
+    for left in folder.glob(f"*{MAKING}*"):
+        if not is_held(folder / f"{left.name.partition(MAKING)[0]}.lock"):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def compile_variant(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> None:
-    """Compile a variant into `library`. Raise `OSError` if the compiler fails, `UnusableFolder` if
-    the folder is the reason, or `subprocess.TimeoutExpired`.
-    """
-    with (
-        tempfile.TemporaryDirectory(
-            prefix=f"{library.stem}{_MAKING}", dir=library.parent
-        ) as folder,
-        ThreadPoolExecutor(choose_threads().number) as pool,
-    ):
-        # Keep the compiler's temporary files in the same folder, whose free space was checked.
-        environment = os.environ | {"TMPDIR": folder, "LC_ALL": "C"}
-        _check_flags(compiler, variant, environment)
-        print(f"building the CPU kernels ({variant.name})", file=sys.stderr, flush=True)
-        flags = [*_FLAGS, *variant.flags, *openmp.compile]
-        sources = sorted(_SOURCES.glob("*.cpp"), key=_place)
-        objects = [f"{folder}/{source.stem}.o" for source in sources]
-        header = pool.submit(_precompiled, compiler, flags, environment)
-
-        def make(number: int) -> None:
-            # The first file takes longest, so it does not wait for the header.
-            included = header.result() if number else []
-            source, made = str(sources[number]), objects[number]
-            _run([compiler, *flags, *included, "-c", source, "-o", made], environment)
-
-        list(pool.map(make, range(len(sources))))
-        unfinished = f"{folder}/{library.name}"
-        linked = ["-shared", *objects, *openmp.link, "-o", unfinished]
-        _run([compiler, *_FLAGS, *variant.flags, *linked], environment)
-        os.replace(unfinished, library)
-
-
-def _check_flags(compiler: str, variant: Variant, environment: dict[str, str]) -> None:
-    """Raise `OSError` if the compiler lacks a flag, as older compilers do for newer CPUs. Compiles
-    nothing.
-    """
-    _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull], environment)
-
-
-def _place(source: Path) -> tuple[int, int]:
-    """Sort key that puts long files first, so that no thread compiles a long file at the end."""
-    is_long = source.stem in _LONGEST
-    return (_LONGEST.index(source.stem) if is_long else len(_LONGEST)), -source.stat().st_size
-
-
-def _precompiled(compiler: str, flags: list[str], environment: dict[str, str]) -> list[str]:
-    """Return the flags that include the precompiled header, or none if it cannot be built."""
-    header = Path(environment["TMPDIR"]) / "kernels.h"
-    # ccache does not cache objects that use a precompiled header.
-    is_cached = Path(compiler).resolve().name == "ccache"
-    if is_cached or shutil.disk_usage(header.parent).free < _HEADER_BYTES:
-        return []
-    header.write_text(f'#include "{_SOURCES / _HEADER}"\n')
-    made = header.with_name("kernels.h.gch")
+def _has_flags(variant: Variant) -> bool:
+    """Return whether the compiler has the variant's flags. Raise `OSError` without a compiler."""
+    compiler = find_compiler()
     try:
-        _run([compiler, *flags, "-x", "c++-header", str(header), "-o", str(made)], environment)
-    except (OSError, subprocess.SubprocessError):
-        made.unlink(missing_ok=True)
-        return []
-    return ["-include", str(header)]
-
-
-def _run(command: list[str], environment: dict[str, str]) -> None:
-    # The limit also applies to child processes of the compiler, which would go on compiling if only
-    # the compiler were killed. A shell sets it, because code between fork and exec may deadlock in
-    # a process with threads.
-    limit = f'ulimit -t {_COMPILE_SECONDS} 2> /dev/null || :; exec "$@"'
-    began = time.monotonic()
-    result = subprocess.run(
-        ["sh", "-c", limit, "sh", *command],
-        capture_output=True,
-        text=True,
-        timeout=_BUILD_SECONDS,
-        env=environment,
-    )
-    if result.returncode == 0:
-        return
-    if time.monotonic() - began >= _COMPILE_SECONDS:
-        raise subprocess.TimeoutExpired(command, _COMPILE_SECONDS)
-    if full := next((reason for reason in _FULL if reason in result.stderr), None):
-        raise UnusableFolder(f"{environment['TMPDIR']}: {full}")
-    raise OSError(f"{command[0]} failed: {result.stderr.strip().partition(chr(10))[0]}")
-
-
-def find_compiler() -> str:
-    """Return the compiler's path. Raise `OSError` if there is none."""
-    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
-        if path := shutil.which(name):
-            return path
-    raise OSError("this machine has no C++ compiler")
-
-
-def _sources() -> list[tuple[str, str]]:
-    return sorted(
-        (str(path.relative_to(_SOURCES)), path.read_text())
-        for path in _SOURCES.rglob("*")
-        if path.suffix in (".cpp", ".h")
-    )
+        check_flags(compiler, variant, os.environ | {"TMPDIR": tempfile.gettempdir()})
+    except OSError:
+        return False
+    return True

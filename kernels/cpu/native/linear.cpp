@@ -170,9 +170,9 @@ void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most
       multiplier.prepare(linear, rows);
       shares.each(omp_get_thread_num(), omp_get_num_threads(), chunks * panels, [&](int item) {
         const int first = item / panels * size, last = std::min(first + size, count);
-        if (first < last)
-          multiplier.panel(linear, rows, item % panels, first, last,
-                           [&](int t, int n, const float* values, int width) { write(start + t, n, values, width); });
+        if (first >= last) return;
+        const Tile tile = multiplier.panel(linear, rows, item % panels, first, last);
+        tile.each([&](int t, const float* values) { write(start + first + t, tile.row, values, tile.count); });
       });
     }
   }

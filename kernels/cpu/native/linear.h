@@ -93,6 +93,18 @@ enum Way : int32_t { kFloats = 0, kDots = 1, kHalves = 2, kBytes = 3, kIntegers 
 template <class Number>
 constexpr int kRowsAtOnce = std::is_same_v<Number, half> ? 24 : kBlockRows;
 
+// Results of a panel: values [tokens][32], of which `count` count, for the rows of W from `row` on. They last until the multiplier's next ones.
+struct Tile {
+  float* values;
+  int tokens, row, count;
+
+  // work(token, values) for each token.
+  template <class Work>
+  void each(Work&& work) const {
+    for (int t = 0; t < tokens; ++t) work(t, values + static_cast<size_t>(t) * kPanel);
+  }
+};
+
 // What one thread needs beside the numbers themselves.
 class Multiplier {
  public:
@@ -103,14 +115,9 @@ class Multiplier {
   void prepare(const Linear&, const RowsOf<byte>&) {}
   void prepare(const Linear&, const RowsOf<GroupedColumns>&) {}
 
-  // Calls write(token, row, values, count), the results of `count` rows of W from `row` on, for the tokens [first, last).
-  template <class Number, class Write>
-  void panel(const Linear& linear, const RowsOf<Number>& x, int panel, int first, int last, Write write) {
-    if (linear.format != kMixed) return of_run(linear, panel, x, panel * kPanel, first, last, write);
-    int number = panel;
-    const Linear run = run_of(linear, number);
-    of_run(run, number, x, panel * kPanel, first, last, write);
-  }
+  // The products of one panel of W with the rows [first, last) of x (multiplier.cpp).
+  template <class Number>
+  Tile panel(const Linear& linear, const RowsOf<Number>& x, int panel, int first, int last);
 
  private:
   // Columns of a panel that lie in one block, and rows of x.
@@ -118,32 +125,8 @@ class Multiplier {
     int begin, columns, first, tokens;
   };
 
-  // The same of a panel whose rows are those of the layer from `row` on.
-  template <class Number, class Write>
-  void of_run(const Linear& linear, int panel, const RowsOf<Number>& x, int row, int first, int last, Write write) {
-    const int tokens = last - first;
-    const size_t size = static_cast<size_t>(tokens) * kPanel;
-    if (tile_.size() < size) tile_.resize(size);
-    const uint8_t* weight = linear.weight + panel * panel_bytes(linear.format, linear.columns);
-    const bool is_scaled = row_scales(linear.format, linear.columns) > 0, by_segments = linear.format == kFp8Blocks || x.groups > 1;
-    const int step = by_segments ? kScaledColumns : kColumnsAtOnce;
-    if (by_segments && part_.size() < size) part_.resize(size);
-    for (int begin = 0; begin < linear.columns; begin += step) {
-      const Span span{begin, std::min(step, linear.columns - begin), first, tokens};
-      multiply(linear, weight, x, span, by_segments ? part_.data() : tile_.data(), begin > 0 && !by_segments);
-      if (by_segments) scale(linear, weight, x, span, begin / step, part_.data(), begin > 0);
-    }
-    if (is_scaled && !by_segments) scale(linear, weight, x, Span{0, linear.columns, first, tokens}, 0, tile_.data(), false);
-    const int count = std::min(kPanel, linear.rows - row);
-    for (int t = 0; t < tokens; ++t) {
-      float* values = tile_.data() + static_cast<size_t>(t) * kPanel;
-      if constexpr (std::is_same_v<Number, half>)
-        for (int i = 0; i < count; ++i) values[i] *= x.factors[first + t];
-      if (linear.bias)
-        for (int i = 0; i < count; ++i) values[i] += to_float(linear.bias[row + i]);
-      write(first + t, row, values, count);
-    }
-  }
+  template <class Number>
+  Tile of_run(const Linear& linear, int panel, const RowsOf<Number>& x, int row, int first, int last);
 
   // to [tokens][32] = or += the products of a panel with rows of x.
   void multiply(const Linear& linear, const uint8_t* panel, const Rows& x, const Span& span, float* to, bool adds);
@@ -163,15 +146,7 @@ class Multiplier {
   // The tile = or += numbers [tokens][32] times the scales that a segment of columns has in W and in x.
   template <class Number>
   void scale(const Linear& linear, const uint8_t* panel, const RowsOf<Number>& x, const Span& span, int segment, const float* numbers,
-             bool adds) {
-    const float* by = scales_of_rows(linear, panel) + (linear.format == kFp8Blocks ? segment * kPanel : 0);
-    for (int t = 0; t < span.tokens; ++t, numbers += kPanel) {
-      const float factor = x.scale(span.first + t, segment);
-      float* to = tile_.data() + static_cast<size_t>(t) * kPanel;
-#pragma omp simd
-      for (int i = 0; i < kPanel; ++i) to[i] = (adds ? to[i] : 0.0f) + numbers[i] * factor * by[i];
-    }
-  }
+             bool adds);
 
   template <class Kind>
   void multiply_as(const uint8_t* weight, const Rows& x, const Span& span, float* to, bool adds);
@@ -198,44 +173,8 @@ class InputRows {
 
   InputRows(int tokens, float* memory, float* factors, float* scales) : tokens_(tokens), memory_(memory), factors_(factors), scales_(scales) {}
 
-  // work(rows) with the rows as the linear's way takes them.
-  template <class Work>
-  void as(const Linear& linear, Work&& work) {
-    const auto& [scale, group] = linear.input;
-    const float* scales = group == 0 ? nullptr : scale ? scale : scales_;
-    const int groups = group == 0 || scale ? 0 : linear.columns / group;
-    void* memory = memory_;
-    switch (way_of(linear, tokens_)) {
-      case kBytes: return work(RowsOf<byte>{static_cast<byte*>(memory), tokens_, nullptr, scales, groups});
-      case kIntegers: return work(RowsOf<GroupedColumns>{static_cast<GroupedColumns*>(memory), tokens_, nullptr, nullptr, 0, rounds_pairs(linear)});
-      // What the CPU lacks is no way of `way_of`, and would take long to compile.
-      case kHalves:
-        if constexpr (kHasHalves) work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_, scales, groups});
-        return;
-      case kDots:
-        if constexpr (kHasDots) work(RowsOf<bf16>{static_cast<bf16*>(memory), tokens_, nullptr, scales, groups});
-        return;
-      case kFloats: return work(Rows{memory_, tokens_, nullptr, scales, groups});
-    }
-  }
-
   // Reorders and quantises the row where the linear wants that.
-  void set(const Linear& linear, int t, const bf16* values) {
-    if (linear.order) {
-      static thread_local std::vector<bf16> ordered;
-      ordered.resize(linear.columns);
-      for (int k = 0; k < linear.columns; ++k) ordered[k] = values[linear.order[k]];
-      values = ordered.data();
-    }
-    as(linear, [&](auto rows) {
-      if constexpr (std::is_same_v<decltype(rows), RowsOf<byte>>)
-        rows.set(t, quantized<int8_t>(linear, rows.groups, t, values), linear.columns);
-      else if (linear.input.group && !std::is_same_v<decltype(rows), RowsOf<GroupedColumns>>)
-        rows.set(t, quantized<fp8>(linear, rows.groups, t, values), linear.columns);
-      else
-        rows.set(t, values, linear.columns);
-    });
-  }
+  void set(const Linear& linear, int t, const bf16* values);
 
   // Whether parts of a row may be set apart from one another, each of whole groups of 32 columns.
   bool takes_parts(const Linear& linear) const {
@@ -244,20 +183,21 @@ class InputRows {
   }
 
   // Columns [column, column + count) of the rows [first, last) of x, which begins with row 0.
-  void set_parts(const Linear& linear, int first, int last, int column, const bf16* x, int count) {
-    as(linear, [&](auto rows) {
-      for (int t = first; t < last; ++t) rows.set_part(t, column, x + static_cast<int64_t>(t) * linear.columns + column, count);
-    });
-  }
+  void set_parts(const Linear& linear, int first, int last, int column, const bf16* x, int count);
+
+  // To be called by each thread before its panels of a linear.
+  void prepare(const Linear& linear, Multiplier& multiplier) const;
+
+  // The products of one panel of W with all rows, as the linear's way makes them.
+  Tile panel(const Linear& linear, int panel, Multiplier& multiplier) const;
 
  private:
+  // work(rows) with the rows as the linear's way takes them.
+  template <class Work>
+  void as(const Linear& linear, Work&& work) const;
+
   template <class Number>
-  const Number* quantized(const Linear& linear, int groups, int t, const bf16* values) {
-    static thread_local std::vector<Number> numbers;
-    numbers.resize(linear.columns);
-    quantize(values, linear.columns, linear.input, numbers.data(), scales_ + static_cast<size_t>(t) * groups);
-    return numbers.data();
-  }
+  const Number* quantized(const Linear& linear, int groups, int t, const bf16* values);
 
   int tokens_;
   float *memory_, *factors_, *scales_;

@@ -63,28 +63,23 @@ class Mixture {
       return experts.weighs_input ? weighed(row, choice.weights[pairs_[pair]], experts.gate_up.columns) : row;
     };
     const auto closed = [&](int pair) { return activated_.data() + static_cast<int64_t>(pair) * width; };
-    products(team, phase, experts.gate_up, experts.count, panels, opened, [&](const Linear& linear, Own& own, const auto& rows, const Group& group, int i) {
-      if (!has_gates) {
-        own.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int, const float* values, int) {
-          square(values, activated_.data() + static_cast<int64_t>(group.first + t) * width + i * kPanel);
-        });
-        return;
-      }
-      own.gates.resize(kMostRows * kPanel);
-      own.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int, const float* values, int) {
-        std::memcpy(own.gates.data() + t * kPanel, values, kPanel * sizeof(float));
-      });
-      own.multiplier.panel(linear, rows, panels + i, 0, rows.tokens, [&](int t, int, const float* values, int) {
-        activate(own.gates.data() + t * kPanel, values, experts.limit, activated_.data() + static_cast<int64_t>(group.first + t) * width + i * kPanel);
+    products(team, phase, experts.gate_up, experts.count, panels, opened, [&](const Linear& linear, Own& own, const Group& group, int i) {
+      const InputRows rows = own.rows(group.size, linear.columns);
+      const auto to = [&](int t) { return activated_.data() + static_cast<int64_t>(group.first + t) * width + i * kPanel; };
+      const Tile first = rows.panel(linear, i, own.multiplier);
+      if (!has_gates) return first.each([&](int t, const float* values) { square(values, to(t)); });
+      own.gates.assign(first.values, first.values + static_cast<size_t>(first.tokens) * kPanel);
+      rows.panel(linear, panels + i, own.multiplier).each([&](int t, const float* values) {
+        activate(own.gates.data() + t * kPanel, values, experts.limit, to(t));
       });
     });
     const auto weight_of = [&](int pair) { return experts.weighs_input ? 1.0f : choice.weights[pair]; };
-    products(team, phase, experts.down, experts.count, hidden / kPanel, closed,
-             [&](const Linear& linear, Own& own, const auto& rows, const Group& group, int i) {
-               own.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int) {
-                 std::memcpy(results_.data() + static_cast<int64_t>(group.first + t) * hidden + n, values, kPanel * sizeof(float));
-               });
-             });
+    products(team, phase, experts.down, experts.count, hidden / kPanel, closed, [&](const Linear& linear, Own& own, const Group& group, int i) {
+      const Tile tile = own.rows(group.size, linear.columns).panel(linear, i, own.multiplier);
+      tile.each([&](int t, const float* values) {
+        std::memcpy(results_.data() + static_cast<int64_t>(group.first + t) * hidden + tile.row, values, kPanel * sizeof(float));
+      });
+    });
     team.each(phase, choice.tokens, [&](int t) {
       static thread_local std::vector<float> sums;
       sums.assign(hidden, 0.0f);
@@ -124,7 +119,7 @@ class Mixture {
     void take(const Linear& linear, const Group& group, Read read) {
       InputRows own = rows(group.size, linear.columns);
       for (int t = 0; t < group.size; ++t) own.set(linear, t, read(group.first + t));
-      own.as(linear, [&](auto x) { multiplier.prepare(linear, x); });
+      own.prepare(linear, multiplier);
     }
   };
 
@@ -138,7 +133,7 @@ class Mixture {
     return own;
   }
 
-  // work(linear, own, rows, group, i) for each of `panels` of every group's expert; read(pair) gives a row of x. Each thread lays out the
+  // work(linear, own, group, i) for each of `panels` of every group's expert; read(pair) gives a row of x. Each thread lays out the
   // rows of the groups whose panels it takes.
   template <class Read, class Work>
   void products(Team& team, int& phase, const Linear& all, int count, int panels, Read read, Work work) {
@@ -150,7 +145,7 @@ class Mixture {
       const Linear linear = of_expert(all, group.expert, count);
       if (prepared != number) mine.take(linear, group, read);
       prepared = number;
-      mine.rows(group.size, linear.columns).as(linear, [&](auto rows) { work(linear, mine, rows, group, item % panels); });
+      work(linear, mine, group, item % panels);
     });
   }
 

@@ -14,7 +14,8 @@ import torch
 from ... import recurrent_prompts, recurrent_steps
 from ...recurrent_steps import DeltaWeights, Mamba2Weights, ScanWeights, States, rows_of_numbers
 from ...state_plan import Prompts
-from .build import load_kernels
+from .build import load_part
+from .parts import RECURRENT
 from .quantize import pointers
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -64,7 +65,7 @@ def conv_step(
     slots: torch.Tensor,
 ) -> torch.Tensor:
     """See `recurrent_steps.conv_step`."""
-    library = load_kernels()
+    library = load_part(RECURRENT)
     if library is None or not _takes(x, states):
         return recurrent_steps.conv_step(x, weight, bias, states, slots)
     conv, out = _conv(x, weight, bias, states, slots, silu=False)
@@ -80,7 +81,7 @@ def mamba2_step(
     slots: torch.Tensor,
 ) -> torch.Tensor:
     """See `recurrent_steps.mamba2_step`."""
-    library = load_kernels()
+    library = load_part(RECURRENT)
     if library is None or not _takes(x, states.conv) or dt.dtype != x.dtype:
         return recurrent_steps.mamba2_step(x, dt, weights, states, slots)
     conv, _kept = _conv(x, weights.conv, weights.conv_bias, states.conv, slots, silu=True)
@@ -100,7 +101,7 @@ def gated_delta_step(
     slots: torch.Tensor,
 ) -> torch.Tensor:
     """See `recurrent_steps.gated_delta_step`."""
-    library = load_kernels()
+    library = load_part(RECURRENT)
     if library is None or not _takes(x, states.conv) or not b.dtype == a.dtype == x.dtype:
         return recurrent_steps.gated_delta_step(x, b, a, weights, states, slots)
     conv, _kept = _conv(x, weights.conv, None, states.conv, slots, silu=True)
@@ -121,7 +122,7 @@ def selective_scan_step(
     slots: torch.Tensor,
 ) -> torch.Tensor:
     """See `recurrent_steps.selective_scan_step`."""
-    library = load_kernels()
+    library = load_part(RECURRENT)
     if library is None or not all(_takes(x, each) for each in (dt, b, c)):
         return recurrent_steps.selective_scan_step(x, dt, b, c, weights, states, slots)
     out = torch.empty(x.shape, dtype=torch.float32)
@@ -139,7 +140,7 @@ def conv_prompts(
     prompts: Prompts,
 ) -> None:
     """See `recurrent_prompts.conv_prompts`."""
-    library = load_kernels()
+    library = load_part(RECURRENT)
     if library is None or not _takes(x, states) or not _takes(x, out):
         return recurrent_prompts.conv_prompts(x, weight, bias, out, states, prompts)
     conv, _ = _conv(x, weight, bias, states, prompts.slots, silu=False, out=out)
@@ -156,7 +157,7 @@ def mamba2_prompts(
     prompts: Prompts,
 ) -> None:
     """See `recurrent_prompts.mamba2_prompts`."""
-    library = load_kernels()
+    library = load_part(RECURRENT)
     if library is None or not all(_takes(x, each) for each in (states.conv, dt, out)):
         return recurrent_prompts.mamba2_prompts(x, dt, weights, out, states, prompts)
     bias = weights.conv_bias
@@ -177,7 +178,7 @@ def gated_delta_prompts(
     prompts: Prompts,
 ) -> None:
     """See `recurrent_prompts.gated_delta_prompts`."""
-    library = load_kernels()
+    library = load_part(RECURRENT)
     if library is None or not all(_takes(x, each) for each in (states.conv, b, a, out)):
         return recurrent_prompts.gated_delta_prompts(x, b, a, weights, out, states, prompts)
     conv, _ = _conv(x, weights.conv, None, states.conv, prompts.slots, silu=True, out=out)
@@ -198,7 +199,7 @@ def selective_scan_prompts(
     prompts: Prompts,
 ) -> None:
     """See `recurrent_prompts.selective_scan_prompts`."""
-    library = load_kernels()
+    library = load_part(RECURRENT)
     if library is None or not all(_takes(x, each) for each in (dt, b, c, out)):
         given = x, dt, b, c, weights, out, states, prompts
         return recurrent_prompts.selective_scan_prompts(*given)

@@ -15,8 +15,11 @@ import sys
 from collections.abc import Sequence
 
 from ...toolchain import is_clang
-from .build import VARIANTS, Variant, compile_variant, find_compiler, shipped_library
+from .build import shipped_library
+from .compiler import compile_libraries, find_compiler
 from .openmp import OpenMP
+from .parts import PARTS, sources_of
+from .variants import VARIANTS, Variant
 
 # Do not link OpenMP: the path of torch's library is known only where the package is installed.
 _OPENMP = OpenMP(("-fopenmp",))
@@ -50,16 +53,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _made(compiler: str, variant: Variant) -> bool:
-    library = shipped_library(variant)
+    libraries = {shipped_library(variant, part): sources_of(part) for part in PARTS}
+    folder = next(iter(libraries)).parent
     try:
-        library.parent.mkdir(exist_ok=True)
-        for other in library.parent.glob(f"{variant.name}-*"):
+        folder.mkdir(exist_ok=True)
+        for other in folder.glob(f"{variant.name}-*"):
             if other.is_dir():  # of a build that was killed
                 shutil.rmtree(other)
-            elif other != library:
+            elif other not in libraries:
                 other.unlink()
-        if not library.exists():
-            compile_variant(compiler, variant, _OPENMP, library)
+        missing = {path: sources for path, sources in libraries.items() if not path.exists()}
+        if missing:
+            compile_libraries(compiler, variant, _OPENMP, missing, variant.name)
     except (OSError, subprocess.SubprocessError) as error:
         print(f"{variant.name} is not shipped: {error}", file=sys.stderr)
         return False

@@ -188,18 +188,17 @@ class Forward {
   }
 
   // `done(i)`, if there is such, follows panel i.
-  void multiply(const Linear& linear, Input& rows, bf16* out, StepThread& thread, const Last& last, const Done& done = {}) {
-    rows.as(linear, [&](auto x) {
-      thread.multiplier.prepare(linear, x);
-      const auto work = [&](int i) {
-        thread.multiplier.panel(linear, x, i, 0, x.tokens, [&](int t, int n, const float* values, int count) {
-          bf16* to = row(out, t, linear.rows) + n;
-          for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
-        });
-        if (done) done(i);
-      };
-      team_.each(thread.phase, (linear.rows + kPanel - 1) / kPanel, work, std::cref(last));
-    });
+  void multiply(const Linear& linear, const Input& rows, bf16* out, StepThread& thread, const Last& last, const Done& done = {}) {
+    rows.prepare(linear, thread.multiplier);
+    const auto work = [&](int i) {
+      const Tile tile = rows.panel(linear, i, thread.multiplier);
+      tile.each([&](int t, const float* values) {
+        bf16* to = row(out, t, linear.rows) + tile.row;
+        for (int r = 0; r < tile.count; ++r) to[r] = rounded(values[r]);
+      });
+      if (done) done(i);
+    };
+    team_.each(thread.phase, (linear.rows + kPanel - 1) / kPanel, work, std::cref(last));
   }
 
   // Queries, keys and values: turned, and written to the cache, by who makes the last panel of a head. Work by whole heads takes longer on two
@@ -270,28 +269,27 @@ class Forward {
   // Gate and up rows of the same number are met together, so that neither is written.
   void open(const FeedForward& layer, StepThread& thread, const Last& last) {
     const int panels = layer.width() / kPanel;
-    thread.rows.x.as(layer.gate_up, [&](auto x) {
-      thread.multiplier.prepare(layer.gate_up, x);
-      const auto work = [&](int i) {
-        thread.multiplier.panel(layer.gate_up, x, i, 0, x.tokens, [&](int t, int, const float* values, int) {
-          float* gates = thread.gates.data() + t * kPanel;
-          if (layer.activation == kGeluTanh) {
+    const Input& x = thread.rows.x;
+    x.prepare(layer.gate_up, thread.multiplier);
+    const auto work = [&](int i) {
+      x.panel(layer.gate_up, i, thread.multiplier).each([&](int t, const float* values) {
+        float* gates = thread.gates.data() + t * kPanel;
+        if (layer.activation == kGeluTanh) {
 #pragma omp simd
-            for (int r = 0; r < kPanel; ++r) gates[r] = gelu_tanh(as_rounded(values[r]));
-          } else {
+          for (int r = 0; r < kPanel; ++r) gates[r] = gelu_tanh(as_rounded(values[r]));
+        } else {
 #pragma omp simd
-            for (int r = 0; r < kPanel; ++r) gates[r] = silu(as_rounded(values[r]));
-          }
-        });
-        thread.multiplier.panel(layer.gate_up, x, panels + i, 0, x.tokens, [&](int t, int, const float* values, int) {
-          const float* gates = thread.gates.data() + t * kPanel;
-          bf16* to = row(activated_, t, layer.width()) + i * kPanel;
+          for (int r = 0; r < kPanel; ++r) gates[r] = silu(as_rounded(values[r]));
+        }
+      });
+      x.panel(layer.gate_up, panels + i, thread.multiplier).each([&](int t, const float* values) {
+        const float* gates = thread.gates.data() + t * kPanel;
+        bf16* to = row(activated_, t, layer.width()) + i * kPanel;
 #pragma omp simd
-          for (int r = 0; r < kPanel; ++r) to[r] = rounded(gates[r] * as_rounded(values[r]));
-        });
-      };
-      team_.each(thread.phase, panels, work, std::cref(last));
-    });
+        for (int r = 0; r < kPanel; ++r) to[r] = rounded(gates[r] * as_rounded(values[r]));
+      });
+    };
+    team_.each(thread.phase, panels, work, std::cref(last));
   }
 
   // The experts of each token instead of one layer for all, and what all go through beside them.
@@ -337,20 +335,20 @@ class Forward {
       thread.rows.sampled.set(head, n, normalised(model_.norm, t, thread));
     });
     const int me = omp_get_thread_num();
-    thread.rows.sampled.as(head, [&](auto x) {
-      thread.multiplier.prepare(head, x);
-      const auto work = [&](int i) {
-        thread.multiplier.panel(head, x, i, 0, x.tokens, [&](int n, int first, const float* values, int count) {
-          if (!step_.logits) return likeliest_.meet(me, n, first, values, count);
-          float* to = step_.logits + static_cast<size_t>(n) * head.rows + first;
+    const Input& x = thread.rows.sampled;
+    x.prepare(head, thread.multiplier);
+    const auto work = [&](int i) {
+      const Tile tile = x.panel(head, i, thread.multiplier);
+      tile.each([&](int n, const float* values) {
+        if (!step_.logits) return likeliest_.meet(me, n, tile.row, values, tile.count);
+        float* to = step_.logits + static_cast<size_t>(n) * head.rows + tile.row;
 #pragma omp simd
-          for (int i = 0; i < count; ++i) to[i] = as_rounded(values[i]);
-        });
-      };
-      team_.each(thread.phase, (head.rows + kPanel - 1) / kPanel, work, [&] {
-        if (step_.logits) return;
-        for (int n = 0; n < step_.samples; ++n) step_.chosen[n] = likeliest_.token(n);
+        for (int i = 0; i < tile.count; ++i) to[i] = as_rounded(values[i]);
       });
+    };
+    team_.each(thread.phase, (head.rows + kPanel - 1) / kPanel, work, [&] {
+      if (step_.logits) return;
+      for (int n = 0; n < step_.samples; ++n) step_.chosen[n] = likeliest_.token(n);
     });
     if (!step_.draws) return;
     team_.each(thread.phase, step_.samples, [&](int n) {

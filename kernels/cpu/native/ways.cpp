@@ -31,7 +31,7 @@ double seconds() {
   double least = 1e9;
   for (int i = 0; i < kTimes; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    multiplier.panel(linear, rows, 0, 0, kTokens, [](int, int, const float*, int) {});
+    multiplier.panel(linear, rows, 0, 0, kTokens);
     least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   return least;

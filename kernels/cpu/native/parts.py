@@ -1,0 +1,53 @@
+"""The parts of the kernels: each is a library of its own, compiled when a model needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCES = Path(__file__).parent
+
+CORE = "core"  # What every model needs.
+RECURRENT = "recurrent"  # Layers with a recurrent state.
+_FILES = {RECURRENT: ("recurrent", "recurrent_prompts", "recurrent_scan")}
+PARTS = (CORE, *_FILES)
+# Files that take the longest to compile, longest first.
+_LONGEST = ("integers", "products", "step", "recurrent_prompts", "attention_bytes", "attention")
+
+
+class Source(NamedTuple):
+    """A file to compile, with macros that are defined meanwhile."""
+
+    path: Path
+    defines: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "-".join((self.path.stem, *(each.rpartition("=")[2] for each in self.defines)))
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Sort key that puts long files first, so that no thread compiles one at the end."""
+        name = self.path.stem
+        is_long = name in _LONGEST
+        return _LONGEST.index(name) if is_long else len(_LONGEST), -self.path.stat().st_size
+
+
+def sources_of(part: str) -> tuple[Source, ...]:
+    """Return the files of a part."""
+    names = _FILES.get(part)
+    if names is None:
+        others = {name for each in _FILES.values() for name in each}
+        return tuple(
+            Source(path) for path in sorted(SOURCES.glob("*.cpp")) if path.stem not in others
+        )
+    return tuple(Source(SOURCES / f"{name}.cpp") for name in names)
+
+
+def all_sources() -> list[tuple[str, str]]:
+    """Return the name and content of every file, for the hash that names a library."""
+    return sorted(
+        (str(path.relative_to(SOURCES)), path.read_text())
+        for path in SOURCES.rglob("*")
+        if path.suffix in (".cpp", ".h")
+    )

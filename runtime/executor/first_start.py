@@ -1,0 +1,54 @@
+"""Whether an engine serves before the kernels of its device are compiled.
+
+The server starts an engine process with `later`. If kernels are missing, that process computes with
+plain torch, and the server starts another one with `required`. When that process is ready, it takes
+over all requests. If the user sets the variable to `wait`, the first process compiles them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...kernels.platform import Platform
+from ..config.engine import EngineConfig
+from ..distributed.ranks import Ranks
+from ..files.folder import weight_files
+from ..process.parent import KERNELS
+
+# Larger weights take longer to load twice than the kernels take to compile.
+_MOST_BYTES = 2**30
+_UNPACKED = 4  # Bytes that plain torch needs for a byte of a GGUF file, at most.
+
+
+def awaits_kernels(config: EngineConfig, path: str, platform: Platform, ranks: Ranks) -> bool:
+    """Return whether this process computes without kernels that are not compiled yet.
+
+    A larger model waits for the kernels, and so does an engine whose results must not depend on the
+    time of the start, or that would publish the events of two prefix caches.
+    """
+    return (
+        os.environ.get(KERNELS) == "later"
+        and config.startup == "fast"
+        and config.attention_backend == "auto"
+        and not config.batch_invariant
+        and config.kv_events_config is None
+        and ranks.size == 1
+        and _bytes_of(Path(path), config) <= _MOST_BYTES
+        and platform.leave_out_kernels()
+    )
+
+
+def require_kernels(platform: Platform) -> None:
+    """Raise `ValueError` if this process replaces one without kernels, but has none either."""
+    if os.environ.get(KERNELS) == "required" and not platform.has_kernels(at_low_priority=True):
+        raise ValueError("the kernels cannot be compiled; the warning above says why")
+
+
+def _bytes_of(path: Path, config: EngineConfig) -> int:
+    """Return the bytes of the weights that plain torch multiplies."""
+    if config.load_format == "dummy":
+        return 0
+    if path.is_file():
+        return path.stat().st_size * _UNPACKED
+    return sum(each.stat().st_size for each in weight_files(path))
