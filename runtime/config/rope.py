@@ -67,7 +67,7 @@ def rope_fields(
         "rotary_dim": rotary_dim,
     }
     if rope_type == "yarn" and is_number(original) and is_number(rope["factor"]):
-        # Files for the original context only state it as the longest context.
+        # Some files state the original context as the longest one.
         fields["max_position_embeddings"] = max(longest, int(original * rope["factor"]))
     return fields
 
@@ -161,6 +161,6 @@ def gguf_rope(get: Callable[..., Any], factors: Mapping[str, list[float]]) -> di
         found = {member: get(key, 0.0, float) for key, member in _GGUF_YARN.items()}
         rope |= {member: value for member, value in found.items() if value}
         if "mscale_all_dim" in rope:
-            # Files do not hold it. llama.cpp uses this value.
+            # Files do not hold `mscale`. llama.cpp uses this value.
             rope["mscale"] = 1.0
     return rope

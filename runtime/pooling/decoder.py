@@ -37,7 +37,10 @@ class PooledDecoder(nn.Module):
             self.score = Linear(config.hidden_size, num_labels)
 
     def place_tensors(self, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        """Return tensors under the names of the modules. Those of decoders alone lack `model.`."""
+        """Return tensors under the names of the modules.
+
+        In checkpoints without an output head, names may lack `model.`.
+        """
         whole = [
             tensor._replace(name=f"model.{tensor.name.removeprefix('model.')}")
             for tensor in tensors

@@ -77,10 +77,10 @@ class PoolingFolder:
 
 
 def makes_vectors(path: str) -> bool:
-    """Whether a folder gives vectors or scores.
+    """Whether the model at a path gives vectors or scores.
 
-    It has `modules.json`, or an architecture that writes no text. False if this cannot be found
-    out.
+    A folder of such a model has `modules.json`, or an architecture that writes no text. Return
+    False if the files do not tell.
     """
     folder = Path(path)
     if folder.suffix == ".gguf":
@@ -232,9 +232,9 @@ def _labels(file: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
 def _classifier_activation(root: Path, content: Mapping[str, Any], labels: int) -> str:
     """Return the activation of a classifier.
 
-    For one number it is that of sentence-transformers' CrossEncoder, by the version that wrote the
-    folder. For several it is that of transformers' pipeline: softmax, unless a text may have
-    several labels.
+    For one number it is the one that a version of sentence-transformers' CrossEncoder has written,
+    by default the sigmoid. For several it is that of transformers' pipeline: softmax, unless a text
+    may have several labels.
     """
     if labels > 1:
         several = content.get("problem_type") == "multi_label_classification"

@@ -93,8 +93,9 @@ def read_gguf(path: Path) -> dict[str, Any]:
 def _classifier(
     path: Path, name: str, content: dict[str, Any], tensors: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the classifier. Files hold all of RoBERTa's head. The converter leaves out a part of
-    BERT's heads.
+    """Return the fields of a classifier.
+
+    Files hold all of RoBERTa's head. The converter leaves out a part of BERT's heads.
     """
     if name != "bert" or not {"cls.weight", "cls.output.weight"} <= set(tensors):
         raise ValueError(

@@ -43,7 +43,7 @@ class _Job:
 class PoolingScheduler:
     """Fills batches from all requests in turn, one input of each.
 
-    A batch ends when its tokens reach the budget.
+    A batch ends before the input that would exceed its budget of tokens.
     """
 
     def __init__(self, model: PoolingModel) -> None:
