@@ -76,8 +76,12 @@ class RichScreen:
             self._thinks = False
             self._console.print("\n")
         self._growing += printable(text)
-        done, self._growing = _complete_blocks(self._growing)
-        if done:
+        # Blocks are complete up to the last empty line outside of fenced code.
+        cut = self._growing.rfind("\n\n")
+        while cut > 0 and len(_FENCE.findall(self._growing[:cut])) % 2:
+            cut = self._growing.rfind("\n\n", 0, cut)
+        if cut > 0:
+            done, self._growing = self._growing[: cut + 2], self._growing[cut + 2 :]
             self._finish(done)
         if self._growing.strip():
             if self._live is None:
@@ -141,14 +145,6 @@ class _End:
         for line in lines[-max(1, console.size.height - 2) :]:
             yield from line
             yield Segment.line()
-
-
-def _complete_blocks(text: str) -> tuple[str, str]:
-    """Split a text after the last empty line outside of fenced code."""
-    cut = text.rfind("\n\n")
-    while cut > 0 and len(_FENCE.findall(text[:cut])) % 2:
-        cut = text.rfind("\n\n", 0, cut)
-    return (text[: cut + 2], text[cut + 2 :]) if cut > 0 else ("", text)
 
 
 def _history(path: Path) -> History:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from .client import ChatClient, ChatError, Part, Unavailable
 from .conversation import Conversation
@@ -111,16 +112,14 @@ class Session:
 
     def _parts(self, messages: list[dict[str, str]]) -> Iterator[Part]:
         """Yield the parts of an answer. If the server is unavailable, wait and retry once."""
+        ask = partial(self.client.answer, self.model, messages, self.conversation.settings)
         try:
-            yield from self._asked(messages)
+            yield from ask()
         except Unavailable:
             for seconds in self.client.wait(LONGEST_WAIT):
                 self.screen.status(f"waiting for the server: {seconds:.0f} s (Ctrl-C stops)")
             self.screen.status("")
-            yield from self._asked(messages)
-
-    def _asked(self, messages: list[dict[str, str]]) -> Iterator[Part]:
-        return self.client.answer(self.model, messages, self.conversation.settings)
+            yield from ask()
 
     def _system(self, text: str) -> None:
         self.conversation.system = text

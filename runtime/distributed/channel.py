@@ -76,7 +76,16 @@ class Leader:
         return value
 
     def gather_objects(self, value: T) -> list[T] | None:
-        return [value, *(self._answer(rank) for rank in range(1, self.size))]
+        values = [value]
+        for rank in range(1, self.size):
+            try:
+                kind, answer = pickle.loads(self._others[rank - 1].recv_bytes())
+            except (EOFError, OSError):
+                raise RankEnded(f"rank {rank} has ended") from None
+            if kind is Kind.FAILED:
+                raise ValueError(f"rank {rank}: {answer}")
+            values.append(answer)
+        return values
 
     def minimum(self, value: int) -> int:
         values = self.gather_objects(value)
@@ -108,15 +117,6 @@ class Leader:
                 ) from None
             except OSError:
                 raise RankEnded(f"rank {rank} has ended") from None
-
-    def _answer(self, rank: int) -> Any:
-        try:
-            kind, value = pickle.loads(self._others[rank - 1].recv_bytes())
-        except (EOFError, OSError):
-            raise RankEnded(f"rank {rank} has ended") from None
-        if kind is Kind.FAILED:
-            raise ValueError(f"rank {rank}: {value}")
-        return value
 
 
 class Follower:

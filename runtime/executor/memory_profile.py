@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import torch
 
-from ...compilation.capture import Graphs
 from ...compilation.histogram import LengthHistogram
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
@@ -57,7 +56,14 @@ def profile_memory(
         graphs = GraphRunner(model, platform, config, attention, seen, ranks)
         # Pieces take as much memory as the model recorded without them, which needs no compiler.
         graphs.use(BreakableForward(model) if graphs.prefill is not None else None)
-        to_come = sum(_capture_two(phase, platform) for phase in graphs.phases())
+        to_come = 0
+        for phase in graphs.phases():
+            beside = 0
+            for size in phase.pending()[:2]:
+                own = _own_bytes(platform)
+                phase.capture(size)
+                beside = max(0, _own_bytes(platform) - own)
+            to_come += beside * len(phase.pending())
         memory = platform.memory()
         compiler = platform.compiler_bytes if config.prefill_backend is Backend.PIECEWISE else 0
         kept = max(compiler, int(_HEADROOM * memory.total))
@@ -105,18 +111,6 @@ def _run_largest_steps(
     if logits is not None:
         sample(logits)
     platform.synchronize()
-
-
-def _capture_two(phase: Graphs, platform: Platform) -> int:
-    """Capture the two largest sizes. Return the bytes that all others will take beside the memory
-    that they share with these.
-    """
-    last = 0
-    for size in phase.pending()[:2]:
-        before = _own_bytes(platform)
-        phase.capture(size)
-        last = max(0, _own_bytes(platform) - before)
-    return last * len(phase.pending())
 
 
 def _own_bytes(platform: Platform) -> int:

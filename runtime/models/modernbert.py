@@ -139,6 +139,20 @@ class ModernBert(nn.Module):
                 f"layer_types must say {_GLOBAL} or {_LOCAL} of each layer; "
                 "download the model again"
             )
+        # Older files have theta for each kind of layer, newer ones have it in `rope_parameters`.
+        thetas = {}
+        for kind in (_GLOBAL, _LOCAL):
+            rope = (config.rope_parameters or {}).get(kind) or {}
+            if config.rope_scaling or rope.get("rope_type", "default") != "default":
+                raise ValueError(
+                    "rope scaling is not supported for ModernBERT; choose another model"
+                )
+            theta = rope.get("rope_theta", getattr(config, _THETA_NAMES[kind]))
+            if type(theta) not in (int, float) or theta <= 0:
+                raise ValueError(
+                    f"rope_theta must be more than 0, got {theta!r:.60}; choose another"
+                )
+            thetas[kind] = float(theta)
         names = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
         return {
             "norm_eps": float(config.norm_eps),
@@ -146,7 +160,7 @@ class ModernBert(nn.Module):
             "extra": {
                 **{name: bool(getattr(config, name)) for name in names},
                 "kinds": list(kinds),
-                "thetas": {kind: _theta(config, kind) for kind in (_GLOBAL, _LOCAL)},
+                "thetas": thetas,
                 # A token sees half of the window on each side, and itself.
                 "window": int(config.local_attention) // 2 + 1,
                 "classifier_pooling": config.classifier_pooling,
@@ -205,16 +219,3 @@ class ModernBert(nn.Module):
         extra = self.config.extra
         windows = [extra["window"] if kind == _LOCAL else None for kind in extra["kinds"]]
         return encoder_layouts(self.config, windows, dtype)
-
-
-def _theta(config: Any, kind: str) -> float:
-    """Return theta. Older files have one for each kind of layer, newer ones have them in
-    `rope_parameters`.
-    """
-    rope = (config.rope_parameters or {}).get(kind) or {}
-    if config.rope_scaling or rope.get("rope_type", "default") != "default":
-        raise ValueError("rope scaling is not supported for ModernBERT; choose another model")
-    theta = rope.get("rope_theta", getattr(config, _THETA_NAMES[kind]))
-    if type(theta) not in (int, float) or theta <= 0:
-        raise ValueError(f"rope_theta must be more than 0, got {theta!r:.60}; choose another")
-    return float(theta)

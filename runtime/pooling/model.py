@@ -66,7 +66,7 @@ class PoolingModel:
             self._stored_dtype() if config.dtype == "auto" else getattr(torch, config.dtype)
         )
         began = time.perf_counter()
-        # Decoders may have kernels for norms and rotations too.
+        # The attention backend decides which kernels multiply by packed weights.
         backend = self.platform.attention_backend()
         kernels = self.platform.linear_kernels(self.dtype, backend)
         place = self.dtype, self.device, kernels

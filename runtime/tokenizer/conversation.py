@@ -23,7 +23,18 @@ def conversation_text(templates: ChatTemplates, messages: Sequence[Message]) -> 
     """
     reads = template_reads(templates, tools=False)
     apply = partial(templates.render, tools=[] if reads.empty_tools else None)
-    plain = [_plain(message, index) for index, message in enumerate(messages)]
+    plain = []
+    for index, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str):
+            raise ValueError(f"messages[{index}] has no role; give system, user, assistant or tool")
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+            raise ValueError(
+                f"messages[{index}].content has a part that is not text; send only text"
+            )
+        role = "system" if role == "developer" else role
+        plain.append({**message, "role": role, "content": parts})
     told = linked(joined(plain, reads), reads)
     if not has_calls(told):
         return apply(in_order(told, reads))
@@ -33,17 +44,6 @@ def conversation_text(templates: ChatTemplates, messages: Sequence[Message]) -> 
             "messages, or send the conversation to a server, which tells them as text"
         )
     return text
-
-
-def _plain(message: Message, index: int) -> Message:
-    """The message with a role and parts that `joined` knows."""
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise ValueError(f"messages[{index}] has no role; give system, user, assistant or tool")
-    parts = [{"type": "text", "text": content or ""}] if not isinstance(content, list) else content
-    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise ValueError(f"messages[{index}].content has a part that is not text; send only text")
-    return {**message, "role": "system" if role == "developer" else role, "content": parts}
 
 
 def has_calls(messages: Sequence[Message]) -> bool:

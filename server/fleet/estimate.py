@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -83,17 +84,14 @@ def weight_bytes(member: MemberConfig) -> int:
     ][:_MOST_FILES]
     total = sum(each.stat().st_size for each in found if each.exists())
     if isinstance(member.server, ServerConfig) and member.server.engine.dtype != "float32":
-        total -= sum(map(_halved_bytes, (each for each in found if each.parent == path)))
+        for file in found:
+            if file.parent == path and file.suffix == ".safetensors":
+                with contextlib.suppress(ValueError, OSError):  # The loader reports the error.
+                    headers = read_header(file, quantized=True).values()
+                    total -= sum(
+                        2 * math.prod(each.shape) for each in headers if each.dtype == "F32"
+                    )
     return copies * total
-
-
-def _halved_bytes(file: Path) -> int:
-    """Return half of the bytes of the file's float32 tensors."""
-    try:
-        headers = read_header(file, quantized=True) if file.suffix == ".safetensors" else {}
-    except (ValueError, OSError):
-        return 0  # the loader reports the error
-    return sum(2 * math.prod(each.shape) for each in headers.values() if each.dtype == "F32")
 
 
 def check_room(members: Sequence[MemberConfig], memory: int) -> None:

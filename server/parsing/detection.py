@@ -7,6 +7,7 @@ thought, it is the format of thoughts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
@@ -67,8 +68,10 @@ def detect(templates: ChatTemplates, named: tuple[str, ...] | None = None) -> De
             return Detected(_first(readers, answers[0]), "")
     if any(_TOOL.name in answer for answer in answers):
         return Detected(generic, "the chat template writes tool calls in a format unknown here")
-    if hinted and _tells_tools(templates):
-        return Detected(hinted[0], "")
+    if hinted:
+        with contextlib.suppress(ChatTemplateError):
+            if _TOOL.name in _rendered(templates, [{"role": "user", "content": _QUESTION}]):
+                return Detected(hinted[0], "")
     return Detected(generic, "the chat template writes no tool calls")
 
 
@@ -126,14 +129,6 @@ def _rendered(
     return templates.render(
         messages, tools=[_TOOL.described()], add_generation_prompt=add_generation_prompt
     )
-
-
-def _tells_tools(templates: ChatTemplates) -> bool:
-    question = [{"role": "user", "content": _QUESTION}]
-    try:
-        return _TOOL.name in _rendered(templates, question)
-    except ChatTemplateError:
-        return False
 
 
 def _reads(form: ToolCallFormat, answers: Sequence[str]) -> bool:
