@@ -240,11 +240,12 @@ def test_the_parts_of_a_key_cost_a_start_next_to_nothing(tmp_path: Path) -> None
     it.
     """
     program = (
-        "import sys, time; import torch; from piecework.compilation.compiler import "
-        "InductorCompiler\n"
+        "import sys, time; start = time.process_time(); import torch; "
+        "from piecework.compilation.compiler import InductorCompiler\n"
         "began = time.process_time(); InductorCompiler().options(), "
         "InductorCompiler().toolchain()\n"
-        "assert time.process_time() - began < 0.5; assert not [name for name in sys.modules if "
+        "assert time.process_time() - began < 0.5 * (began - start)\n"
+        "assert not [name for name in sys.modules if "
         "name.startswith('torch._inductor')]"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -164,12 +164,14 @@ def test_a_pattern_that_backtracks_for_ever_is_cut_off() -> None:
     """Of all lists of a file together."""
     patterns = Patterns()
     matchers = [patterns.matcher(["re:(a|a|aa)+$", r"re:(.*a){25}b"]) for _ in range(20)]
-    began = time.process_time()
+    took = []
     for number in range(20):
+        began = time.process_time()
         with pytest.raises(ValueError, match="patterns take too long"):
             for _ in range(1000):
                 matchers[number]("a" * 200 + str(number))
-    assert time.process_time() - began < 10
+        took.append(time.process_time() - began)
+    assert sum(took[1:]) < 2 * took[0], "all lists have the time of one"
 
 
 MONSTERS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -53,12 +52,10 @@ async def test_what_nobody_waits_for_is_ended(monkeypatch: pytest.MonkeyPatch) -
     slow = asyncio.create_task(check('start: "b"'))
     process.send_signal(19)  # SIGSTOP: an answer that never comes
     await asyncio.sleep(0.2)
-    began = time.monotonic()
     slow.cancel()
     with pytest.raises(asyncio.CancelledError):
         await slow
-    process.wait(20)
-    assert time.monotonic() - began < 20
+    process.wait(60)
     await check('start: "c"')
 
 
