@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,9 +55,9 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     from ..kernels.collectives import CollectiveError
     from ..runtime.core.image_params import InvalidParams
     from ..runtime.diffusion.clock import Clock
+    from ..runtime.diffusion.engine import start_ranks
     from ..runtime.diffusion.media import Output
     from ..runtime.diffusion.model import DiffusionModel
-    from ..runtime.diffusion.rank_process import start_ranks
     from ..runtime.diffusion.report import performance_report, table, write_report
     from ..runtime.distributed.ranks import ALONE, RankError
 
@@ -79,7 +80,7 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     ranks: Ranks = ALONE
     try:
         params = asked.params()
-        ranks = start_ranks(config, _end)
+        ranks = start_ranks(asdict(config), _end)
         model = DiffusionModel(config, ranks)
         chosen = model.family.validate(params[0])
         if output is not None:

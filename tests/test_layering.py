@@ -37,8 +37,8 @@ WIRE_MODULES = {
     "runtime/engine/kv_publisher.py",
 }
 SERVING = {
-    "piecework.runtime.engine.text_process",
-    "piecework.runtime.pooling.engine_process",
+    "piecework.runtime.engine.text",
+    "piecework.runtime.pooling.engine",
     "piecework.runtime.llm",
 }
 MAKERS = {"piecework.compilation.piece_maker", "piecework.runtime.graphs.compile_pieces"}

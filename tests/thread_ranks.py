@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from piecework.kernels import collectives
-from piecework.runtime.distributed.ranks import Diverged
+from piecework.runtime.distributed.ranks import Diverged, EngineEnded
 
 T = TypeVar("T")
 _TIMEOUT = 60.0
@@ -95,6 +95,8 @@ class ThreadRanks:
 
     def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]:
         call: tuple[str, tuple[Any, ...]] = self.exchange(None)[0]
+        if call[0] == "end":
+            raise EngineEnded(None)
         return call
 
     def gather_objects(self, value: T) -> list[T] | None:

@@ -54,17 +54,15 @@ class ImageScheduler:
     Each `step` does one piece of work, and requests may be added or aborted between two of them:
     prepare the next image, run one denoising step of all images of one shape, or decode one image.
     Shapes take turns. Pipelines that run as a whole make one image per step. Before each of its
-    denoising steps `between_steps` is called, and requests may be aborted.
+    denoising steps `between_steps` is called, which may add and abort requests.
 
     An error of the pipeline ends only the image for which it was raised. An error of a broken
     device is raised.
     """
 
-    def __init__(
-        self, model: DiffusionModel, between_steps: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, model: DiffusionModel) -> None:
         self._model = model
-        self._between_steps = between_steps
+        self.between_steps: Callable[[], None] = lambda: None
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._outputs: list[ImageOutput] = []
@@ -190,7 +188,7 @@ class ImageScheduler:
         def watch(done: int, total: int) -> None:
             self._steps += 1
             job.reported = (done, total)
-            self._between_steps()
+            self.between_steps()
             if job not in self._running:
                 raise _Aborted
 

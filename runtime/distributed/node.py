@@ -20,23 +20,19 @@ from dataclasses import asdict
 
 from ..config.engine import EngineConfig
 from ..config.nodes import ranks_of
+from ..process.job import EXIT_USER_ERROR, RANK, Job, command
 from ..process.logs import set_up_logging
 from .sealed import read_key
 
 logger = logging.getLogger(__name__)
 
-_COMMAND = (
-    sys.executable,
-    "-m",
-    "piecework.runtime.process.parent",
-    "piecework.runtime.engine.rank_process",
-)
+_COMMAND = command(RANK, "piecework.runtime.engine.text")
 _POLL_SECONDS = 0.1
 _END_SECONDS = 10.0  # How long the other ranks may take to end after the first.
 _RESTART_SECONDS = 1.0  # Least time from one start to the next.
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 # Exit codes of ranks and of this process, except the last one: a rank could not reach rank 0.
-EXIT_ENDED, EXIT_ENGINE_GONE, EXIT_USER_ERROR, EXIT_NEVER_JOINED = 0, 1, 2, 3
+EXIT_ENDED, EXIT_ENGINE_GONE, EXIT_NEVER_JOINED = 0, 1, 3
 
 
 def run_node(config: EngineConfig, *, log_level: str, environment: Mapping[str, str]) -> int:
@@ -104,16 +100,7 @@ def _ranks(
                 env={**environment, **os.environ},
             )
             processes[rank] = process
-            job = {
-                "config": asdict(config),
-                "rank": rank,
-                "is_server": True,
-            }
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                line = json.dumps({**job, "log_level": log_level.upper()})
-                process.stdin.write(line.encode() + b"\n")
-                process.stdin.flush()
+            Job(settings=asdict(config), log_level=log_level.upper(), rank=rank).send(process)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield processes
     finally:

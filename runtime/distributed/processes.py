@@ -5,7 +5,6 @@ of other machines.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing import Pipe
@@ -31,6 +30,7 @@ from ...kernels.platform import Platform
 from ..config.engine import DIST_TIMEOUT, EngineConfig
 from ..files.resolve import resolve_model_path
 from ..loader.loader import read_model_config
+from ..process.job import EXIT_USER_ERROR, RANK, Job, command
 from ..process.parent import ENVIRONMENT
 from .channel import Channel, Follower, Leader, MakeGroup
 from .join import Hello, accept, await_ranks, hello, keep_to_interface, listen
@@ -39,10 +39,7 @@ from .sealed import Sealed, hung_up, read_key
 
 logger = logging.getLogger(__name__)
 
-_RANK_PROCESS = "piecework.runtime.engine.rank_process"
-KILLED_WITH_PARENT = "piecework.runtime.process.parent"
-EXIT_USER_ERROR = 2
-END = "end"  # The call that ends a rank.
+_TEXT = "piecework.runtime.engine.text"
 _END_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
 
@@ -88,7 +85,7 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
         nodes = {rank: rank // each for rank in range(each, config.tp_size)}
         others = OtherNodes(listen(config.dist_init_addr), key, here, nodes)
     return start_processes(
-        _RANK_PROCESS,
+        _TEXT,
         asdict(config),
         config.tp_size,
         when_lost,
@@ -98,36 +95,44 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
 
 
 def start_processes(
-    module: str,
-    config: dict[str, Any],
+    kind: str,
+    settings: dict[str, Any],
     size: int,
     when_lost: Callable[[str], None] | None = None,
     *,
     seconds: float = DIST_TIMEOUT,
     others: OtherNodes | None = None,
 ) -> Ranks:
-    """Start `size` ranks. Those other than 0 run `module`, whose job holds `config`.
+    """Start `size` ranks, except rank 0, of the engine that the module `kind` builds of `settings`.
 
     `seconds` is the timeout for a rank.
     """
     host = _LOOPBACK if others is None else others.listener.getsockname()[0]
     local_size = size - (0 if others is None else len(others.ranks))
-    processes = _Processes(module, when_lost)
+    processes = _Processes(kind, when_lost)
     with contextlib.ExitStack() as unless_started:
         if others is not None:
             unless_started.enter_context(others.listener)
             keep_to_interface(host)
         store, port = _make_store(host, size, seconds)
-        job = {"config": config, "size": size, "port": port, "seconds": seconds}
-        job |= {"local_size": local_size, "is_server": when_lost is None}
+        shared: dict[str, Any] = {
+            "settings": settings,
+            "size": size,
+            "local_size": local_size,
+            "port": port,
+            "timeout": seconds,
+            "is_server": when_lost is None,
+        }
+        level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
+        job = Job(log_level=level, host=host, **shared)
         unless_started.callback(processes.end)
         connections: list[Channel] = [
-            processes.start({**job, "rank": rank, "host": host}) for rank in range(1, local_size)
+            processes.start(replace(job, rank=rank)) for rank in range(1, local_size)
         ]
         if others is not None:
             joined = await_ranks(others.listener, others.key, others.here, others.ranks, seconds)
             for connection in joined:
-                accept(connection, job)
+                accept(connection, shared)
             processes.joined(joined, others.ranks)
             connections += joined
         for channel in connections:
@@ -144,25 +149,19 @@ def _limit_sending(connection: Channel, seconds: float) -> None:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def follower(job: dict[str, Any], leader: Channel | None = None) -> Follower:
+def follower(job: Job, leader: Channel | None = None) -> Follower:
     """Return the `Ranks` of a rank other than 0.
 
-    `job` is the rank's job. `leader` is the connection to a rank 0 on another machine.
+    `leader` is the connection to a rank 0 on another machine.
     """
+    if leader is None:
+        assert job.connection is not None
+        leader = Connection(job.connection)
     store = TCPStore(
-        job["host"],
-        job["port"],
-        job["size"],
-        is_master=False,
-        timeout=timedelta(seconds=job["seconds"]),
+        job.host, job.port, job.size, is_master=False, timeout=timedelta(seconds=job.timeout)
     )
-    return Follower(
-        job["rank"],
-        job["size"],
-        leader or Connection(job["connection"]),
-        _group_maker(store, job["seconds"]),
-        local_size=job["local_size"],
-    )
+    make_group = _group_maker(store, job.timeout)
+    return Follower(job.rank, job.size, leader, make_group, local_size=job.local_size)
 
 
 def _group_maker(store: Any, seconds: float) -> MakeGroup:
@@ -198,29 +197,29 @@ def _make_store(host: str, size: int, seconds: float) -> tuple[Any, int]:
 class _Processes:
     """The other ranks: processes on this machine, and connections to ranks of other machines."""
 
-    def __init__(self, module: str, when_lost: Callable[[str], None] | None) -> None:
-        self._module = module
+    def __init__(self, kind: str, when_lost: Callable[[str], None] | None) -> None:
+        self._kind = kind
         self._when_lost, self._ending = when_lost, False
         self._running: list[tuple[subprocess.Popen[bytes], Channel]] = []
         self._joined: Sequence[Sealed] = ()
 
-    def start(self, job: dict[str, Any]) -> Channel:
+    def start(self, job: Job) -> Channel:
         """Start a rank, give it its job and return the connection to it."""
         ours, theirs = Pipe()
         # The kernel kills the rank with the thread that starts it. A thread of a user of `LLM` may
         # end before the engine does.
         lasting = threading.current_thread() is threading.main_thread()
         process = subprocess.Popen(
-            (sys.executable, "-m", *[KILLED_WITH_PARENT] * lasting, self._module),
+            command(RANK, self._kind, lasting=lasting),
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
             close_fds=True,
             env={**ENVIRONMENT, **os.environ},
         )
-        give_job(process, {**job, "connection": theirs.fileno()})
+        replace(job, connection=theirs.fileno()).send(process)
         theirs.close()
         self._running.append((process, ours))
-        watch = partial(self._watch, job["rank"], process)
+        watch = partial(self._watch, job.rank, process)
         threading.Thread(target=watch, name="rank", daemon=True).start()
         return ours
 
@@ -258,7 +257,12 @@ class _Processes:
         code = process.wait()
         # Rank 0 receives errors that the user can correct by the connection.
         if not self._ending and code != EXIT_USER_ERROR:
-            self._lost(f"rank {rank} {how_ended(code)}", killed=code == -signal.SIGKILL)
+            how = (
+                f"was ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended unexpectedly (exit code {code})"
+            )
+            self._lost(f"rank {rank} {how}", killed=code == -signal.SIGKILL)
 
     def _watch_connection(self, name: str, connection: Sealed) -> None:
         peer = connection.peer
@@ -284,20 +288,3 @@ class _Processes:
         if killed:
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
-
-
-def give_job(process: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
-    """Write the job of a rank to its standard input, as a line."""
-    assert process.stdin is not None
-    level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
-    # If the process has ended already, its exit code says so.
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps({**job, "log_level": level}).encode() + b"\n")
-        process.stdin.flush()
-
-
-def how_ended(code: int) -> str:
-    """Return how a process ended, by its exit code."""
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended unexpectedly (exit code {code})"

@@ -22,7 +22,7 @@ from .graph_startup import GraphStartup
 
 
 class Engine(NamedTuple):
-    """The parts of an engine.
+    """The parts of a language model's engine.
 
     The caller advances `startup` between batches until nothing is pending, and stops it at the end.
     """

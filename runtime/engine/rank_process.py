@@ -1,6 +1,6 @@
-"""The process of a rank other than 0: `python -m piecework.runtime.engine.rank_process`.
+"""The process of a rank other than 0: `python -m piecework.runtime.engine.rank_process KIND`.
 
-The first line of its standard input is its job. The rank repeats the calls of rank 0 and ends when
+`KIND` is the name of a module (`kind.Kind`). The rank repeats the calls of rank 0 and ends when
 rank 0 ends. A rank of another machine joins rank 0 first. It prints errors that the user can
 correct to its standard output, for the process that started it.
 """
@@ -14,24 +14,29 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn, Protocol, cast
 
 from ...kernels.collectives import CollectiveError
 from ..config.engine import EngineConfig
 from ..config.nodes import split_address
 from ..distributed.join import hello, join, keep_to_interface
 from ..distributed.node import EXIT_NEVER_JOINED
-from ..distributed.processes import END, EXIT_USER_ERROR, follower
+from ..distributed.processes import follower
 from ..distributed.ranks import EngineEnded, RankEnded
 from ..distributed.sealed import Sealed, hung_up, read_key
+from ..process.job import EXIT_USER_ERROR, Job
 from ..process.logs import set_up_logging
-from ..process.parent import end_with_parent, read_line
-from .build import Engine, build_engine
+from .kind import Kind, RankedEngine
 
 logger = logging.getLogger(__name__)
 
 # Settings of each node. Rank 0 decides all others.
 _OWN = ("model_path", "tokenizer_path", "num_threads", "cpu_bind", "node_rank", "dist_key_file")
+# After rank 0 has gone, a rank has this time to find out why.
+_LAST_MESSAGE_SECONDS = 3.0
 
 
 class Calls(Protocol):
@@ -40,48 +45,35 @@ class Calls(Protocol):
     def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]: ...
 
 
-def follow(engine: Engine, calls: Calls, within: float | None = None) -> None:
-    """Repeat the calls of rank 0 on this rank's engine until rank 0 ends.
+def follow(engine: RankedEngine, ranks: Calls, within: float | None = None) -> NoReturn:
+    """Repeat the calls of rank 0 on this rank's engine. Raise `EngineEnded` when rank 0 ends.
 
-    `within` is the timeout in seconds for the next call while there are requests. None means that
-    rank 0 may pause between two steps.
+    `within` is the timeout in seconds for a call that the engine expects. None means that rank 0
+    may pause between two steps.
     """
-    core, runner, startup = engine
-    handlers: dict[str, Callable[..., Any]] = {
-        "add": core.add,
-        "abort": core.abort,
-        "flush_cache": core.flush_cache,
-        "step": core.step,
-        "advance": startup.follow,
-        "give_back_memory": runner.give_back_memory,
-    }
+    calls = engine.calls
     while True:
-        call, arguments = calls.next_call(within if core.has_work else None)
-        if call == END:
-            return
-        handlers[call](*arguments)
+        name, arguments = ranks.next_call(within if engine.expects_step else None)
+        calls[name](*arguments)
 
 
-def main() -> int:
-    # Signals may reach the whole process group, but only rank 0 decides when ranks end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    job = json.loads(read_line())
-    rank = job["rank"]
+def run_rank(find: Callable[[], Kind]) -> int:
+    """Read the job, build the engine of this rank and follow rank 0. Return the exit code.
+
+    `find` imports the kind of the engine.
+    """
+    kind, job = Job.read(find)
     # Rank 0 logs what all ranks would log.
-    set_up_logging(job["log_level"] if job["log_level"] == "DEBUG" else "ERROR", rank=rank)
-    end_with_parent()
+    set_up_logging("DEBUG" if job.log_level == "DEBUG" else "ERROR", rank=job.rank)
     try:
-        return _follow(job)
+        return _follow(kind, job)
     except EngineEnded as error:
-        if error.reason is not None:
-            return _say(job, error.reason)
-        return 0
+        return 0 if error.reason is None else _say(job, error.reason)
     except RankEnded as error:
         logger.info("%s", error)
     except CollectiveError as error:
         logger.error("%s", error)
-        if 0 in error.missing and job["is_server"] and "connection" in job:
+        if 0 in error.missing and job.is_server and job.connection is not None:
             # Rank 0 may be stopped (SIGSTOP), and would then ignore all other signals.
             os.kill(os.getppid(), signal.SIGKILL)
     except Exception as error:
@@ -89,11 +81,11 @@ def main() -> int:
     return 1
 
 
-def _follow(job: dict[str, Any]) -> int:
-    """Join rank 0, build the engine and follow rank 0. Return the exit code."""
+def _follow(kind: Kind, job: Job) -> int:
+    """Build the engine and follow rank 0. Return the exit code if that is not possible."""
     leader = None
     try:
-        if "connection" not in job:
+        if job.connection is None:
             leader, job = _join(job)
     except TimeoutError as error:
         _say(job, str(error))
@@ -102,24 +94,23 @@ def _follow(job: dict[str, Any]) -> int:
         return _say(job, str(error))
     ranks = follower(job, leader)
     try:
-        engine = build_engine(EngineConfig(**job["config"]), progress=False, ranks=ranks)
+        engine = kind.build(job.settings, ranks)
     except ValueError as error:
         ranks.fail(str(error))
         return _say(job, str(error))
     # An engine in the process of a user (`LLM`) may pause between two steps.
-    follow(engine, ranks, job["seconds"] if job["is_server"] else None)
-    return 0
+    follow(cast(RankedEngine, engine), ranks, job.timeout if job.is_server else None)
 
 
-def _join(job: dict[str, Any]) -> tuple[Sealed, dict[str, Any]]:
+def _join(job: Job) -> tuple[Sealed, Job]:
     """Join rank 0. Return the connection to it, and the job with the settings that it sent."""
-    config = EngineConfig(**job["config"])
+    config = EngineConfig(**job.settings)
     assert config.dist_init_addr is not None
     host, _ = split_address(config.dist_init_addr)
-    leader, answer = join(
+    leader, shared = join(
         config.dist_init_addr,
         read_key(config.dist_key_file),
-        hello(config, job["rank"]),
+        hello(config, job.rank),
         config.dist_timeout,
     )
     keep_to_interface(leader.address)
@@ -131,27 +122,23 @@ def _join(job: dict[str, Any]) -> tuple[Sealed, dict[str, Any]]:
         os._exit(1)
 
     threading.Thread(target=watch, name="rank 0", daemon=True).start()
-    settings = answer["config"] | {name: job["config"][name] for name in _OWN}
-    return leader, {**job, **answer, "config": settings, "host": host}
+    settings = shared["settings"] | {name: job.settings[name] for name in _OWN}
+    return leader, replace(job, **{**shared, "settings": settings, "host": host})
 
 
-# After rank 0 has gone, a rank has this time to find out why.
-_LAST_MESSAGE_SECONDS = 3.0
-
-
-def _say(job: dict[str, Any], reason: str) -> int:
+def _say(job: Job, reason: str) -> int:
     """Return the exit code of an error that the user can correct.
 
     On another machine than rank 0's, print the reason for the process that started this rank. On
     rank 0's machine, rank 0 gets it by the connection.
     """
-    if "connection" not in job:
+    if job.connection is None:
         print(json.dumps(reason), flush=True)
     return EXIT_USER_ERROR
 
 
 if __name__ == "__main__":
     # At the interpreter's regular exit, a process group may wait for other ranks.
-    code = main()
+    code = run_rank(partial(import_module, sys.argv[1]))
     sys.stderr.flush()
     os._exit(code)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import shutil
@@ -18,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...runtime.core.messages import ToEngine
-from ...runtime.engine.process import DUMP_SIGNAL
 from ...runtime.process.ipc import encode
+from ...runtime.process.job import DUMP_SIGNAL, Job
 from ...runtime.process.message_socket import MessageSocket
 
 logger = logging.getLogger(__name__)
@@ -97,12 +96,8 @@ class EngineConnection:
         process reads as JSON.
         """
         self._process = process
-        assert process.stdin is not None
-        # If the process has already ended, its exit code is read below.
-        with contextlib.suppress(BrokenPipeError):
-            job = [dataclasses.asdict(config), self._path, log_level]
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
+        settings = dataclasses.asdict(config)
+        Job(settings=settings, log_level=log_level, socket=self._path).send(process)
         self._handle = handle
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
         try:
@@ -113,6 +108,7 @@ class EngineConnection:
                 await asyncio.sleep(0)
         finally:
             self._stop_receiving()
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         return code

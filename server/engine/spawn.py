@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
+from ...runtime.process.job import ENGINE, command
 from ...runtime.process.parent import ENVIRONMENT, KERNELS
 
-_PARENT, _ENGINE = "piecework.runtime.process.parent", "piecework.runtime.engine.process"
-_PROCESS = (sys.executable, "-m", _PARENT, _ENGINE)
-LANGUAGE_MODEL = (*_PROCESS, "piecework.runtime.engine.text_process")
-DIFFUSION_PIPELINE = (*_PROCESS, "piecework.runtime.diffusion.engine_process")
-POOLING_MODEL = (*_PROCESS, "piecework.runtime.pooling.engine_process")
+LANGUAGE_MODEL = command(ENGINE, "piecework.runtime.engine.text")
+DIFFUSION_PIPELINE = command(ENGINE, "piecework.runtime.diffusion.engine")
+POOLING_MODEL = command(ENGINE, "piecework.runtime.pooling.engine")
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 

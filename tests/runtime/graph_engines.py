@@ -16,7 +16,8 @@ from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.messages import Shutdown, StepOutput
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.build import Engine, build_engine
-from piecework.runtime.engine.text_process import EngineProcess
+from piecework.runtime.engine.loop import Loop
+from piecework.runtime.engine.text import TextEngine
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.process.ipc import decode, encode
 from piecework.runtime.process.mailbox import Mailbox
@@ -99,7 +100,7 @@ class Inbox:
 
     def serve(self, engine: Engine) -> dict[str, list[int]]:
         self.startup_pending = lambda: engine.startup.pending
-        EngineProcess(engine, Mailbox(cast("Any", self))).run()
+        Loop(TextEngine(engine), Mailbox(cast("Any", self))).run()
         return self.tokens
 
     def poll(self, patience: int | None) -> bool:

@@ -15,7 +15,7 @@ POISON = 500
 """A token that ends the engine's process."""
 POISONED_ENGINE = f"""
 import os, sys
-from piecework.runtime.engine import process, text_process
+from piecework.runtime.engine import process, text
 from piecework.runtime.engine.core import EngineCore
 
 plain_step = EngineCore.step
@@ -26,7 +26,7 @@ def step(self):
     return plain_step(self)
 
 EngineCore.step = step
-sys.exit(process.run_engine(lambda: text_process.build))
+sys.exit(process.run_engine(lambda: text))
 """
 PROMPTS = [[1 + (7 * i + j) % 300 for j in range(5 + 3 * i)] for i in range(6)]
 

@@ -15,7 +15,8 @@ from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core.messages import ToEngine
 from piecework.runtime.distributed.ranks import ALONE
 from piecework.runtime.engine.build import Engine
-from piecework.runtime.engine.text_process import EngineProcess
+from piecework.runtime.engine.loop import Loop
+from piecework.runtime.engine.text import TextEngine
 from piecework.runtime.process.ipc import decode, encode
 from piecework.runtime.process.mailbox import Mailbox
 from piecework.server.engine.client import EngineClient
@@ -39,7 +40,8 @@ class EngineInProcess(EngineClient):
         startup = SimpleNamespace(pending=False)
         socket = cast(Any, SimpleNamespace(send=self._to_server))
         engine = Engine(self.core, cast(Any, shell), cast(Any, startup))
-        self._process = EngineProcess(engine, Mailbox(socket))
+        self._engine = TextEngine(engine)
+        self._loop = Loop(self._engine, Mailbox(socket))
 
     def _to_engine(self, message: ToEngine) -> None:
         self._inbox.append(encode(message))
@@ -51,9 +53,8 @@ class EngineInProcess(EngineClient):
     def step(self) -> None:
         taken, self._inbox[:] = list(self._inbox), []
         for frames in taken:
-            self._process._handle(decode(frames))
-        if self.core.has_work:
-            self._process._mailbox.send(self._process._step())
+            self._loop.handle(decode(frames))
+        self._loop._send(self._engine.step())
         self.core.check()
 
     def deliver(self) -> None:

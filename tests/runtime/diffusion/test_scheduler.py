@@ -311,7 +311,8 @@ def test_a_pipeline_that_runs_whole_is_left_between_its_steps(pixart: Path) -> N
             scheduler.abort(["leaves"])
             scheduler.add(asked("comes", seed=3))
 
-    scheduler = ImageScheduler(model, between_steps)
+    scheduler = ImageScheduler(model)
+    scheduler.between_steps = between_steps
     scheduler.add(asked("leaves", num_inference_steps=20))
     outputs = finish(scheduler)
     assert list(outputs) == ["comes"] and steps == 3 + 2

@@ -26,11 +26,12 @@ from piecework.runtime.core.image_params import DiffusionParams, InvalidParams
 from piecework.runtime.core.messages import GenerateImage, ImageOutput
 from piecework.runtime.diffusion import ulysses
 from piecework.runtime.diffusion.config import DiffusionConfig
+from piecework.runtime.diffusion.engine import DiffusionEngine, start_ranks
 from piecework.runtime.diffusion.media import to_bytes
 from piecework.runtime.diffusion.model import DiffusionModel
-from piecework.runtime.diffusion.rank_process import follow, start_ranks
 from piecework.runtime.diffusion.scheduler import ImageScheduler
 from piecework.runtime.distributed.ranks import Alone, RankEnded
+from piecework.runtime.engine.rank_process import follow
 
 TOLERANCE = 1e-3
 ASKED: dict[str, Any] = {
@@ -55,7 +56,7 @@ class Rank(Alone):
         if self.rank == 0:
             self.calls.put((name, arguments))
 
-    def next_call(self) -> tuple[str, tuple[Any, ...]]:
+    def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]:
         call = self.calls.get(timeout=60)
         if call is None:
             raise RankEnded
@@ -140,7 +141,7 @@ def test_a_server_s_ranks_do_what_its_first_does(pipeline_folder: Folder) -> Non
         model.ranks.calls = calls  # type: ignore[attr-defined]
         if model.ranks.rank == 1:
             with pytest.raises(RankEnded):
-                follow(model, model.ranks)  # type: ignore[arg-type]
+                follow(DiffusionEngine(model), model.ranks)  # type: ignore[arg-type]
             return []
         scheduler, outputs = ImageScheduler(model), list[ImageOutput]()
         coming = {0: params[0], 2: params[1], 3: odd, 4: params[2]}
@@ -179,7 +180,7 @@ def test_every_rank_gives_memory_back(
             calls.put(None)
             return
         with pytest.raises(RankEnded):
-            follow(model, model.ranks)  # type: ignore[arg-type]
+            follow(DiffusionEngine(model), model.ranks)  # type: ignore[arg-type]
 
     on_ranks(2, pipeline_folder("flux"), work)
     assert sorted(Counter(given).values()) == [2, 2]
@@ -212,19 +213,18 @@ def test_heads_that_ranks_do_not_divide_are_refused_before_a_rank_starts(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", pytest.fail)
     with pytest.raises(ValueError, match=text):
-        start_ranks(DiffusionConfig(model_path=str(pipeline_folder(family)), num_gpus=size))
+        start_ranks({"model_path": str(pipeline_folder(family)), "num_gpus": size})
 
 
 def test_a_pipeline_of_diffusers_own_call_is_refused(pixart: Path) -> None:
-    config = DiffusionConfig(model_path=str(pixart), ulysses_degree=2)
     with pytest.raises(ValueError, match=r"--ulysses-degree supports FluxPipeline, .*PixArtSigma"):
-        start_ranks(config)
+        start_ranks({"model_path": str(pixart), "ulysses_degree": 2})
 
 
 def test_prompts_that_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
     folder = make_pipeline_folder(tmp_path, "flux", Size(heads=3))
     with pytest.raises(ValueError, match="3 does not divide the 512 tokens of a prompt"):
-        start_ranks(DiffusionConfig(model_path=str(folder), num_gpus=3))
+        start_ranks({"model_path": str(folder), "num_gpus": 3})
 
 
 def test_a_diffusers_that_is_too_old_is_refused(
@@ -232,7 +232,7 @@ def test_a_diffusers_that_is_too_old_is_refused(
 ) -> None:
     monkeypatch.setattr(ulysses, "version", lambda name: "0.41.2.dev0")
     with pytest.raises(ValueError, match=r"needs diffusers 0\.42 or newer, and this is 0\.41\.2"):
-        start_ranks(DiffusionConfig(model_path=str(pipeline_folder("flux")), num_gpus=2))
+        start_ranks({"model_path": str(pipeline_folder("flux")), "num_gpus": 2})
 
 
 def test_two_numbers_of_ranks_are_refused() -> None:

@@ -14,7 +14,6 @@ from piecework.kernels.collectives import CollectiveError
 from piecework.runtime.distributed import processes
 from piecework.runtime.distributed.channel import Follower, Leader
 from piecework.runtime.distributed.ranks import Diverged, EngineEnded, RankEnded
-from piecework.runtime.engine.build import Engine
 from piecework.runtime.engine.rank_process import follow
 
 
@@ -81,11 +80,11 @@ def test_rank_0_may_take_its_time_where_there_is_no_request(has_work: bool) -> N
     class Calls:
         def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]:
             given.append(within)
-            return processes.END, ()
+            raise EngineEnded(None)
 
     given: list[float | None] = []
-    nothing = Mock()
-    follow(Engine(Mock(has_work=has_work), nothing, nothing), Calls(), 7.0)
+    with pytest.raises(EngineEnded):
+        follow(Mock(expects_step=has_work), Calls(), 7.0)
     assert given == [7.0 if has_work else None]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import NoReturn, TypeVar
@@ -28,9 +29,11 @@ from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core.engine_info import GraphInfo
 from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.distributed.ranks import EngineEnded
 from piecework.runtime.engine import graph_startup as startup
 from piecework.runtime.engine.build import Engine, build_engine
 from piecework.runtime.engine.rank_process import follow
+from piecework.runtime.engine.text import TextEngine
 from piecework.runtime.executor import step
 from piecework.runtime.graphs import prefill
 from piecework.runtime.llm import LLM, Completion
@@ -64,7 +67,8 @@ def lead_two(
                 finally:
                     ranks.close()
             engines.append(build_engine(config, progress=False, ranks=ranks))
-            follow(engines[0], ranks)
+            with suppress(EngineEnded):
+                follow(TextEngine(engines[0]), ranks)
             return None
 
         answer = on_ranks(ranks, on_rank)[0]

@@ -4,6 +4,7 @@ and one that does something else is found before it computes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,11 @@ from toy_runner import ToyRunner, assert_idle, continuation, make_core, tokens
 from piecework.kernels.collectives import Group
 from piecework.runtime.core.generation import GenerateRequest, TokenOutput
 from piecework.runtime.core.sampling_params import SamplingParams
-from piecework.runtime.distributed.ranks import Diverged
+from piecework.runtime.distributed.ranks import Diverged, EngineEnded
 from piecework.runtime.engine.build import Engine
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.rank_process import follow
+from piecework.runtime.engine.text import TextEngine
 
 
 class RankRunner(ToyRunner):
@@ -44,8 +46,10 @@ class RankRunner(ToyRunner):
 
 
 def follow_core(core: EngineCore, ranks: ThreadRanks) -> None:
-    nothing: Any = SimpleNamespace(follow=None, give_back_memory=None)
-    follow(Engine(core, nothing, nothing), ranks)
+    runner: Any = SimpleNamespace(ranks=ranks, give_back_memory=None)
+    startup: Any = SimpleNamespace(follow=None)
+    with suppress(EngineEnded):
+        follow(TextEngine(Engine(core, runner, startup)), ranks)
 
 
 def request(rid: str, prompt: list[int], count: int, arrival: float = 0.0) -> GenerateRequest:

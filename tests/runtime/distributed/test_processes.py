@@ -78,10 +78,10 @@ def test_four_processes_over_gloo_answer_as_one_process_does_with_a_quantised_mo
 
 
 STARTS = {
-    "rank": "from piecework.runtime.distributed.processes import _Processes\n"
-    "_Processes('slow', None).start({'rank': 1})\n",
+    "rank": "from piecework.runtime.distributed.processes import Job, _Processes\n"
+    "_Processes('slow', None).start(Job(settings={}, log_level='info', rank=1))\n",
     "engine": "from piecework.server.engine.spawn import LANGUAGE_MODEL, spawn\n"
-    "process = spawn((*LANGUAGE_MODEL[:-2], 'slow'))\n",
+    "process = spawn((*LANGUAGE_MODEL[:-1], 'slow'))\n",
 }
 
 

@@ -21,10 +21,11 @@ from piecework.runtime.core.messages import (
 )
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.distributed.ranks import ALONE
-from piecework.runtime.engine import text_process
+from piecework.runtime.engine import text
 from piecework.runtime.engine.build import Engine
 from piecework.runtime.engine.core import EngineCore
-from piecework.runtime.engine.text_process import EngineProcess
+from piecework.runtime.engine.loop import Loop
+from piecework.runtime.engine.text import TextEngine
 from piecework.runtime.process.heartbeat import BEAT_MS
 from piecework.runtime.process.ipc import decode, encode
 from piecework.runtime.process.mailbox import Mailbox
@@ -72,7 +73,7 @@ def run(
     )
     startup = SimpleNamespace(pending=False, stop=lambda: None)
     engine = Engine(core, cast("Any", shell), cast("Any", startup))
-    EngineProcess(engine, Mailbox(cast("Any", client))).run()
+    Loop(TextEngine(engine), Mailbox(cast("Any", client))).run()
 
 
 def asked(rid: str, count: int) -> GenerateRequest:
@@ -86,7 +87,7 @@ def test_an_engine_without_work_has_told_its_last_figures(
     count: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a request came and went within one step: none was there before or after."""
-    monkeypatch.setattr(text_process, "_STATS_SECONDS", 3600.0)
+    monkeypatch.setattr(text, "_STATS_SECONDS", 3600.0)
     core, _ = make_core(overlap=overlap)
     told = serve(core, [asked(str(n), count) for n in range(3)])
     assert told == core.stats() and told.generation_tokens_total == 3 * count

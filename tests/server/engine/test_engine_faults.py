@@ -186,7 +186,7 @@ async def test_requests_that_cannot_be_given_to_the_next_life_end_and_the_others
 CHATTY_ENGINE = """
 import sys
 import msgspec
-from piecework.runtime.engine import process, text_process
+from piecework.runtime.engine import process, text
 from piecework.runtime.process.mailbox import Mailbox
 from piecework.runtime.core.messages import StepOutput
 
@@ -205,7 +205,7 @@ def send(self, message):
         plain_send(self, message)
 
 Mailbox.send = send
-sys.exit(process.run_engine(lambda: text_process.build))
+sys.exit(process.run_engine(lambda: text))
 """
 
 
@@ -315,9 +315,10 @@ async def until_ready(client: httpx.AsyncClient) -> None:
 async def test_a_model_that_cannot_be_built_is_tried_once(model: str, fault: str) -> None:
     """The same fault would come at each start."""
     script = (
-        "from piecework.runtime.engine.process import run_engine\n"
+        "from piecework.runtime.engine import process, text\n"
         f"def build(*_):\n    raise {fault}('of a library')\n"
-        "raise SystemExit(run_engine(lambda: build))"
+        "text.build = build\n"
+        "raise SystemExit(process.run_engine(lambda: text))"
     )
     client = engine_of(model, command=(sys.executable, "-c", script))
     await client.start()

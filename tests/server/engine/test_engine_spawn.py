@@ -16,7 +16,13 @@ import psutil
 import pytest
 from tiny_models import make_tiny_model
 
-from piecework.server.engine.spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL, spawn, spawned
+from piecework.server.engine.spawn import (
+    DIFFUSION_PIPELINE,
+    LANGUAGE_MODEL,
+    POOLING_MODEL,
+    spawn,
+    spawned,
+)
 
 
 def test_a_process_that_nobody_gave_a_job_ends_with_the_block() -> None:
@@ -34,7 +40,9 @@ def test_signals_are_held_back_until_the_process_ignores_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [LANGUAGE_MODEL, DIFFUSION_PIPELINE], ids=["language model", "diffusion pipeline"]
+    "command",
+    [LANGUAGE_MODEL, POOLING_MODEL, DIFFUSION_PIPELINE],
+    ids=["text", "vectors", "images"],
 )
 def test_without_a_job_it_ends_when_its_parent_does(command: tuple[str, ...]) -> None:
     process = spawn(command)

@@ -64,13 +64,13 @@ def script(folder: Path, fault: str) -> tuple[str, ...]:
     """The command of an engine process with this in it."""
     file = folder / "engine.py"
     file.write_text(
-        "import os, signal, sys, time\nfrom piecework.runtime.engine import process, text_process\n"
+        "import os, signal, sys, time\nfrom piecework.runtime.engine import loop, process, text\n"
         f"{fault}\n{_RUN}"
     )
     return (sys.executable, str(file))
 
 
-_RUN = "sys.exit(process.run_engine(lambda: text_process.build))\n"
+_RUN = "sys.exit(process.run_engine(lambda: text))\n"
 
 
 async def until(condition: Any, seconds: float = 60.0) -> None:
@@ -227,7 +227,7 @@ async def test_a_process_that_is_stopped_while_it_starts_is_started_again(
 @pytest.mark.slow
 async def test_an_engine_that_always_hangs_is_given_up(model: str, tmp_path: Path) -> None:
     """However long the watchdog waits each time."""
-    fault = "text_process.EngineProcess._receive = lambda self: time.sleep(600)"
+    fault = "loop.Loop._receive = lambda *_: time.sleep(600)"
     config = EngineConfig(
         model_path=model, max_total_tokens=512, num_threads=1, disable_cuda_graph=True
     )

@@ -27,7 +27,7 @@ FAULTY_ENGINE = f"""
 import os, signal, sys
 import torch
 from piecework.runtime.engine import process
-from piecework.runtime.diffusion import engine_process
+from piecework.runtime.diffusion import engine
 from piecework.runtime.diffusion.flux import Flux
 
 plain_predict = Flux.predict
@@ -42,7 +42,7 @@ def predict(self, states):
     return plain_predict(self, states)
 
 Flux.predict = predict
-sys.exit(process.run_engine(lambda: engine_process.build))
+sys.exit(process.run_engine(lambda: engine))
 """
 
 

@@ -24,7 +24,7 @@ POISON = 17
 FAULTY_ENGINE = f"""
 import os, sys
 from piecework.runtime.engine import process
-from piecework.runtime.pooling import engine_process
+from piecework.runtime.pooling import engine
 from piecework.runtime.pooling.model import PoolingModel
 
 plain_run = PoolingModel.run
@@ -35,7 +35,7 @@ def run(self, inputs):
     return plain_run(self, inputs)
 
 PoolingModel.run = run
-sys.exit(process.run_engine(lambda: engine_process.build))
+sys.exit(process.run_engine(lambda: engine))
 """
 
 

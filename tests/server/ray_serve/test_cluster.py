@@ -76,7 +76,7 @@ def engines() -> list[psutil.Process]:
         process
         for replica in replicas()
         for process in replica.children()
-        if "text_process" in " ".join(process.cmdline())
+        if "engine.process" in " ".join(process.cmdline())
     ]
 
 

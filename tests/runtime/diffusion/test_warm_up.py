@@ -1,29 +1,22 @@
-"""The engine process of a diffusion pipeline before it is ready: what it warms up, and what it then
-says of itself.
-"""
+"""The engine of a diffusion pipeline before it is ready: the sizes that it warms up."""
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 from diffusion_pipelines import Folder
-from idle_mailbox import idle_mailbox
 
-from piecework.kernels.platform import Platform
 from piecework.runtime.core.image_params import DiffusionParams
 from piecework.runtime.core.messages import DiffusionInfo
 from piecework.runtime.diffusion.config import DiffusionConfig
-from piecework.runtime.diffusion.engine_process import DiffusionProcess
+from piecework.runtime.diffusion.engine import DiffusionEngine
 from piecework.runtime.diffusion.model import DiffusionModel, OutOfMemory
-from piecework.runtime.process.mailbox import Mailbox
 
 
 def start(folder: Folder, **settings: object) -> DiffusionInfo:
     config = DiffusionConfig(
         model_path=str(folder("flux")), num_threads=1, max_batch_size=2, **settings
     )  # type: ignore[arg-type]
-    return DiffusionProcess(config, Mailbox(cast("Any", None))).ready().info
+    return DiffusionEngine(DiffusionModel(config)).ready().info
 
 
 def test_every_size_of_an_image_and_of_a_batch_is_warmed_up(
@@ -70,15 +63,3 @@ def test_a_warm_up_that_does_not_fit_the_memory_is_left_out(
 
     monkeypatch.setattr(DiffusionModel, "warm_up", fail)
     assert start(pipeline_folder, warmup=True).warm_up_seconds == 0
-
-
-def test_memory_is_given_back_after_loading_and_once_at_rest(
-    pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[bool] = []
-    monkeypatch.setattr(Platform, "give_back_memory", lambda self: given.append(True))
-    config = DiffusionConfig(model_path=str(pipeline_folder("flux")), num_threads=1)
-    process = DiffusionProcess(config, idle_mailbox(4))
-    assert len(given) == 1
-    process.run()
-    assert len(given) == 2

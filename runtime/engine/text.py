@@ -1,0 +1,153 @@
+"""The engine of a language model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..cache.kv_events import KVEventsConfig
+from ..config.engine import EngineConfig
+from ..core.forward_context import call_on_each_layer
+from ..core.generation import GenerateRequest
+from ..core.messages import (
+    CacheFlushed,
+    EngineChanged,
+    EngineReady,
+    FlushCache,
+    FromEngine,
+    StartProfile,
+    StepOutput,
+    StopProfile,
+)
+from ..distributed import processes
+from ..distributed.ranks import Ranks
+from .build import Engine, build_engine
+from .compiling import CompilingRequests
+from .kind import Work
+from .profiling import Profiler
+
+_STARTUP_POLL_MS = 20  # How long to wait for a message before the next portion of the start-up.
+_COMPILING_POLL_MS = 2  # The same while a request waits for its grammar.
+_STATS_SECONDS = 0.1  # Largest age of the server's metrics of a busy engine.
+
+
+class TextEngine:
+    """Requests that wait for their grammar, the engine core, and its start-up between steps.
+
+    `publish` publishes the changes of the prefix cache. It is called after each step.
+    """
+
+    def __init__(self, parts: Engine, publish: Callable[[], None] = lambda: None) -> None:
+        self._core, self._runner, self._startup = parts
+        self.ranks: Ranks = self._runner.ranks
+        self._publish = publish
+        self._compiling = CompilingRequests(self._core.grammars)
+        self._sent_load, self._stats_due = (0, 0), 0.0
+        self._profiler = Profiler()
+
+    def ready(self) -> EngineReady:
+        return EngineReady(info=self._runner.info())
+
+    def connect(self, beat: Callable[[], None], pause: Callable[[], None]) -> None:
+        call_on_each_layer(beat)
+
+    def work(self) -> Work | None:
+        may_build = self._startup.pending
+        if self._core.has_work:
+            return Work("computing a step", may_build)
+        if self._compiling.pending:
+            return Work("compiling a grammar", may_build, _COMPILING_POLL_MS)
+        return Work("loading graphs", may_build, _STARTUP_POLL_MS) if may_build else None
+
+    def handle(self, message: Any) -> Iterator[FromEngine]:
+        match message:
+            case GenerateRequest():
+                if not self._compiling.takes(message):
+                    self._core.add(message)
+            case FlushCache():
+                freed = self._core.flush_cache()
+                # Before the answer, because the caller may read the metrics at once.
+                yield self.report()
+                yield CacheFlushed(freed_tokens=freed)
+            case StartProfile():
+                yield self._profiler.start(message)
+            case StopProfile():
+                yield self._profiler.stop()
+
+    def abort(self, rids: list[str]) -> None:
+        self._compiling.drop(rids)
+        self._core.abort(rids)
+
+    def step(self) -> Iterator[FromEngine]:
+        for message in self._compiling.ready():
+            self._core.add(message)
+        if self._core.has_work:
+            yield self._step()
+            if self._profiler.is_running:
+                self._profiler.step()
+        if not self._core.has_work:
+            self._runner.rest()
+        if self._startup.pending:
+            self._startup.advance(busy=self._core.has_work)
+            if not self._startup.pending:
+                yield EngineChanged(info=self._runner.info())
+        self._publish()
+
+    def _step(self) -> StepOutput:
+        """Compute a step.
+
+        Metrics take as long as the rest of the message. They are added if requests were added or
+        removed, if no step follows, or if the last metrics are older than `_STATS_SECONDS`.
+        """
+        output, load, now = self._core.step(), self._core.load, time.monotonic()
+        if load == self._sent_load and now < self._stats_due and self._core.has_work:
+            return output
+        self._sent_load, self._stats_due = load, now + _STATS_SECONDS
+        return replace(output, stats=self._core.stats())
+
+    def report(self) -> StepOutput:
+        return StepOutput(outputs=[], stats=self._core.stats())
+
+    def give_back_memory(self) -> None:
+        self._runner.give_back_memory()
+
+    def close(self) -> None:
+        self._compiling.close()
+        self._startup.stop()
+        self._runner.close()
+
+    @property
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        return {
+            "add": self._core.add,
+            "abort": self._core.abort,
+            "flush_cache": self._core.flush_cache,
+            "step": self._core.step,
+            "advance": self._startup.follow,
+            "give_back_memory": self._runner.give_back_memory,
+        }
+
+    @property
+    def expects_step(self) -> bool:
+        return self._core.has_work
+
+
+def start_ranks(settings: dict[str, Any]) -> Ranks:
+    return processes.start_ranks(EngineConfig(**settings))
+
+
+def build(settings: dict[str, Any], ranks: Ranks) -> TextEngine:
+    config, leads = EngineConfig(**settings), ranks.rank == 0
+    events, publish = None, lambda: None
+    if leads and config.kv_events_config is not None:
+        events_config = KVEventsConfig.parse(config.kv_events_config)
+        if events_config.is_on:
+            # Needs ZeroMQ, which other ranks may lack.
+            from .kv_publisher import KVPublisher
+
+            publisher = KVPublisher(events_config, config.replica)
+            events, publish = publisher.events, publisher.publish
+    parts = build_engine(config, progress=leads, ranks=ranks, kv_events=events)
+    return TextEngine(parts, publish)
