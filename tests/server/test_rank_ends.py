@@ -160,7 +160,7 @@ def test_ranks_that_end_again_and_again_lose_nothing(model: str) -> None:
             interrupt(server, *last, expected)
             server.process.terminate()
             code, _, said = server.finish()
-        assert code == 0 and said.count("starting it again") == 2
+        assert code == 0 and said.count("restarting it") == 2
         assert said.count("rank 1 was ended by SIGKILL, and the engine with it") == 1
         late = "rank 1 did not come within 2 s (--dist-timeout)"
         assert (late in said) == (life == 0)
