@@ -1,8 +1,8 @@
-"""Writes whole diffusers pipelines with random weights, tiny by default: `python -m
-piecework.lab.diffusion_tiny FAMILY FOLDER`.
+"""Writes diffusers pipelines with random weights: `python -m piecework.lab.diffusion_tiny FAMILY
+FOLDER`.
 
-Every file that a published pipeline has is there and real, tokenizers too; only what the weights
-know is missing. Same arguments, same bytes.
+All files of a published pipeline are there, including tokenizers. They are tiny by default. The
+same arguments give the same bytes.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Size:
 
     @property
     def rope_axes(self) -> tuple[int, int, int]:
-        """How a head's dimensions are shared between frame, row and column, as 16:56:56 of 128 in
-        FLUX and Qwen-Image.
+        """The dimensions of a head for frame, row and column, in the proportions of FLUX and
+        Qwen-Image (16:56:56).
         """
         frame = max(2, self.head_dim // 8 // 2 * 2)
         rest = self.head_dim - frame
@@ -80,7 +80,7 @@ class Size:
 
 
 def make_flux(size: Size) -> Any:
-    """FLUX.1-dev in small: CLIP and T5, guidance embedded, double and single blocks."""
+    """Make a small FLUX.1-dev: CLIP and T5, embedded guidance, double and single blocks."""
     transformer = FluxTransformer2DModel(
         in_channels=4 * _LATENT_CHANNELS,
         num_layers=size.blocks,
@@ -138,7 +138,7 @@ def make_flux(size: Size) -> Any:
 
 
 def make_qwen_image(size: Size) -> Any:
-    """Qwen-Image in small: a Qwen2.5-VL text encoder, true classifier-free guidance."""
+    """Make a small Qwen-Image: a Qwen2.5-VL text encoder, true classifier-free guidance."""
     transformer = QwenImageTransformer2DModel(
         in_channels=4 * _LATENT_CHANNELS,
         out_channels=_LATENT_CHANNELS,
@@ -190,7 +190,9 @@ def make_qwen_image(size: Size) -> Any:
 
 
 def make_wan(size: Size) -> Any:
-    """Wan 2.2 in small: two transformers, of which the second takes the steps of little noise."""
+    """Make a small Wan 2.2: two transformers, of which the second takes the steps with little
+    noise.
+    """
 
     def transformer() -> Any:
         return WanTransformer3DModel(
@@ -239,7 +241,7 @@ FAMILIES: dict[str, Callable[[Size], Any]] = {
 def make_pipeline_folder(
     path: Path, family: str, size: Size | None = None, *, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """Write a pipeline's folder; returns its path."""
+    """Write a pipeline's folder and return its path."""
     size = size or Size()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(size.seed)
@@ -257,9 +259,7 @@ def make_pipeline_folder(
 
 @torch.no_grad()
 def _draw_weights(module: torch.nn.Module) -> None:
-    """Weights that keep the size of what passes through them, so that every part of the pipeline
-    shows in the pixels.
-    """
+    """Draw weights that keep the scale of activations, so that every part affects the pixels."""
     for name, weight in module.named_parameters():
         if weight.ndim >= 2 and not name.endswith("scale_shift_table"):
             fan_in = weight[0].numel() if "embedding" not in name and "shared" not in name else 1

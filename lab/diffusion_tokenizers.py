@@ -1,8 +1,8 @@
-"""Small real tokenizers for the tiny pipelines, built in place: CLIP's, T5's and Qwen2's kinds.
+"""Small tokenizers for the tiny pipelines, of CLIP's, T5's and Qwen2's kinds.
 
-Their vocabularies are the bytes or letters and the words of a few sentences, put together by rule:
-the libraries' own trainers break ties by the order of a hash table, so that no two runs would give
-the same files.
+Their vocabularies are bytes or letters and the words of a few sentences, merged by a fixed rule.
+The trainers of the libraries break ties by the order of a hash table, so their files differ between
+runs.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _END = "</w>"
 
 
 def clip_tokenizer() -> Any:
-    """Lower-cased BPE whose words end in `</w>`, at most 77 tokens."""
+    """Return a lower-case BPE tokenizer whose words end in `</w>`, with at most 77 tokens."""
     letters = sorted(ByteLevel.alphabet())
     words = [[*word[:-1], word[-1] + _END] for word in _words(_TEXT.lower())]
     vocab, merges = _merged([*letters, *(letter + _END for letter in letters)], words)
-    # Text models take the end's id to be the largest.
+    # Text models expect the largest id at the end.
     special = {"<|startoftext|>": len(vocab), "<|endoftext|>": len(vocab) + 1}
     return CLIPTokenizer(vocab=vocab | special, merges=merges, model_max_length=CLIP_LENGTH)
 
 
 def t5_tokenizer() -> Any:
-    """Unigram pieces in SentencePiece's spelling, `</s>` at the end."""
+    """Return a unigram tokenizer with SentencePiece's spelling and `</s>` at the end."""
     counts = Counter(_words(_TEXT))
     total = sum(counts.values())
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
@@ -62,8 +62,8 @@ def t5_tokenizer() -> Any:
 
 
 def qwen_tokenizer() -> Any:
-    """Byte-level BPE with the markers of a chat."""
-    # ByteLevel spells a space as this letter.
+    """Return a byte-level BPE tokenizer with the marks of a chat."""
+    # ByteLevel writes a space as this letter.
     words = [list(word) for plain in _words(_TEXT) for word in (plain, f"Ġ{plain}")]
     vocab, merges = _merged(["<|endoftext|>", *sorted(ByteLevel.alphabet())], words)
     tokenizer = Qwen2Tokenizer(vocab=vocab, merges=merges, model_max_length=QWEN_LENGTH)
@@ -80,8 +80,8 @@ def _words(text: str) -> list[str]:
 def _merged(
     alphabet: Iterable[str], words: Iterable[list[str]]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A BPE vocabulary and its merges: each word is put together from its beginning, letter by
-    letter, while there is room.
+    """Return a BPE vocabulary and its merges. Each word is merged letter by letter from its
+    beginning, while there is room.
     """
     vocab = {token: number for number, token in enumerate(dict.fromkeys(alphabet))}
     merges: dict[tuple[str, str], None] = {}

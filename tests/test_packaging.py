@@ -172,3 +172,4 @@ def test_a_wheel_has_the_kernels_sources_and_what_was_compiled_of_them(tmp_path:
     sources = [*(ROOT / native.partition("/")[2]).rglob("*.cpp")]
     sources += (ROOT / native.partition("/")[2]).rglob("*.h")
     assert {f"piecework/{path.relative_to(ROOT)}" for path in sources} <= {*names}
+    assert not [name for name in names if name.startswith(("piecework/lab", "piecework/tests"))]

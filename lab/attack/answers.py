@@ -1,4 +1,4 @@
-"""Attacks by answers: much work for one answer, large answers to small requests, unread answers."""
+"""Attacks by answers: expensive answers, large answers to small requests, unread answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SAMPLES = 128
 
 
 async def _description(arena: Arena) -> None:
-    """Ask for the description of the API several times at once; the first asks make it."""
+    """Request the description of the API several times at once. The first requests make it."""
     await together(arena.ask("GET", path) for path in ("/openapi.json", "/docs") for _ in range(8))
 
 
 async def _charsets(arena: Arena) -> None:
-    """Forms whose texts need decoders that are slow, or give what is no text."""
+    """Send forms whose texts need slow decoders, or decoders that return no text."""
     await together(
         [
             *[_form(arena, "punycode", b"file", b"a" * 400_000) for _ in range(4)],
@@ -74,9 +74,9 @@ async def _longest_token(arena: Arena) -> int:
 
 
 async def _many_alternatives(arena: Arena) -> None:
-    """Ask for megabytes of log-probabilities in bodies of a hundred bytes, and do not read them.
+    """Request megabytes of log-probabilities in bodies of a hundred bytes, and do not read them.
 
-    Some ask for more than an answer may hold, some for exactly as many.
+    Some requests exceed the limit of an answer, and some are exactly at it.
     """
     bodies = [
         {"prompt": "Hi", "max_tokens": tokens, "n": _SAMPLES, "ignore_eos": True}
@@ -97,7 +97,7 @@ async def _many_alternatives(arena: Arena) -> None:
 
 
 async def _counted_again(arena: Arena) -> None:
-    """Streams of many samples that tell their usage with every chunk."""
+    """Request streams of many samples that report their usage in every chunk."""
     body = {
         "messages": [{"role": "user", "content": "Hi"}],
         "n": 64,
@@ -110,7 +110,7 @@ async def _counted_again(arena: Arena) -> None:
 
 
 async def _unread(arena: Arena, requests: Iterable[bytes]) -> None:
-    """Ask, and read nothing."""
+    """Send a request and read nothing."""
     await together(_leave_unread(arena, each) for each in requests)
 
 

@@ -1,5 +1,5 @@
-"""What every attack needs: the server's address, a client for bodies, raw connections, and a count
-of the answers.
+"""What every attack uses: the server's address, an HTTP client, raw connections, and a count of
+answers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-BODY_BYTES = 4 * 2**20  # The largest body that Piecework takes.
+BODY_BYTES = 4 * 2**20  # Piecework's limit of a body.
 NO_ANSWER = "closed"
 TIMED_OUT = "no answer in time"
 
 
 class Attack(NamedTuple):
-    """`about`: what it does, in a few words."""
+    """An attack. `about` describes it in a few words."""
 
     name: str
     about: str
@@ -35,7 +35,7 @@ class Connection(NamedTuple):
     writer: asyncio.StreamWriter
 
     async def send(self, data: bytes) -> bool:
-        """False where the server has closed it."""
+        """Send data. Return false if the server has closed the connection."""
         try:
             self.writer.write(data)
             await self.writer.drain()
@@ -44,9 +44,7 @@ class Connection(NamedTuple):
             return False
 
     async def status(self) -> str:
-        """The status of the first answer, once the server has closed the connection; the rest is
-        read and dropped.
-        """
+        """Read until the server closes the connection. Return the status of the first answer."""
         said = b""
         with contextlib.suppress(OSError):
             while part := await self.reader.read(65536):
@@ -56,9 +54,7 @@ class Connection(NamedTuple):
 
 @dataclass(slots=True)
 class Arena:
-    """One server. `answers`: how many requests got which status. `problems`: what must not have
-    happened, in words.
-    """
+    """One server, the number of its answers by status, and the problems that it had."""
 
     base_url: str
     model: str | None
@@ -94,8 +90,10 @@ class Arena:
         label: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> tuple[str, bytes]:
-        """The status, or why there is none, and the answer's body; counted. `label` goes before
-        what is told of a wrong answer.
+        """Send a request and count its answer. Return its status, or why there is none, and its
+        body.
+
+        `label` precedes the description of a wrong answer.
         """
         assert self.session is not None
         content = b""
@@ -125,7 +123,7 @@ class Arena:
         return parts.hostname or "", parts.port or 80
 
     async def connect(self) -> Connection | None:
-        """A new connection; None, counted, where the server has no room for it."""
+        """Open a connection. If the server has no room for it, count that and return None."""
         try:
             return Connection(*await asyncio.open_connection(*self.address))
         except OSError:
@@ -133,15 +131,15 @@ class Arena:
             return None
 
     def head(self, method: str = "POST", path: str = "/v1/completions", *lines: str) -> bytes:
-        """The beginning of a request's head, up to and without the empty line."""
+        """Return the beginning of a request's head, without the empty line."""
         key = [f"Authorization: Bearer {self.api_key}"] if self.api_key else []
         return "".join(
             f"{line}\r\n" for line in (f"{method} {path} HTTP/1.1", "Host: attack", *key, *lines)
         ).encode()
 
     async def each(self, count: int, work: Callable[[Connection], Awaitable[None]]) -> None:
-        """`work` on so many connections at once, each until the server closes it; answers are
-        counted, connections closed in any case.
+        """Run `work` on `count` connections at once, each until the server closes it, and count the
+        answers.
         """
         await together(self._until_closed(work) for _ in range(count))
 
@@ -167,6 +165,6 @@ async def together(work: Iterable[Awaitable[Any]]) -> None:
 def _error_code(content: bytes) -> str:
     with contextlib.suppress(ValueError, TypeError, KeyError):
         error = json.loads(content)["error"]
-        # Anthropic's errors have no code, and another type where the engine is at fault.
+        # Anthropic's errors have no code, but another type if the engine fails.
         return str(error.get("code") or error["type"].replace("api_error", "engine_unavailable"))
     return "?"

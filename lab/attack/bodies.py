@@ -1,5 +1,5 @@
-"""Attacks by what a body says: numbers that vanish, lists that are wrong a million times, prompts
-that cannot fit.
+"""Attacks by bodies: numbers that underflow, lists with a million wrong items, prompts that cannot
+fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROOM = BODY_BYTES - 1000
 
 
 def generating(**members: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A request of every endpoint that generates, with these members."""
+    """Return a request with these members for every endpoint that generates."""
     yield COMPLETIONS, {"prompt": "Once upon", "max_tokens": 4, **members}
     yield CHAT, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **members}
     sampling = {"max_new_tokens": 4, **members}
@@ -26,7 +26,7 @@ def generating(**members: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def filled(before: str, item: str, after: str) -> bytes:
-    """A body as large as may be, whose middle is `item` again and again, with commas between."""
+    """Return a body of the maximum size, which repeats `item`, separated by commas."""
     count = (_ROOM - len(before) - len(after)) // (len(item) + 1)
     return f"{before}{','.join(itertools.repeat(item, count))}{after}".encode()
 

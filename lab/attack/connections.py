@@ -1,5 +1,5 @@
-"""Attacks by connections: endless requests, requests byte by byte, thousands of connections, and
-clients that do not read their answers.
+"""Attacks by connections: endless requests, slow requests, thousands of connections, unread
+answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .arena import BODY_BYTES, Arena, Attack, Connection, together
 
 _MIB = 2**20
 _JSON = "Content-Type: application/json"
-_SLOW = 300  # Connections that trickle at once.
+_SLOW = 300  # Concurrent slow connections.
 _HALF_BODIES = 200
 _IDLE = 5000
 _FLOOD_SECONDS = 8.0
@@ -22,7 +22,7 @@ _UNREAD = 20
 
 
 async def _without_end(arena: Arena, beginning: bytes, block: bytes, count: int = 180) -> None:
-    """What follows `beginning` never ends: up to `count` blocks on each of four connections."""
+    """Send `beginning` and then up to `count` blocks on each of four connections."""
 
     async def work(connection: Connection) -> None:
         if await connection.send(beginning):
@@ -89,8 +89,8 @@ async def _half_bodies(arena: Arena) -> None:
 
 
 async def _idle_connections(arena: Arena) -> None:
-    """Half of them say nothing, half a part of a header; they stay for some seconds, if the server
-    lets them.
+    """Open connections for some seconds. Half of them send nothing, half send a part of a
+    header.
     """
 
     async def work(connection: Connection) -> None:
@@ -105,7 +105,7 @@ async def _idle_connections(arena: Arena) -> None:
 
 
 async def _connection_flood(arena: Arena) -> None:
-    """As many new connections as can be, each closed with half a request sent."""
+    """Open as many connections as possible. Each sends half a request and is closed."""
     end = time.monotonic() + _FLOOD_SECONDS
 
     async def again_and_again() -> None:
@@ -120,9 +120,7 @@ async def _connection_flood(arena: Arena) -> None:
 
 
 async def _unread_answers(arena: Arena) -> None:
-    """Large answers are asked for, one behind the other, and nothing is read, until the server
-    gives up.
-    """
+    """Request large answers one after another, and read nothing until the server gives up."""
     content = json.dumps({"tokens": [300] * 40_000}).encode()
     request = (
         arena.head("POST", "/v1/detokenize", _JSON, f"Content-Length: {len(content)}")
@@ -140,7 +138,7 @@ async def _leave_unread(arena: Arena, requests: bytes) -> None:
         try:
             await loop.sock_connect(connection, arena.address)
             await loop.sock_sendall(connection, requests)
-            # A reset is seen here without reading.
+            # A reset is noticed here without reading.
             while connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
                 await asyncio.sleep(0.5)
             arena.answers["cut off"] += 1

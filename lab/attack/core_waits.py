@@ -1,4 +1,4 @@
-"""How long threads waited for a processor core, as Linux tells: time that other programs took."""
+"""How long threads waited for a core, as Linux reports it: time in which other programs ran."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _NANOSECONDS = 1e-9
 
 
 class CoreWaits:
-    """The main threads of processes, and the thread that asks. `seconds` tells how long each waited
-    for a core since it began, or zeros where the system does not tell.
+    """The waiting times of the main threads of processes, and of the calling thread.
 
-    An interval that the threads share can be judged without the machine's other work: subtract the
-    largest difference. Never their sum, because the waits may overlap.
+    `seconds` returns how long each thread has waited for a core since its start, or zeros if the
+    system does not report it. To judge an interval of several threads without the machine's other
+    load, subtract the largest difference. Do not subtract the sum, because the waits may overlap.
     """
 
     def __init__(self, *pids: int | None) -> None:
@@ -32,6 +32,6 @@ class CoreWaits:
 
 
 def waited(before: list[float], after: list[float]) -> float:
-    """Seconds between two readings that the machine, not the process, is to blame for."""
+    """Return the seconds between two readings that other programs caused."""
     differences = (late - early for early, late in zip(before, after, strict=True))
     return max(0.0, *differences)

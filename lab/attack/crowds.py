@@ -1,4 +1,4 @@
-"""Attacks by many requests that become whole in the same moment, or wait behind one another."""
+"""Attacks by many requests that are complete at the same moment, or wait behind one another."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .arena import BODY_BYTES, Arena, Attack, Connection, together
 _JSON = "Content-Type: application/json"
 _CROWD = 256
 _HISTORIES, _CALLS = 16, 24_000
-_MESSAGES = 1750  # Messages of a body below 64 KiB, which is read whatever else is under way.
+_MESSAGES = 1750  # Messages of a body below 64 KiB, which is always read.
 _PIPELINES, _BEHIND, _HEADER_BYTES = 300, 31, 29_000
 _LEAVERS = 577
 _STRINGS = 12
 
 
 def request(arena: Arena, path: str, body: bytes, *lines: str) -> bytes:
-    """A whole request, whose answer ends the connection unless `lines` say otherwise."""
+    """Return a whole request. Its answer ends the connection unless `lines` say otherwise."""
     about = lines or ("Connection: close",)
     length = f"Content-Length: {len(body)}"
     return arena.head("POST", path, _JSON, length, *about) + b"\r\n" + body
 
 
 async def at_once(arena: Arena, requests: Iterable[bytes]) -> None:
-    """Send all requests but their last bytes, and then these together."""
+    """Send all requests except their last bytes, and then the last bytes together."""
     waiting, go = list(requests), asyncio.Event()
     missing = len(waiting)
 
@@ -68,7 +68,7 @@ async def _long_histories(arena: Arena) -> None:
 
 
 async def _unknown_strings(arena: Arena) -> None:
-    """Different strings, each of which is an object of its own."""
+    """Send different strings, each of which becomes an object."""
     numbers = ",".join(f'"{number:x}"' for number in range(560_000))
     before = '{"prompt":"Hi","max_tokens":200,"ignore_eos":true,"unknown":['
     body = f"{before}{numbers[: BODY_BYTES - 200].rpartition(',')[0]}]}}".encode()
@@ -76,7 +76,7 @@ async def _unknown_strings(arena: Arena) -> None:
 
 
 async def _headers_behind(arena: Arena) -> None:
-    """Requests with large headers wait behind one that runs, on every connection."""
+    """Let requests with large headers wait behind a running one, on every connection."""
     long = _body(prompt="Hi", max_tokens=2000, ignore_eos=True)
     running = request(arena, "/v1/completions", long, "X-A: b")
     padding = "a" * (_HEADER_BYTES // 4)
@@ -92,7 +92,7 @@ async def _headers_behind(arena: Arena) -> None:
 
 
 async def _second_and_leave(arena: Arena) -> None:
-    """Clients send a second request behind a long one, and leave; then one request is asked."""
+    """Send a second request behind a long one and disconnect; then send one request."""
     long = _body(prompt="Hi", max_tokens=8000, ignore_eos=True)
     running = request(arena, "/v1/completions", long, "X-A: b")
 

@@ -1,5 +1,5 @@
-"""Attacks by what a request declares: log-probabilities of its prompts, texts that its grammar is
-made of, tools and items by the thousand, compressed bodies, forms and files of empty parts.
+"""Attacks by the content of requests: log-probabilities of prompts, long texts in grammars,
+thousands of tools and items, compressed bodies, forms and files with empty parts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _LINES = 10_000_000
 
 
 async def _echoed_prompts(arena: Arena) -> None:
-    """Small bodies that ask for the log-probabilities of all tokens of their prompts."""
+    """Send small bodies that ask for the log-probabilities of all tokens of their prompts."""
     body = {"prompt": [[5] * _ECHOED] * 4, "echo": True, "logprobs": 5, "max_tokens": 1}
     await together(arena.post(COMPLETIONS, body) for _ in range(4))
     await arena.post(COMPLETIONS, {**body, "stream": True})
 
 
 async def _long_literals(arena: Arena) -> None:
-    """Grammars of one long text each, which are short to read and large once compiled."""
+    """Send grammars of one long text each, which are large once compiled."""
     await together(
         arena.post(
             COMPLETIONS,
@@ -64,7 +64,7 @@ async def _declarations(arena: Arena) -> None:
 
 
 async def _compressed(arena: Arena) -> None:
-    """Bodies that become large when they are decoded, and such that have many empty members."""
+    """Send bodies that become large when they are decoded, or have many empty members."""
     text = b'{"prompt":"' + b"a" * _BOMB_BYTES + b'"}'
     lists = b'{"prompt":[' + b"[]," * (_BOMB_BYTES // 30) + b"[]]}"
     members = gzip.compress(b"", mtime=0) * 100_000
@@ -81,7 +81,7 @@ async def _compressed(arena: Arena) -> None:
 
 
 async def _odd_files(arena: Arena) -> None:
-    """Forms of empty fields, and batches of files whose lines are empty."""
+    """Send forms of empty fields, and batches of files with empty lines."""
     field = b'--X\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
     await _send_form(arena, field * 200_000 + b"--X--\r\n")
     await _send_form(arena, b"--X\r\n" + b"A: b\r\n" * 400_000)

@@ -1,6 +1,4 @@
-"""Mutated bodies for every endpoint, made from valid ones: request `number` of a seed is the same
-on every machine.
-"""
+"""Mutated bodies for every endpoint. Request `number` of a seed is the same on every machine."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ from ...server.openai.responses.requests import ResponsesRequest
 from .fuzz_seeds import GETS, HOSTILE, IMAGE_SEEDS, TEXT_SEEDS
 
 METHODS = ("GET", "GET", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
-# Numbers that ask for work. They are kept small within their range, so that a slow answer is a
-# finding.
+# Numbers that determine the work of a request. They are kept small, so that a slow answer is a
+# fault.
 _LARGEST = {
     **dict.fromkeys(
         (
@@ -42,7 +40,7 @@ _MODELS = (
     GenerateBody,
     NativeSampling,
 )
-# Codings of bodies: known, broken and unknown ones.
+# Codings of bodies: supported, broken and unknown ones.
 _CODINGS: Mapping[str, Callable[[bytes], bytes]] = {
     "gzip": lambda content: gzip.compress(content, mtime=0),
     "deflate": zlib.compress,
@@ -57,7 +55,7 @@ Names = Mapping[str, tuple[Any, ...]]
 
 
 class FuzzRequest(NamedTuple):
-    """`body` None: a request without one. `coding`: what its `Content-Encoding` says."""
+    """A request. `body` None means no body. `coding` is the value of `Content-Encoding`."""
 
     method: str
     path: str
@@ -68,7 +66,7 @@ class FuzzRequest(NamedTuple):
 def fuzz_request(
     seeds: Mapping[str, Sequence[dict[str, Any]]], seed: int, number: int
 ) -> FuzzRequest:
-    """One request of the campaign that `seed` names, whatever was asked for before it."""
+    """Return one request of the campaign of `seed`, independent of all others."""
     draw = random.Random(f"{seed}-{number}")
     if draw.random() < 0.08:
         return FuzzRequest(draw.choice(METHODS), draw.choice([*GETS, *seeds]), None)
@@ -92,7 +90,7 @@ def fuzz_request(
 
 @cache
 def _names(paths: tuple[str, ...]) -> Names:
-    """Every parameter that is known, with values that it has in the bodies of `paths`."""
+    """Return every known parameter, with its values in the bodies of `paths`."""
     known: dict[str, list[Any]] = {
         name: [] for model in _MODELS for name in (*model.model_fields, *model.others)
     }
@@ -104,7 +102,7 @@ def _names(paths: tuple[str, ...]) -> Names:
 
 
 def _mutated(body: Any, names: Names, draw: random.Random) -> Any:
-    """One change at a random place."""
+    """Change a random place."""
     holders = _holders(body)
     if not holders:
         return _hostile(draw)
@@ -118,7 +116,7 @@ def _mutated(body: Any, names: Names, draw: random.Random) -> Any:
 
 
 def _holders(body: Any) -> list[Any]:
-    """The outermost lists and objects of `body` that hold something, at most 200."""
+    """Return at most 200 of the outermost lists and objects of `body` that are not empty."""
     found = [body] if isinstance(body, dict | list) and body else []
     for holder in found:
         inner = holder.values() if isinstance(holder, dict) else holder[:50]
@@ -129,7 +127,7 @@ def _holders(body: Any) -> list[Any]:
 
 
 def _hostile(draw: random.Random) -> Any:
-    """A value of one's own: it may be changed later."""
+    """Return a new value, which may be changed later."""
     return copy.deepcopy(draw.choice(HOSTILE))
 
 
@@ -158,7 +156,7 @@ def _wrap(holder: Any, key: Any, names: Names, draw: random.Random) -> None:
 
 
 def _nudge(holder: Any, key: Any, names: Names, draw: random.Random) -> None:
-    """A value much like the one that was there."""
+    """Return a value similar to the given one."""
     value = holder[key]
     if isinstance(value, bool):
         holder[key] = not value
@@ -183,8 +181,8 @@ def _nudge(holder: Any, key: Any, names: Names, draw: random.Random) -> None:
 
 
 def _spoiled(content: bytes, draw: random.Random) -> bytes:
-    """Bytes changed, cut, doubled; where it is JSON nevertheless, only if it asks for no more work
-    than before.
+    """Change, cut or repeat bytes. If the result is JSON, it must not ask for more work than
+    before.
     """
     spoiled = bytearray(content)
     for _ in range(draw.randint(1, 4)):
@@ -219,7 +217,7 @@ def _spoiled(content: bytes, draw: random.Random) -> bytes:
 
 
 def modest(body: Any) -> Any:
-    """`body` with lengths and numbers of samples that are valid kept small, and a length where none
+    """Return `body` with small numbers in place of valid lengths and samples. Add a length if none
     is given.
     """
     if not isinstance(body, dict):

@@ -33,26 +33,22 @@ _KINDS = (bodies, connections, crowds, answers, declarations)
 ATTACKS = {attack.name: attack for kind in _KINDS for attack in kind.ATTACKS}
 FUZZ = "fuzz"
 NAMES = (*ATTACKS, FUZZ)
-# Seconds between two attacks. What the server still holds then counts as kept.
+# Seconds between two attacks. Memory that the server still has then counts as kept.
 _SETTLE_SECONDS = 3.0
-_MOST_DRIFT_MB = 50.0  # Growth that a campaign of thousands of bodies may cause in its second half.
+_MOST_DRIFT_MB = 50.0  # Maximum growth in the second half of a fuzz campaign.
 _SLOW_ANSWER = 30.0
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackSettings:
-    """`seconds`: that one attack may take. `max_wait`: seconds that the server may keep `/health`
-    waiting; `max_growth_mb`: MiB that memory may grow by.
-
-    `requests`, `seed`, `concurrency`: of the fuzz campaign.
-    """
+    """The attacks and the goals."""
 
     attacks: Sequence[str] = tuple(ATTACKS)
-    seconds: float = 90.0
-    max_wait: float = 0.5
-    max_growth_mb: float = 300.0
-    requests: int = 2000
+    seconds: float = 90.0  # Maximum of one attack.
+    max_wait: float = 0.5  # Maximum seconds of a `/health` request.
+    max_growth_mb: float = 300.0  # Maximum growth of memory in MiB.
+    requests: int = 2000  # This and the following are for fuzz.
     seed: int = 0
     concurrency: int = 8
     allow_other_hosts: bool = False
@@ -60,7 +56,7 @@ class AttackSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one attack did."""
+    """The result of one attack."""
 
     name: str
     about: str
@@ -85,7 +81,7 @@ class Outcome:
         )
 
     def missed(self, settings: AttackSettings) -> list[str]:
-        """Which goals were missed."""
+        """Return the goals that were missed."""
         reasons = [*self.problems]
         if self.seen.failures:
             reasons.append(f"/health failed {self.seen.failures} of {self.seen.polls} times")
@@ -126,12 +122,12 @@ class Outcome:
 
 
 def run(target: Target, settings: AttackSettings, report: Report) -> int:
-    """Attack and report; 1 where a goal was missed, else 0. Raises `ValueError` for what the user
-    can mend.
+    """Attack and report. Return 1 if a goal was missed, else 0. Raises `ValueError` for an error
+    that the user can correct.
     """
     if not settings.allow_other_hosts:
         _refuse_other_hosts(target.base_url)
-    # The attacker needs a file for each of its own connections.
+    # The attacker needs a file descriptor per connection.
     room_for_connections()
     return asyncio.run(_run(target, settings, report))
 
@@ -198,8 +194,8 @@ async def _run(target: Target, settings: AttackSettings, report: Report) -> int:
 
 
 async def _resolved(target: Target) -> tuple[Target, bool]:
-    """The target with its model's name; whether it serves images. One request has been answered
-    then, so that nothing is cold.
+    """Return the target with the name of its model, and whether it serves images. One request warms
+    the server up.
     """
     target = await resolve(target)
     async with Client(target) as client:
@@ -217,7 +213,7 @@ async def _resolved(target: Target) -> tuple[Target, bool]:
 
 
 async def _attack(name: str, arena: Arena, watcher: Watcher, settings: AttackSettings) -> Outcome:
-    """One attack, and the pause behind it."""
+    """Run one attack, and wait for a while."""
     fuzz = Attack(
         FUZZ,
         f"mutated bodies and odd requests, seed {settings.seed}",
@@ -246,7 +242,7 @@ async def _attack(name: str, arena: Arena, watcher: Watcher, settings: AttackSet
 
 
 async def _fuzz(arena: Arena, settings: AttackSettings, waits: CoreWaits) -> None:
-    """The campaign: so many requests, some at a time. `waits`: of the engine."""
+    """Run the campaign. `waits` are those of the engine."""
     seeds = IMAGE_SEEDS if arena.images else TEXT_SEEDS
     numbers = iter(range(settings.requests))
     with progress_bar(total=settings.requests, desc=FUZZ, unit="request") as bar:

@@ -1,12 +1,10 @@
-"""Watches a server under attack from a process of its own: how long `/health` takes, and what
-memory the server's processes hold.
+"""Watches a server under attack from a separate process: the time of `/health`, and memory.
 
-Other programs of the machine change neither: time in which they took the core from the server's
-event loop is subtracted, and so is memory that was reserved for the KV cache at the start, which
-the system counts when it is used first.
+Two things are subtracted: time in which other programs used the core of the server's event loop,
+and memory of the KV cache, which was reserved at the start but is counted at its first use.
 
-Run as `python -m piecework.lab.attack.watch URL PID`, it answers each line on standard input with
-a line of JSON: `Seen` since the line before. PID 0: memory is not watched.
+Run as `python -m piecework.lab.attack.watch URL PID`. It answers each line on standard input with a
+line of JSON: `Seen` since the previous line. With PID 0 memory is not watched.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ _MOST_SAMPLES = 4000
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen of a server in a while. Memory in MiB: (of the web process, of all that it
-    started, less the pages of the KV cache that were used), one after the other.
+    """What was seen of a server in an interval.
 
-    `worst_wait`: seconds of the slowest answer to `/health`, less what the event loop waited for a
-    core; `worst_by_clock`: all seconds of the slowest. `failures`: polls without a 200.
-    `engines`: process ids of its children.
+    `memory` has samples in MiB: (web process, its children without the used pages of the KV cache).
+    `worst_wait` is the time of the slowest `/health` in seconds, without waits for a core;
+    `worst_by_clock` includes these. `failures` counts polls without status 200, and `engines` are
+    process ids.
     """
 
     polls: int = 0
@@ -64,20 +62,18 @@ class Seen:
 
     @property
     def growth(self) -> float:
-        """The most that both together grew."""
+        """The maximum growth of both together."""
         return self._growth(self._both())
 
     @property
     def stays(self) -> float:
-        """How much more both hold at the end than at the start."""
+        """The growth of both at the end."""
         both = self._both()
         return both[-1] - both[0] if both else 0.0
 
     @property
     def drift(self) -> float:
-        """How much more both hold in the last quarter than in the second, when caches have taken
-        what they take.
-        """
+        """The growth from the second quarter to the last, when caches are full."""
         both = self._both()
         quarter = len(both) // 4
         return (
@@ -95,7 +91,7 @@ class Seen:
 
 
 class Watcher:
-    """The watching process; use it as `with`."""
+    """The watching process. Use it as `with`."""
 
     def __init__(self, base_url: str, pid: int | None) -> None:
         command = [sys.executable, "-m", "piecework.lab.attack.watch", base_url, str(pid or 0)]
@@ -114,7 +110,7 @@ class Watcher:
         self._process.wait()
 
     def seen(self) -> Seen:
-        """What was seen since the last call; waits for the poll that is under way."""
+        """Return what was seen since the last call. Wait for the running poll."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -132,7 +128,7 @@ class _Watch:
         self._polling = threading.Lock()
 
     def poll(self) -> None:
-        """Ask `/health` every 50 ms, for ever."""
+        """Request `/health` every 50 ms, without end."""
         waits = CoreWaits(self._web.pid if self._web else None)
         while True:
             with self._polling:
@@ -148,7 +144,7 @@ class _Watch:
             time.sleep(max(0.001, POLL_SECONDS - seconds))
 
     def _get(self, path: str) -> bytes | None:
-        """The body of an answer with status 200."""
+        """Return the body of an answer with status 200."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
@@ -161,8 +157,8 @@ class _Watch:
             connection.close()
 
     def look_at_cache(self) -> None:
-        """Ask how much of the KV cache has been used, for ever. An answer that comes late makes the
-        server look larger than it is, never smaller.
+        """Read how much of the KV cache has been used, without end. A late answer makes the server
+        look larger, never smaller.
         """
         while self._web is not None:
             self._note_cache()
@@ -174,7 +170,7 @@ class _Watch:
             self._used_cache = used_cache(content.decode())
 
     def weigh(self) -> None:
-        """Note the processes' memory every 50 ms, for ever."""
+        """Sample the processes' memory every 50 ms, without end."""
         while self._web is not None:
             with self._lock:
                 self._note_memory()
@@ -209,25 +205,27 @@ class _Watch:
 
 
 def _checks_grammars(process: Any) -> bool:
-    """Whether a process of the server is one that it may end and start again."""
+    """Whether a process of the server may end and be started again at any time."""
     with contextlib.suppress(psutil.Error):
-        # A process that was just forked still has the command line of its parent.
+        # A new process still has the command line of its parent.
         is_new = time.time() - process.create_time() < 1
-        # One that has just ended has no command line.
+        # A process that has just ended has no command line.
         command = process.cmdline()
         return is_new or not command or any("grammar_process" in part for part in command)
     return True
 
 
 def _compiles(process: Any) -> bool:
-    """Whether a process compiles graphs, which the engine begins and ends by itself."""
+    """Whether a process compiles graphs; the engine starts and ends it."""
     with contextlib.suppress(psutil.Error):
         return any("compile_pieces" in part for part in process.cmdline())
     return False
 
 
 def used_cache(metrics: str) -> float:
-    """MiB of the KV cache that were used at least once; 0 where the server does not tell."""
+    """Return the MiB of the KV cache that were used at least once, or 0 if the server does not
+    report them.
+    """
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(metrics):
         name = family.name.rpartition(":")[2]
@@ -244,8 +242,8 @@ def _resident(process: Any) -> float:
 
 
 def server_process(port: int) -> int | None:
-    """The process of this machine that listens on `port`; None where none does, or where this user
-    may not see it.
+    """Return the process of this machine that listens on `port`, or None if there is none or it is
+    not visible.
     """
     with contextlib.suppress(psutil.AccessDenied):
         for connection in _listeners():

@@ -1,4 +1,4 @@
-"""What must hold of an answer, whatever the model says."""
+"""Checks that hold for every answer of every model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from .requests import Fate, SoakRequest
 
 
 def problems(request: SoakRequest, answer: Answer) -> Iterator[str]:
-    """Each thing that is wrong with the answer to `request`. Its form has been checked when it was
-    read.
-    """
+    """Yield each fault of the answer to `request`. Its form was checked when it was read."""
     call = request.call
     if answer.retracted:
         yield "the stream took text back"

@@ -1,6 +1,4 @@
-"""Kills and stops the engine process of a server of this machine, again and again, while a soak
-puts its load on it.
-"""
+"""Kills and stops the engine process of a server of this machine during a soak."""
 
 from __future__ import annotations
 
@@ -21,10 +19,8 @@ _READY_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What is done to the engine: `kills` times SIGKILL, `hangs` times SIGSTOP, in an order that
-    `seed` draws.
-
-    `interval`: seconds that the server serves between two of them.
+    """The faults: `kills` times SIGKILL and `hangs` times SIGSTOP, in an order that `seed` draws,
+    with `interval` seconds of service between them.
     """
 
     server_pid: int
@@ -36,9 +32,10 @@ class Faults:
     async def commit(
         self, ready: Callable[[], Awaitable[bool]], tell: Callable[[str], None]
     ) -> None:
-        """One fault after the other, each told by its name once the server serves again.
+        """Cause one fault after another. Call `tell` with each when the server serves again.
 
-        Raises `TimeoutError` where it does not, `psutil.NoSuchProcess` where it has ended.
+        Raises `TimeoutError` if it does not serve again, and `psutil.NoSuchProcess` if it has
+        ended.
         """
         kinds = ["killed"] * self.kills + ["stopped"] * self.hangs
         random.Random(self.seed).shuffle(kinds)

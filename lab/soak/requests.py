@@ -13,7 +13,7 @@ from ...bench.workloads import WORDS
 
 LONGEST_WAIT = 3.0  # Maximum seconds until a client leaves or aborts.
 _SHARED_BEGINNINGS = 4
-# Some occur soon, one hardly ever.
+# Some occur soon, and one almost never.
 _STOPS = (("\n",), (" the",), ("e", "a"), (".", "?", "!"), ("zzzz",), (" and", " of", "ing"))
 
 
@@ -27,7 +27,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakRequest:
-    """One request. A client that disconnects or aborts does so `wait` seconds after sending it."""
+    """A request. A client that disconnects or aborts does so `wait` seconds after sending it."""
 
     api: Api
     call: GenerationCall
@@ -36,14 +36,14 @@ class SoakRequest:
 
     @property
     def deterministic(self) -> bool:
-        """Whether the same request has the same answer again."""
+        """Whether the same request always has the same answer."""
         return self.call.temperature == 0.0 or self.call.seed is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What requests are made of. Rates are shares of all requests; `vocab_size` None: no prompts of
-    token ids.
+    """The composition of requests. Rates are shares of all requests. Without `vocab_size` there are
+    no prompts of token ids.
     """
 
     apis: Sequence[Api]
@@ -55,7 +55,7 @@ class Mix:
     vocab_size: int | None = None
 
     def request(self, number: int) -> SoakRequest:
-        """Request `number`, always the same."""
+        """Return request `number`, which is always the same."""
         rng = random.Random(f"{self.seed} {number}")
         api = rng.choice(list(self.apis))
         call = GenerationCall(
@@ -72,8 +72,8 @@ class Mix:
         return self._with_fate(SoakRequest(api=api, call=call), rng)
 
     def _prompt(self, api: Api, rng: random.Random) -> str | list[int]:
-        """Short, medium or long; half of them with one of a few beginnings, which the server's
-        prefix cache can share.
+        """Return a short, medium or long prompt. Half of them begin with one of a few common
+        prefixes.
         """
         longest = self.max_prompt_words
         length = rng.randint(1, rng.choice((max(1, longest // 25), max(1, longest // 5), longest)))
@@ -89,14 +89,14 @@ class Mix:
 
     def _with_fate(self, request: SoakRequest, rng: random.Random) -> SoakRequest:
         draw = rng.random()
-        # As many moments in the first milliseconds, when a request is parsed and queued, as while
-        # it runs.
+        # Uniform in the logarithm: many moments are in the first milliseconds, when a request is
+        # parsed and queued.
         wait = 0.001 * (LONGEST_WAIT / 0.001) ** rng.random()
         if draw < self.disconnect_rate:
             return replace(request, fate=Fate.DISCONNECT, wait=wait)
         if draw < self.disconnect_rate + self.abort_rate:
-            # The OpenAI endpoints tell a request's id in its stream; that of /generate is the
-            # client's own.
+            # The OpenAI endpoints send a request's id in the stream. For /generate the client
+            # chooses it.
             stream = request.call.stream or request.api is not Api.GENERATE
             return replace(
                 request, fate=Fate.ABORT, wait=wait, call=replace(request.call, stream=stream)

@@ -1,4 +1,4 @@
-"""What a soak is asked for, what it saw, and whether it passed."""
+"""The settings of a soak, its results, and whether it passed."""
 
 from __future__ import annotations
 
@@ -15,28 +15,21 @@ _EXAMPLES = 10  # Number of problems that are printed in full.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakSettings:
-    """`verify`: so many requests are also sent alone, before the load, and must be answered alike
-    under it. `settle_seconds`: how long the server may take to become idle. `max_mismatches`,
-    `max_memory_growth_mib`: above these the soak fails; None: they are only told. `kills`, `hangs`:
-    what is done to the engine process of `server_pid` under the load, after each `fault_interval`
-    seconds of serving. `duration`: seconds for which the load begins again. `overload`: the server
-    may refuse requests, by 429 or 503 with `Retry-After`, which the client keeps to.
-    `max_under_way`: above so many requests that run and wait in the server the soak fails.
-    """
+    """The load, the checks and the faults."""
 
     num_requests: int = 2000
     concurrency: int = 64
-    verify: int = 40
-    settle_seconds: float = 10.0
-    max_mismatches: int | None = None
+    verify: int = 40  # Requests that are also sent alone and compared.
+    settle_seconds: float = 10.0  # Time for the server to become idle after the load.
+    max_mismatches: int | None = None  # None: no limit.
     server_pid: int | None = None
     max_memory_growth_mib: float | None = None
-    kills: int = 0
+    kills: int = 0  # Faults of the engine process of `server_pid`.
     hangs: int = 0
-    fault_interval: float = 32.0
-    duration: float = 0.0
-    overload: bool = False
-    max_under_way: int | None = None
+    fault_interval: float = 32.0  # Seconds of service between two faults.
+    duration: float = 0.0  # Seconds for which the load repeats.
+    overload: bool = False  # The server may refuse with 429 or 503 and `Retry-After`.
+    max_under_way: int | None = None  # Maximum requests that run and wait.
 
     def __post_init__(self) -> None:
         if (self.kills or self.hangs) and self.server_pid is None:
@@ -48,7 +41,7 @@ class SoakSettings:
 
 @dataclass(slots=True)
 class SoakResult:
-    """What a soak saw. `outcomes`: requests by their end; `problems`: what was wrong with
+    """The results of a soak. `outcomes` counts requests by their end, and `problems` are faults of
     answers.
     """
 
@@ -67,15 +60,15 @@ class SoakResult:
 
     @property
     def memory_growth_mib(self) -> float | None:
-        """From a quarter of the load on, when caches and allocators have taken what they take; None
-        where it was not watched.
+        """The growth since the first quarter of the load, when caches are full; None if memory was
+        not watched.
         """
         if not self.memory:
             return None
         return (self.memory[-1] - self.memory[len(self.memory) // 4]) / MIB
 
     def verdict(self, settings: SoakSettings) -> list[str]:
-        """Why the soak failed; nothing where it did not."""
+        """Return why the soak failed; nothing if it passed."""
         reasons = []
         if self.failures.total:
             reasons.append(f"{self.failures.total} requests failed")

@@ -1,5 +1,5 @@
-"""Many requests of mixed shapes, with clients that leave and requests that are aborted: is every
-answer right, does anything leak?
+"""Sends many requests of mixed shapes, of which some are aborted or disconnected, and checks
+answers and leaks.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _LONGEST_PAUSE = 5.0  # Maximum seconds that a refused client waits, whatever `R
 
 
 class Refused(Exception):
-    """The server takes no more now."""
+    """The server refused a request. The text has the seconds to wait."""
 
 
 def run(target: Target, settings: SoakSettings, mix: Mix, report: Report) -> int:
-    """Soak and report; 1 where anything was wrong, else 0. Raises `ValueError` for what the user
-    can mend.
+    """Soak and report. Return 1 if anything was wrong, else 0. Raises `ValueError` for an error
+    that the user can correct.
     """
     if settings.server_pid is not None:
         try:
@@ -50,7 +50,7 @@ def run(target: Target, settings: SoakSettings, mix: Mix, report: Report) -> int
 
 
 async def _run(target: Target, settings: SoakSettings, mix: Mix, report: Report) -> int:
-    # The model's name is asked for where the OpenAI endpoints need it.
+    # The OpenAI endpoints need the name of the model.
     api = next((api for api in mix.apis if api is not Api.GENERATE), Api.GENERATE)
     target = await resolve(replace(target, api=api))
     result = await soak(target, settings, mix)
@@ -64,7 +64,7 @@ async def _run(target: Target, settings: SoakSettings, mix: Mix, report: Report)
 
 
 async def soak(target: Target, settings: SoakSettings, mix: Mix) -> SoakResult:
-    """Put the whole load on the server, whose model is named where an API of `mix` needs it."""
+    """Put the load on the server. The target must name a model if an API of `mix` needs it."""
     async with Client(target) as client:
         mix = await _with_server_limits(client, mix)
         run = _Soak(
@@ -80,7 +80,7 @@ async def soak(target: Target, settings: SoakSettings, mix: Mix) -> SoakResult:
 
 
 async def _with_server_limits(client: Client, mix: Mix) -> Mix:
-    """`mix` with the vocabulary that the server tells, and prompts that fit its context."""
+    """Return `mix` with the vocabulary of the server, and with prompts that fit its context."""
     try:
         info = await client.get_json("/get_model_info")
         vocab_size, context = info.get("vocab_size"), info.get("context_length")
@@ -99,7 +99,7 @@ async def _with_server_limits(client: Client, mix: Mix) -> Mix:
 
 
 def _sample(requests: list[SoakRequest], count: int, seed: int) -> list[int]:
-    """Numbers of requests that will be read to their end and whose answer is determined."""
+    """Return numbers of requests that are read to their end and have a determined answer."""
     eligible = [
         number
         for number, request in enumerate(requests)
@@ -109,7 +109,7 @@ def _sample(requests: list[SoakRequest], count: int, seed: int) -> list[int]:
 
 
 class _Soak:
-    """One soak under way."""
+    """A running soak."""
 
     def __init__(
         self, client: Client, settings: SoakSettings, requests: list[SoakRequest], seed: int
@@ -122,17 +122,17 @@ class _Soak:
         self._alone: dict[int, Answer] = {}
 
     async def ask_alone(self, numbers: list[int]) -> None:
-        """Ask these one by one, for comparison."""
+        """Send these requests one by one, for comparison."""
         for number in progress_bar(numbers, desc="alone", unit="request"):
             request = self.requests[number]
-            with contextlib.suppress(Refused):  # it is compared with nothing
+            with contextlib.suppress(Refused):  # A refused request is not compared.
                 answer = await self._read(number, request)
                 if answer is not None:
                     self._alone[number] = answer
 
     async def load(self) -> None:
-        """All requests, and an eye on the server's memory and its queue meanwhile; again, until
-        all faults of the engine are through, and for as long as was asked.
+        """Send all requests while memory and queue are watched. Repeat until all faults are done
+        and the duration is over.
         """
         end = time.monotonic() + self._settings.duration
         watches = [
@@ -182,10 +182,9 @@ class _Soak:
         return True
 
     async def settle(self) -> None:
-        """Wait until the server is idle; remember its state, and its memory.
+        """Wait until the server is idle, and note its state and memory.
 
-        A server may tell the figures of its last step, so it is first given one more: a single
-        token.
+        First request a single token, because a server may report the figures of its last step.
         """
         try:
             await ask(self._client, GenerationCall(prompt="Hi", max_tokens=1))
@@ -201,7 +200,7 @@ class _Soak:
     async def _watch_queue(self) -> None:
         result = self.result
         while True:
-            # It answers nothing while its engine starts again.
+            # The server does not answer while its engine restarts.
             with contextlib.suppress(RequestFailed):
                 state = await read_state(self._client)
                 if state is not None:
@@ -211,7 +210,7 @@ class _Soak:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def _note_memory(self) -> bool:
-        """False where there is nothing to watch, or no longer."""
+        """Note the memory. Return false if there is no process to watch."""
         pid = self._settings.server_pid
         if pid is None:
             return False
@@ -223,7 +222,7 @@ class _Soak:
         return True
 
     async def _send(self, number: int) -> str:
-        """Send one request and do with it what its fate is; returns its outcome."""
+        """Send one request and return its outcome."""
         try:
             return await self._meet_fate(number, self.requests[number])
         except Refused as refusal:
@@ -255,7 +254,7 @@ class _Soak:
         rid: str | None = None,
         watch: Any = lambda answer: None,
     ) -> Answer | None:
-        """The answer, checked; None where the request failed."""
+        """Return the checked answer, or None if the request failed."""
         call = replace(request.call, rid=rid or uuid.uuid4().hex)
         try:
             answer = await ask(
@@ -278,7 +277,7 @@ class _Soak:
         return answer
 
     def _check_refusal(self, error: RequestFailed) -> None:
-        """Raises `Refused` where the answer says when to come again; else it is a failure."""
+        """Raise `Refused` if the answer says when to try again; else note a failure."""
         if error.retry_after is not None and error.retry_after.isdecimal():
             raise Refused(min(float(error.retry_after), _LONGEST_PAUSE))
         self.result.problems.append(f"{error.reason} without Retry-After")
@@ -324,7 +323,7 @@ class _Soak:
 
 
 def _around(text: str, other: str) -> str:
-    """A piece of `text` from a little before the place where `other` departs from it."""
+    """Return the part of `text` around the place where `other` differs."""
     same = next(
         (at for at, (a, b) in enumerate(zip(text, other, strict=False)) if a != b),
         min(len(text), len(other)),

@@ -23,8 +23,8 @@ _METRIC_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """Requests that run or wait, and tokens of the KV cache that requests hold (prefixes kept for
-    reuse not counted); None: not told.
+    """Running and waiting requests, and tokens of the KV cache that requests hold, without cached
+    prefixes. None: not reported.
     """
 
     running: int
@@ -41,8 +41,10 @@ class ServerState:
 
 
 async def read_state(client: Client) -> ServerState | None:
-    """From `/server_info`, else from `/metrics`; None where the server has neither. Raises
-    `RequestFailed`.
+    """Read the state from `/server_info`, or else from `/metrics`. Return None if the server has
+    neither.
+
+    Raises `RequestFailed`.
     """
     with _unless_missing():
         info = await client.get_json("/server_info")
