@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ...bench.apis import Answer
+from ...bench.target import Api
 from .requests import Fate, SoakRequest
 
 
@@ -47,5 +48,7 @@ def _logprob_problems(request: SoakRequest, answer: Answer) -> Iterator[str]:
         return
     if any(not math.isfinite(logprob) or logprob > 1e-4 for logprob in entries):
         yield "a log-probability that is not below 0"
-    if len(entries) != answer.completion_tokens:
+    # A chat has none for tokens that are not part of its content, such as hidden special tokens.
+    expected = answer.completion_tokens or 0
+    if len(entries) > expected or (request.api is not Api.CHAT and len(entries) < expected):
         yield f"{len(entries)} log-probabilities of {answer.completion_tokens} tokens"
