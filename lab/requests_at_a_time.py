@@ -12,6 +12,7 @@ import argparse
 from typing import NamedTuple
 
 from ..kernels.platform import Platform
+from ..runtime.cache.kinds import make_cache
 from ..runtime.cache.kv_cache import KVCache
 from ..runtime.cache.pool import is_windowed, page_bytes, shared_pages, window_of
 from ..runtime.config.engine import EngineConfig
@@ -52,7 +53,7 @@ class Memory(NamedTuple):
 
     def cache(self) -> KVCache:
         size = self.config.page_size
-        return KVCache(
+        return make_cache(
             self.config.max_total_tokens // size + 1,
             size,
             share_prefixes=False,

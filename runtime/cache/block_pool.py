@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
-from typing import NamedTuple
 
-from .slabs import PageAllocator
+from .room import Room
+from .slabs import ALONE, PageAllocator, PageKind
 
 
 class Block:
@@ -42,24 +42,27 @@ class BlockPool:
     `clock` gives the times of uses; pools that share it can be compared.
     """
 
-    def __init__(self, allocator: PageAllocator, clock: Iterator[int] | None = None) -> None:
-        self.allocator = allocator
+    def __init__(
+        self, room: Room, kind: PageKind = ALONE, clock: Iterator[int] | None = None
+    ) -> None:
+        self.room, self.allocator = room, PageAllocator(room.slabs, kind)
         self._clock = clock or count(1)
         self._idle: OrderedDict[Block, None] = OrderedDict()
+        room.add(self)
 
     @property
     def size(self) -> int:
         """Number of blocks that fit, if no other kind uses the memory."""
-        return self.allocator.source.count * self.allocator.kind.per_slab
+        return self.room.slabs.count * self.allocator.kind.per_slab
 
     @property
-    def idle(self) -> int:
+    def evictable(self) -> int:
         """Number of blocks that can be evicted."""
         return len(self._idle)
 
     @property
     def available(self) -> int:
-        """Number of blocks that are free or can be evicted."""
+        """Number of blocks that are free or can be evicted, not counting those of other kinds."""
         return self.allocator.free_pages + len(self._idle)
 
     @property
@@ -68,17 +71,12 @@ class BlockPool:
         return next(iter(self._idle)).last_used if self._idle else None
 
     def allocate(self, count: int) -> list[Block] | None:
-        """Allocate `count` blocks with one holder each. None if fewer are available."""
-        if count > self.available:
-            return None
-        while self.allocator.free_pages < count:
-            self.evict_oldest()
-        numbers = self.allocator.allocate(count)
-        assert numbers is not None
-        return [Block(number) for number in numbers]
+        """Allocate `count` blocks with one holder each. None if they do not fit."""
+        numbers = self.room.allocate(self, count)
+        return numbers and [Block(number) for number in numbers]
 
-    def evict_oldest(self) -> None:
-        """Evict the least recently used block that is not held. There must be one."""
+    def evict_oldest(self, most: int) -> None:
+        """Evict the block at the time `oldest`: no two blocks have the same."""
         self._evict(self._idle.popitem(last=False)[0])
 
     def hold(self, block: Block) -> None:
@@ -111,18 +109,12 @@ class BlockPool:
         block.kept = True
         self.let_go(block)
 
-    def reclaim(self, block: Block) -> bool:
-        """Turn a cached block into a held one. Return False if it was evicted."""
-        if not block.number:
-            return False
-        self.hold(block)
-        block.kept = False
-        return True
-
     def forget(self, block: Block) -> None:
         """Stop caching a block. Does nothing for a hole."""
+        if not block.number:
+            return
         block.kept = False
-        if block.number and block.holders == 0:
+        if block.holders == 0:
             del self._idle[block]
             self._evict(block)
 
@@ -149,11 +141,14 @@ class BlockPool:
         assert set(self._idle) == {block for block in kept if not block.holders}
 
 
-class BlockGroup(NamedTuple):
-    """Layers that need only the end of a prefix: those with a sliding window, or a recurrent state.
+def end_of_run(column: list[Block], end: int, span: int) -> int:
+    """Return the longest prefix of at most `end` pages whose last `span` pages have blocks.
 
-    A request can continue a prefix if the last `span` pages of the prefix have their blocks.
+    Prefixes of less than `span` pages need blocks for all of their pages.
     """
-
-    blocks: BlockPool
-    span: int
+    place = end
+    while place > max(0, end - span):
+        place -= 1
+        if not column[place].number:
+            end = place
+    return end

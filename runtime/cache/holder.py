@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from .block_pool import Block
-from .radix import Column, Node, Tokens
+from .radix import Node, Tokens
 
 
 class Holder(Protocol):
@@ -24,7 +24,7 @@ class Holder(Protocol):
     state: Block | None
     state_source: int | None
     snapshot: Block | None
-    saved: Column
+    saved: Block | None
     saved_at: int
     branch: int
 

@@ -1,34 +1,44 @@
-"""Shared prefixes: a radix tree over token ids, whose nodes own pages of the KV cache.
+"""Shared prefixes: a radix tree over token ids, whose nodes own blocks of the caches.
 
-The tree works in whole pages. A node holds n * page_size tokens and their n pages, and the children
-of a node differ in their first page. A lock on a node holds all its ancestors too. Unlocked nodes
-are evicted, least recently used first, from the leaves upwards.
+The tree works in whole pages. A node holds n * page_size tokens, and the children of a node differ
+in their first page. A lock on a node holds all its ancestors too. Unlocked nodes are evicted, least
+recently used first, from the leaves upwards.
 
-A group of layers that needs only the end of a prefix has a column of blocks beside the pages, with
-one block or hole per page. A recurrent state is stored beside the last page that it includes.
+Each kind of cache has a column of blocks in a node, with one block or hole per page.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from .block_pool import HOLE, Block, BlockGroup
 from .kv_events import KVEvents
 
 Tokens = npt.NDArray[np.int64]
-Column = dict[int, Block]  # A request's blocks of one group, by the index of the page.
+
+
+class Kind(Protocol):
+    """What the tree needs of a kind of cache; `manager.CacheManager` describes it."""
+
+    hole: Any
+
+    def forget(self, blocks: list[Any]) -> None: ...
 
 
 class Node:
     """A run of tokens that continues its parent.
 
-    `lock_count` counts the requests that use the node or a node below it. `hashes` are those of the
-    pages; empty unless events are published.
+    Attributes:
+        num_pages: Number of pages that hold the tokens.
+        columns: By kind of cache, a block or a hole for each page.
+        hashes: Block hashes of the pages; empty unless events are published.
+        lock_count: Number of requests that use the node or a node below it.
+        last_used: Time of the last use.
     """
 
     __slots__ = (
@@ -37,20 +47,16 @@ class Node:
         "hashes",
         "last_used",
         "lock_count",
-        "pages",
+        "num_pages",
         "parent",
         "tokens",
     )
 
     def __init__(
-        self,
-        tokens: Tokens,
-        pages: list[int],
-        columns: list[list[Block]],
-        parent: Node | None,
+        self, tokens: Tokens, num_pages: int, columns: list[list[Any]], parent: Node | None
     ) -> None:
         self.tokens = tokens
-        self.pages = pages
+        self.num_pages = num_pages
         self.columns = columns
         self.hashes: list[int] = []
         self.parent = parent
@@ -60,33 +66,28 @@ class Node:
 
 
 class RadixCache:
-    """Prefixes whose keys and values are in the cache.
+    """The prefixes that are in the caches of all `kinds`.
 
     Attributes:
-        free: Called with the pages that the tree evicts or does not need.
-        enabled: If False, nothing is ever stored or found.
-        groups: The groups of layers that have a column.
+        kinds: The kinds of cache, in the order of the columns. They must not change once the tree
+            has a node.
         events: Records the pages that enter and leave the tree.
-        clock: Gives the times of uses, shared with the blocks of the groups.
+        clock: Gives the times of uses, shared with kinds that evict from the same memory.
     """
 
     def __init__(
         self,
-        free: Callable[[Iterable[int]], None],
         page_size: int,
+        kinds: Sequence[Kind],
         *,
-        enabled: bool = True,
-        groups: Sequence[BlockGroup] = (),
         events: KVEvents | None = None,
         clock: Iterator[int] | None = None,
     ) -> None:
-        self.root = Node(np.empty(0, np.int64), [], [[] for _ in groups], None)
-        self._groups = groups
+        self.root = Node(np.empty(0, np.int64), 0, [], None)
         self.evictable_pages = 0
         self.total_pages = 0
-        self._free = free
         self._page_size = page_size
-        self._enabled = enabled
+        self._kinds = kinds
         self.events = events
         self._clock = clock or count(1)
         self._ticket = count()
@@ -94,94 +95,55 @@ class RadixCache:
         # used or locked since.
         self._idle: list[tuple[int, int, Node]] = []
 
-    def match(self, tokens: Tokens) -> tuple[list[int], Node]:
-        """Return the pages of the longest cached prefix of `tokens`, and the node where it ends."""
-        node, pages, position = self.root, list[int](), 0
+    def match(self, tokens: Tokens) -> tuple[list[Node], int]:
+        """Return the nodes of the longest cached prefix of `tokens`, and its number of pages."""
+        node, path, position = self.root, list[Node](), 0
         while child := node.children.get(self._first_page(tokens, position)):
             shared = self._shared_pages(child, tokens, position)
-            if shared < len(child.pages):
-                child = self._split(child, shared)
-            pages += child.pages
+            node = child if shared == child.num_pages else self._split(child, shared)
             position += shared * self._page_size
-            node = child
+            path.append(node)
             self._touch(node)
-        return pages, node
+        return path, position // self._page_size
 
-    def resume(self, pages: list[int], node: Node) -> tuple[list[int], Node, list[list[Block]]]:
-        """Shorten a match to the longest prefix that every group can continue.
-
-        Return its pages, the node where it ends, and for each group the blocks of its last `span`
-        pages.
-        """
-        path = [node]
-        while (parent := path[-1].parent) is not None:
-            path.append(parent)
-        columns = [
-            [block for part in reversed(path) for block in part.columns[number]]
-            for number in range(len(self._groups))
-        ]
-        end = place = len(pages)
-        longest = max(group.span for group in self._groups)
-        while place > max(0, end - longest):
-            place -= 1
-            if any(
-                place >= end - group.span and not column[place].number
-                for column, group in zip(columns, self._groups, strict=True)
-            ):
-                end = place
-        begin = len(pages)
-        for part in path:
-            begin -= len(part.pages)
-            if begin < end:
-                cut = end - begin
-                node = part if cut == len(part.pages) else self._split(part, cut)
+    def cut(self, path: list[Node], end: int) -> Node:
+        """Return the node of `path` that ends after `end` pages. If needed, split one there."""
+        node = self.root
+        for node in path:
+            if end <= node.num_pages:
                 break
-        else:
-            node = self.root
-        ends = [
-            column[max(0, end - group.span) : end]
-            for column, group in zip(columns, self._groups, strict=True)
-        ]
-        return pages[:end], node, ends
+            end -= node.num_pages
+        if not end:
+            return self.root
+        return node if end == node.num_pages else self._split(node, end)
 
-    def insert(
-        self, tokens: Tokens, pages: list[int], columns: Sequence[Column] = ()
-    ) -> tuple[list[int], Node]:
-        """Store the whole pages of `tokens`. Return the tree's pages for them and the last node.
+    def extend(self, tokens: Tokens) -> list[Node]:
+        """Store `tokens`, which must be whole pages. Return the nodes that hold them.
 
-        If the tree already has a prefix in other pages, the tree's pages stay and the caller's
-        duplicates are freed. The caller must have locked the part of `pages` that came from the
-        tree.
-
-        `columns` has the caller's blocks of each group. Where the tree already has a block, the
-        column gets the tree's block instead of the caller's.
+        If the last node is new, its columns are holes, which the caller fills at once. The caller
+        must have locked all other nodes that it uses.
         """
-        if not self._enabled:
-            return [], self.root
-        whole = len(tokens) // self._page_size
-        known, node = self.match(tokens[: whole * self._page_size])
-        self._free(mine for mine, theirs in zip(pages, known, strict=False) if mine != theirs)
-        rest = pages[len(known) : whole]
-        if rest:
-            run = tokens[len(known) * self._page_size : whole * self._page_size].copy()
-            child = Node(run, rest, [[HOLE] * len(rest) for _ in self._groups], node)
-            node.children[self._first_page(run, 0)] = child
+        path, known = self.match(tokens)
+        run = tokens[known * self._page_size :].copy()
+        if num_pages := len(run) // self._page_size:
+            parent = path[-1] if path else self.root
+            columns = [[kind.hole] * num_pages for kind in self._kinds]
+            node = Node(run, num_pages, columns, parent)
+            parent.children[self._first_page(run, 0)] = node
             if self.events is not None:
-                parent = node.hashes[-1] if node.hashes else None
-                child.hashes = self.events.stored(parent, run, self._page_size)
-            self.evictable_pages += len(rest)
-            self.total_pages += len(rest)
-            node = child
+                before = parent.hashes[-1] if parent.hashes else None
+                node.hashes = self.events.stored(before, run, self._page_size)
+            self.evictable_pages += num_pages
+            self.total_pages += num_pages
             self._touch(node)
-        for number, (group, column) in enumerate(zip(self._groups, columns, strict=False)):
-            self._keep(group, number, column, node, whole)
-        return known + rest, node
+            path.append(node)
+        return path
 
     def lock(self, node: Node) -> None:
         """Protect all nodes from the root to `node` from eviction."""
         while node.parent is not None:
             if node.lock_count == 0:
-                self.evictable_pages -= len(node.pages)
+                self.evictable_pages -= node.num_pages
             node.lock_count += 1
             node = node.parent
 
@@ -190,7 +152,7 @@ class RadixCache:
             assert node.lock_count > 0, "unlocked more often than locked"
             node.lock_count -= 1
             if node.lock_count == 0:
-                self.evictable_pages += len(node.pages)
+                self.evictable_pages += node.num_pages
                 self._touch(node)
             node = node.parent
 
@@ -214,9 +176,16 @@ class RadixCache:
     def evict_oldest(self, count: int) -> int:
         """Evict up to `count` pages of that node, which must exist. Return their number."""
         _, _, node = heapq.heappop(self._idle)
-        take = min(len(node.pages), count)
+        take = min(node.num_pages, count)
         self._drop_tail(node, take)
         return take
+
+    def check(self) -> None:
+        """Assert that the counts of pages are right and that columns are whole."""
+        nodes = list(self.nodes())
+        assert self.total_pages == sum(node.num_pages for node in nodes)
+        assert self.evictable_pages == sum(node.num_pages for node in nodes if node.lock_count == 0)
+        assert all(len(column) == node.num_pages for node in nodes for column in node.columns)
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node except the root, for checks."""
@@ -240,35 +209,16 @@ class RadixCache:
         same = int(differs[0]) if len(differs) else len(there)
         return same // self._page_size
 
-    def _keep(self, group: BlockGroup, number: int, column: Column, node: Node, end: int) -> None:
-        """Store the blocks of a column in the tree's holes, up to page `end`, where `node` ends."""
-        left = sorted(place for place in column if place < end)
-        while left:
-            begin = end - len(node.pages)
-            while left and left[-1] >= begin:
-                place = left.pop()
-                mine, theirs = column[place], node.columns[number][place - begin]
-                if not theirs.number:
-                    node.columns[number][place - begin], mine.kept = mine, True
-                elif theirs is not mine:
-                    group.blocks.hold(theirs)
-                    group.blocks.let_go(mine)
-                    column[place] = theirs
-            end = begin
-            if left:
-                assert node.parent is not None
-                node = node.parent
-
     def _split(self, node: Node, pages: int) -> Node:
         """Split a node after its first `pages` pages. Return the new node above it."""
         cut = pages * self._page_size
         parent = node.parent
         assert parent is not None
         above = [column[:pages] for column in node.columns]
-        upper = Node(node.tokens[:cut], node.pages[:pages], above, parent)
+        upper = Node(node.tokens[:cut], pages, above, parent)
         upper.lock_count, upper.last_used = node.lock_count, node.last_used
         parent.children[self._first_page(upper.tokens, 0)] = upper
-        node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[pages:], upper
+        node.tokens, node.num_pages, node.parent = node.tokens[cut:], node.num_pages - pages, upper
         node.columns = [column[pages:] for column in node.columns]
         upper.hashes, node.hashes = node.hashes[:pages], node.hashes[pages:]
         upper.children[self._first_page(node.tokens, 0)] = node
@@ -282,7 +232,7 @@ class RadixCache:
             self._push_idle(node)
 
     def _is_idle(self, node: Node) -> bool:
-        return node.lock_count == 0 and not node.children and bool(node.pages)
+        return node.lock_count == 0 and not node.children and node.num_pages > 0
 
     def _push_idle(self, node: Node) -> None:
         heapq.heappush(self._idle, (node.last_used, next(self._ticket), node))
@@ -298,22 +248,20 @@ class RadixCache:
         """Free the last `pages` pages of an idle leaf. An empty leaf is removed from the tree,
         which may make its parent idle.
         """
-        self._free(node.pages[-pages:])
         self.evictable_pages -= pages
         self.total_pages -= pages
         parent = node.parent
         assert parent is not None
         key = self._first_page(node.tokens, 0)
-        del node.pages[-pages:]
         if self.events is not None:
             self.events.removed(node.hashes[-pages:])
             del node.hashes[-pages:]
-        for group, column in zip(self._groups, node.columns, strict=True):
-            for block in column[-pages:]:
-                group.blocks.forget(block)
+        for kind, column in zip(self._kinds, node.columns, strict=True):
+            kind.forget(column[-pages:])
             del column[-pages:]
-        node.tokens = node.tokens[: len(node.pages) * self._page_size]
-        if node.pages:
+        node.num_pages -= pages
+        node.tokens = node.tokens[: node.num_pages * self._page_size]
+        if node.num_pages:
             self._push_idle(node)
             return
         del parent.children[key]

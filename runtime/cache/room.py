@@ -2,75 +2,91 @@
 
 from __future__ import annotations
 
-from .block_pool import BlockPool
-from .radix import RadixCache
-from .slabs import PageAllocator
+import math
+from typing import Protocol
+
+from .slabs import PageAllocator, Slabs
 
 
-class Room:
-    """The memory of `pages`, which `tree` caches, and of `windows` if they share it.
+class Evictable(Protocol):
+    """Pages of one kind. Some of them only cache a prefix, so they can be evicted."""
 
-    Memory is counted in units of weight. A full page weighs as much as a slab has window pages, and
-    a window page as much as a slab has full pages, so that a slab weighs the same with either kind.
-    """
-
-    def __init__(
-        self, pages: PageAllocator, tree: RadixCache, windows: BlockPool | None = None
-    ) -> None:
-        self._pages, self._tree, self._windows = pages, tree, windows
-        self._page_weight = self._window_weight = 1
-        if windows is not None:
-            self._page_weight = windows.allocator.kind.per_slab
-            self._window_weight = pages.kind.per_slab
-        self._slab_weight = self._page_weight * pages.kind.per_slab
-
-    def weight(self, pages: int, of_windows: int) -> int:
-        """Weight of pages. Window pages weigh 0 if they have memory of their own."""
-        own = pages * self._page_weight
-        return own if self._windows is None else own + of_windows * self._window_weight
-
-    @property
-    def total(self) -> int:
-        return self._pages.source.count * self._slab_weight
-
-    @property
-    def free(self) -> int:
-        left_over = 0 if self._windows is None else self._windows.allocator.left_over
-        slabs = self._pages.source.free * self._slab_weight
-        return slabs + self.weight(self._pages.left_over, left_over)
+    allocator: PageAllocator
 
     @property
     def evictable(self) -> int:
-        idle = 0 if self._windows is None else self._windows.idle
-        return self.weight(self._tree.evictable_pages, idle)
+        """Number of pages that can be evicted."""
 
-    def has(self, pages: int, of_windows: int) -> bool:
-        """Whether these pages are free or evictable.
+    @property
+    def oldest(self) -> int | None:
+        """Time of the last use of the pages that are evicted next; None if there are none."""
+
+    def evict_oldest(self, most: int) -> None:
+        """Evict at least one and at most `most` pages of that time. There must be some."""
+
+
+class Room:
+    """Memory that pages of one or more kinds share. Each kind adds itself.
+
+    Memory is counted in units of weight. A slab weighs the product of the numbers of pages that it
+    holds of each kind. It thus weighs the same with pages of any kind.
+    """
+
+    def __init__(self, slabs: Slabs) -> None:
+        self.slabs = slabs
+        self._kinds: list[Evictable] = []
+        self._slab_weight = 1
+
+    def add(self, kind: Evictable) -> None:
+        self._kinds.append(kind)
+        self._slab_weight = math.prod(each.allocator.kind.per_slab for each in self._kinds)
+
+    def weight(self, kind: Evictable, pages: int) -> int:
+        return pages * (self._slab_weight // kind.allocator.kind.per_slab)
+
+    @property
+    def total(self) -> int:
+        return self.slabs.count * self._slab_weight
+
+    @property
+    def free(self) -> int:
+        partial = sum(self.weight(kind, kind.allocator.left_over) for kind in self._kinds)
+        return self.slabs.free * self._slab_weight + partial
+
+    @property
+    def evictable(self) -> int:
+        return sum(self.weight(kind, kind.evictable) for kind in self._kinds)
+
+    def has(self, weight: int) -> bool:
+        """Whether pages of this weight are free or evictable.
 
         Partly used slabs count fully, so an allocation may still fail by a few pages.
         """
-        return self.weight(pages, of_windows) <= self.free + self.evictable
+        return weight <= self.free + self.evictable
 
-    def pages_with(self, freed: int) -> int:
-        """Number of pages of each kind available once `freed` window pages are freed."""
-        room = self.free + self.evictable + self.weight(0, freed)
-        # The rest of one slab may belong to the other kind.
-        return (room - self._slab_weight) // self.weight(1, 1)
+    def pages_of_each(self, freed: int) -> int:
+        """Number of pages of every kind that fit at once after a weight of `freed` is freed."""
+        # The rest of one slab may belong to each other kind.
+        left = self.free + self.evictable + freed - self._slab_weight * (len(self._kinds) - 1)
+        return left // sum(self.weight(kind, 1) for kind in self._kinds)
 
-    def evict(self, allocator: PageAllocator, count: int) -> bool:
-        """Evict least recently used pages of both kinds until `allocator` has `count` free pages.
+    def allocate(self, kind: Evictable, count: int) -> list[int] | None:
+        """Allocate pages. If needed, evict the least recently used pages of all kinds.
 
-        Return False if that does not suffice.
+        Return None if too few pages are free or evictable.
         """
-        while (missing := count - allocator.free_pages) > 0:
-            pages = self._tree.oldest
-            block = None if self._windows is None else self._windows.oldest
-            if self._windows is not None and block is not None and (pages is None or block < pages):
-                self._windows.evict_oldest()
-            elif pages is not None:
-                # If window pages are wanted, evict a whole slab.
-                per_slab = self._pages.kind.per_slab
-                self._tree.evict_oldest(missing if allocator is self._pages else per_slab)
-            else:
-                return False
-        return True
+        if count > kind.allocator.free_pages and not self.has(self.weight(kind, count)):
+            return None
+        while (missing := count - kind.allocator.free_pages) > 0:
+            last_uses = {last: each for each in self._kinds if (last := each.oldest) is not None}
+            if not last_uses:
+                return None
+            oldest = last_uses[min(last_uses)]
+            # Other kinds must free whole slabs.
+            oldest.evict_oldest(missing if oldest is kind else oldest.allocator.kind.per_slab)
+        return kind.allocator.allocate(count)
+
+    def check(self) -> None:
+        """Assert that no slab is lost and that the counts of free and evictable memory are sane."""
+        self.slabs.check([kind.allocator for kind in self._kinds])
+        assert self.free + self.evictable <= self.total

@@ -51,7 +51,7 @@ class Request:
         state: For models with a recurrent state, the slot of the request. Before its next step,
             slot `state_source` is copied into it, unless that is None.
         snapshot: Slot into which the state is copied after the next step, or None.
-        saved: The last snapshot by the number of its page, until it is shared or evicted.
+        saved: The last snapshot, until it enters the prefix tree. It may have been evicted.
         saved_at: Number of tokens before the last snapshot.
         branch: Number of tokens that the prefix tree knew when the request began. The tree may have
             had no snapshot there.
@@ -102,7 +102,7 @@ class Request:
         self.state: Any = None
         self.state_source: int | None = None
         self.snapshot: Any = None
-        self.saved: dict[int, Any] = {}
+        self.saved: Any = None
         self.saved_at = self.branch = 0
         self.node: Any = None
         self._tokens = np.empty(self.num_tokens + 64, np.int64)

@@ -6,7 +6,7 @@ import random
 from functools import partial
 from typing import NamedTuple
 
-from ..cache.kv_cache import KVCache
+from ..cache.kinds import make_cache
 from ..cache.kv_events import KVEvents
 from ..config.engine import EngineConfig
 from ..distributed.ranks import ALONE, Ranks
@@ -67,7 +67,7 @@ def build_engine(
     seeds = random.Random(config.random_seed)
     core = EngineCore(
         runner,
-        KVCache(
+        make_cache(
             runner.pool.num_pages,
             runner.pool.page_size,
             share_prefixes=not config.disable_radix_cache,

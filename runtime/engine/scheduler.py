@@ -101,7 +101,7 @@ class Scheduler:
             if self._in_flight and request.awaits_token:
                 continue
             num_new = min(budget, request.num_tokens - request.num_computed)
-            num_new = self._cache.whole_pages(request, num_new)
+            num_new = self._cache.limit(request, num_new)
             while not self._cache.reserve(request, num_new):
                 victim = self.running[-1]
                 self._preempt(victim)
@@ -140,7 +140,7 @@ class Scheduler:
                 self._cache.release(request)
                 continue
             uncomputed = request.num_tokens - request.num_computed
-            num_new = self._cache.whole_pages(request, min(budget, uncomputed))
+            num_new = self._cache.limit(request, min(budget, uncomputed))
             # The whole sequence must fit, with one spare page for each running request.
             fits = not self.running or self._cache.has_room(request, uncomputed, len(self.running))
             if not fits or not self._cache.reserve(request, num_new):
@@ -156,7 +156,7 @@ class Scheduler:
                 self.started[request.rid] = time.monotonic()
                 self.prompt_tokens += request.num_prompt
                 self.cached_tokens += request.cached_tokens
-            if beginning is not None and (end := self._cache.found_until(request, num_new)):
+            if beginning is not None and (end := self._cache.next_prefix(request, num_new)):
                 coming.setdefault(beginning, request.tokens[:end])
             scheduled.append(Scheduled(request, num_new))
             budget -= num_new

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from piecework.kernels.collectives import Group
-from piecework.runtime.cache.kv_cache import KVCache
+from piecework.runtime.cache.kinds import make_cache
 from piecework.runtime.cache.slabs import SharedPages
 from piecework.runtime.core.batch import Batch, Layout
 from piecework.runtime.core.generation import TokenOutput
@@ -220,7 +220,7 @@ def make_core(
     runner = runner_class(num_pages, page_size)
     core = EngineCore(
         runner,
-        KVCache(
+        make_cache(
             num_pages,
             page_size,
             share_prefixes=share_prefixes,

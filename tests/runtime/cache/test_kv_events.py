@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from piecework.runtime.cache.kv_events import KVEvents, KVEventsConfig, block_hash, is_bound
 from piecework.runtime.cache.radix import RadixCache
-from piecework.runtime.cache.slabs import PageAllocator, Slabs
 
 
 class Subscriber:
@@ -57,18 +56,14 @@ def blocks_of(cache: RadixCache, page_size: int) -> dict[int, tuple[int, ...]]:
 )
 def test_a_subscriber_knows_the_tree(steps: list[list[int] | int], page_size: int) -> None:
     """Prompts are inserted, and so many pages are evicted."""
-    allocator, events = PageAllocator(Slabs(400)), KVEvents()
-    cache = RadixCache(allocator.free, page_size, events=events)
+    events = KVEvents()
+    cache = RadixCache(page_size, [], events=events)
     subscriber = Subscriber()
     for step in steps:
         if isinstance(step, int):
             cache.evict(step)
         else:
-            tokens = np.array(step, np.int64)
-            known, _ = cache.match(tokens)
-            rest = allocator.allocate(len(tokens) // page_size - len(known))
-            assert rest is not None
-            cache.insert(tokens, known + rest)
+            cache.extend(np.array(step[: len(step) // page_size * page_size], np.int64))
         subscriber.hear(events.take())
         assert subscriber.blocks == blocks_of(cache, page_size)
 

@@ -20,7 +20,7 @@ from toy_runner import (
     tokens,
 )
 
-from piecework.runtime.cache.kv_cache import KVCache
+from piecework.runtime.cache.kinds import make_cache
 from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.request import Request
 from piecework.runtime.core.sampling_params import SamplingParams
@@ -140,7 +140,7 @@ def test_snapshots_give_way_to_requests_that_run() -> None:
         asked(core, f"r{number}", [number + 10] * 20, 5)
     assert len(drain(core)) == 3
     core.flush_cache()
-    assert core._cache.states is not None and core._cache.states.available == 3
+    assert (core._cache.used_slots, core._cache.total_slots) == (0, 3)
 
 
 def test_snapshots_of_answers_give_way_to_requests_that_begin() -> None:
@@ -177,7 +177,7 @@ def test_prompts_that_begin_alike_wait_only_for_a_snapshot_that_serves_them() ->
 
 
 def test_a_step_that_is_planned_anew_and_ends_elsewhere_takes_no_snapshot() -> None:
-    cache = KVCache(20, 4, share_prefixes=True, state_slots=4, snapshot_tokens=4)
+    cache = make_cache(20, 4, share_prefixes=True, state_slots=4, snapshot_tokens=4)
     params = SamplingParams(max_new_tokens=1)
     message = GenerateRequest(rid="r", input_ids=list(range(10)), params=params)
     request = Request(message, seed=0, stop_ids=frozenset(), max_tokens=11)

@@ -1,0 +1,99 @@
+"""The interface of a kind of cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from .holder import Holder
+from .room import Room
+
+
+class CacheManager(Protocol):
+    """What layers of one kind keep of requests and of cached prefixes.
+
+    The prefix tree has a column for each manager, with one block per page of tokens. What a block
+    is, only its manager knows. A column has `hole` where the manager keeps nothing.
+
+    `KVCache` asks all managers of a model alike, so none of its callers knows the kinds:
+
+        end = the longest cached prefix that no manager's `resumable` shortens
+        manager.attach(request, column, end)          # A request begins behind that prefix.
+        num_new = manager.limit(request, num_new)     # A step is planned …
+        manager.reserve(request, end)                 # … and gets its memory.
+        manager.advance(request)                      # The step is launched.
+        manager.merge(request, begin, column)         # Computed pages enter the tree.
+        manager.release(request)                      # The request ended or was preempted.
+        manager.forget(blocks)                        # The tree evicted pages.
+
+    A new kind is a file with such a class, which `kinds.make_cache` adds to the models that have
+    the kind.
+
+    Attributes:
+        room: The memory of the blocks. Several kinds may share it.
+        hole: What a column holds where a block is missing.
+    """
+
+    room: Room
+    hole: Any
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Numbers of blocks that requests hold, and of all, if each request needs exactly one.
+
+        (0, 0) for kinds that need more memory the longer a request is.
+        """
+
+    def resumable(self, column: list[Any], end: int) -> int:
+        """Return the longest prefix that a request can continue, in pages, at most `end`.
+
+        `column` has the blocks of a cached prefix of at least `end` pages.
+        """
+
+    def attach(self, request: Holder, column: list[Any], end: int) -> None:
+        """Give a request without blocks the first `end` pages of a cached prefix."""
+
+    def demand(self, request: Holder, end: int, spare: int) -> int:
+        """Weight of the memory that `end` tokens need beyond what the request holds.
+
+        `spare` counts requests that may need one more page meanwhile.
+        """
+
+    def limit(self, request: Holder, num_new: int) -> int:
+        """Return how many of `num_new` tokens the next step takes: at least one."""
+
+    def reserve(self, request: Holder, end: int) -> bool:
+        """Allocate blocks for all tokens before `end`, by eviction if needed.
+
+        The next step computes the tokens from `num_computed` to `end`. Blocks that it no longer
+        needs are freed. Return False if the blocks do not fit.
+        """
+
+    def next_prefix(self, request: Holder, num_new: int) -> int:
+        """Return the end of the first prefix that others can continue after the reserved step.
+
+        0 if there is none.
+        """
+
+    def advance(self, request: Holder) -> None:
+        """Record that the reserved step was launched. `num_computed` includes its tokens."""
+
+    def merge(self, request: Holder, begin: int, column: list[Any]) -> None:
+        """Exchange computed blocks with a node of the prefix tree.
+
+        `column` belongs to the pages from `begin` on, of which the tree lent none to the request.
+        Holes are filled with the request's blocks. Where both have a block, the request uses the
+        tree's block instead of its own.
+        """
+
+    def forget(self, blocks: list[Any]) -> None:
+        """Free blocks that the tree evicted. No request uses these pages of the tree."""
+
+    def release(self, request: Holder) -> None:
+        """Free what a request holds. Blocks of the tree stay cached."""
+
+    def check(self, holders: Iterable[Holder], cached: list[Any]) -> None:
+        """Assert that no block is lost and that none has two owners.
+
+        `holders` are all requests that may hold blocks. `cached` are all blocks of the tree.
+        """

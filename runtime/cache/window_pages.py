@@ -1,0 +1,97 @@
+"""Pages of layers with a sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .block_pool import HOLE, Block, BlockPool, end_of_run
+from .holder import Holder
+
+
+class WindowPages:
+    """A request holds the pages that a query will still reach.
+
+    A query reaches at most `window` tokens, its own included. To continue a prefix, a request needs
+    the pages of the last window before the end of the prefix.
+    """
+
+    hole = HOLE
+    slots = (0, 0)
+
+    def __init__(self, blocks: BlockPool, window: int, page_size: int) -> None:
+        self.room, self._blocks = blocks.room, blocks
+        self._window, self._page_size = window, page_size
+        self._span = -(-(window - 1) // page_size)  # Most pages before the one of a query.
+
+    def resumable(self, column: list[Block], end: int) -> int:
+        return end_of_run(column, end, self._span)
+
+    def attach(self, request: Holder, column: list[Block], end: int) -> None:
+        request.window_begin = begin = max(0, end - self._span)
+        request.window = [HOLE] * begin + column[begin:end]
+        for block in column[begin:end]:
+            self._blocks.hold(block)
+
+    def demand(self, request: Holder, end: int, spare: int) -> int:
+        missing = -(-end // self._page_size) - len(request.window)
+        # A prompt frees the pages beyond its window as it proceeds.
+        return self.room.weight(self._blocks, min(missing, self._span + 1) + spare)
+
+    def limit(self, request: Holder, num_new: int) -> int:
+        """The step ends where pages run out."""
+        leaving = request.window[request.window_begin : self._first_reached(request)]
+        freed = sum(block.holders == 1 for block in leaving)
+        pages = self.room.pages_of_each(self.room.weight(self._blocks, freed))
+        most = (len(request.window) + pages) * self._page_size - request.num_computed
+        return min(num_new, most) if most > 0 else num_new
+
+    def reserve(self, request: Holder, end: int) -> bool:
+        first = self._first_reached(request)
+        for place in range(request.window_begin, first):
+            self._blocks.let_go(request.window[place])
+            request.window[place] = HOLE
+            request.window_begin = place + 1
+        missing = -(-end // self._page_size) - len(request.window)
+        blocks = self._blocks.allocate(missing) if missing > 0 else []
+        if blocks is None:
+            return False
+        request.window += blocks
+        return True
+
+    def next_prefix(self, request: Holder, num_new: int) -> int:
+        return request.num_computed + self._page_size
+
+    def advance(self, request: Holder) -> None:
+        pass
+
+    def merge(self, request: Holder, begin: int, column: list[Block]) -> None:
+        end = begin + len(column)
+        for place in range(max(begin, request.window_begin), end):
+            own, cached = request.window[place], column[place - begin]
+            if not cached.number:
+                column[place - begin], own.kept = own, True
+            elif cached is not own:
+                self._blocks.hold(cached)
+                self._blocks.let_go(own)
+                request.window[place] = cached
+
+    def forget(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self._blocks.forget(block)
+
+    def release(self, request: Holder) -> None:
+        for block in request.window:
+            self._blocks.let_go(block)
+        request.window, request.window_begin = [], 0
+
+    def check(self, holders: Iterable[Holder], cached: list[Block]) -> None:
+        held: list[Block] = []
+        for request in holders:
+            assert all(block is HOLE for block in request.window[: request.window_begin])
+            held += request.window[request.window_begin :]
+        self._blocks.check(held, cached)
+
+    def _first_reached(self, request: Holder) -> int:
+        """The first page of the request that the first query of the next step reaches."""
+        first = max(0, request.num_computed - self._window + 1) // self._page_size
+        return min(first, len(request.window))
