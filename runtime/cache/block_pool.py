@@ -73,7 +73,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[Block] | None:
         """Allocate `count` blocks with one holder each. None if they do not fit."""
         numbers = self.room.allocate(self, count)
-        return numbers and [Block(number) for number in numbers]
+        return None if numbers is None else [Block(number) for number in numbers]
 
     def evict_oldest(self, most: int) -> None:
         """Evict the block at the time `oldest`: no two blocks have the same."""
@@ -109,14 +109,14 @@ class BlockPool:
         block.kept = True
         self.let_go(block)
 
-    def forget(self, block: Block) -> None:
-        """Stop caching a block. Does nothing for a hole."""
-        if not block.number:
-            return
-        block.kept = False
-        if block.holders == 0:
-            del self._idle[block]
-            self._evict(block)
+    def forget(self, blocks: list[Block]) -> None:
+        """Stop caching blocks. Holes are skipped."""
+        for block in blocks:
+            if block.number:
+                block.kept = False
+                if block.holders == 0:
+                    del self._idle[block]
+                    self._evict(block)
 
     def _evict(self, block: Block) -> None:
         self.allocator.free([block.number])

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from ..core.padding import RESERVED_PAGE
 from .holder import Holder
+from .manager import CacheManager
 from .radix import RadixCache
 from .room import Room
 from .slabs import PageAllocator, PageKind
 
 
-class FullPages:
+class FullPages(CacheManager):
     """A request holds a page for every `page_size` tokens until it ends.
 
     Latent, 8-bit and shared layers differ in what a page holds, not in its owner. A page belongs to
@@ -20,11 +21,10 @@ class FullPages:
     """
 
     hole = RESERVED_PAGE
-    slots = (0, 0)
 
     def __init__(self, room: Room, kind: PageKind, tree: RadixCache, page_size: int) -> None:
         self.room, self.allocator = room, PageAllocator(room.slabs, kind)
-        self._tree, self._page_size = tree, page_size
+        self._tree, self.page_size = tree, page_size
         room.add(self)
 
     @property
@@ -38,20 +38,14 @@ class FullPages:
     def evict_oldest(self, most: int) -> None:
         self._tree.evict_oldest(most)
 
-    def resumable(self, column: list[int], end: int) -> int:
-        return end
-
     def attach(self, request: Holder, column: list[int], end: int) -> None:
         request.pages = column[:end]
 
     def demand(self, request: Holder, end: int, spare: int) -> int:
-        return self.room.weight(self, -(-end // self._page_size) - len(request.pages) + spare)
-
-    def limit(self, request: Holder, num_new: int) -> int:
-        return num_new
+        return self.room.weight(self, -(-end // self.page_size) - len(request.pages) + spare)
 
     def reserve(self, request: Holder, end: int) -> bool:
-        missing = -(-end // self._page_size) - len(request.pages)
+        missing = -(-end // self.page_size) - len(request.pages)
         if missing <= 0:
             return True
         pages = self.room.allocate(self, missing)
@@ -59,12 +53,6 @@ class FullPages:
             return False
         request.pages += pages
         return True
-
-    def next_prefix(self, request: Holder, num_new: int) -> int:
-        return request.num_computed + self._page_size
-
-    def advance(self, request: Holder) -> None:
-        pass
 
     def merge(self, request: Holder, begin: int, column: list[int]) -> None:
         end = begin + len(column)

@@ -26,8 +26,8 @@ class CacheManager(Protocol):
         manager.release(request)                      # The request ended or was preempted.
         manager.forget(blocks)                        # The tree evicted pages.
 
-    A new kind is a file with such a class, which `kinds.make_cache` adds to the models that have
-    the kind.
+    A new kind is a file with a subclass, which `kinds.make_cache` adds to the models that have the
+    kind. The defaults are those of a kind that keeps all tokens of a request.
 
     Attributes:
         room: The memory of the blocks. Several kinds may share it.
@@ -36,6 +36,7 @@ class CacheManager(Protocol):
 
     room: Room
     hole: Any
+    page_size: int
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -43,12 +44,14 @@ class CacheManager(Protocol):
 
         (0, 0) for kinds that need more memory the longer a request is.
         """
+        return 0, 0
 
     def resumable(self, column: list[Any], end: int) -> int:
         """Return the longest prefix that a request can continue, in pages, at most `end`.
 
         `column` has the blocks of a cached prefix of at least `end` pages.
         """
+        return end
 
     def attach(self, request: Holder, column: list[Any], end: int) -> None:
         """Give a request without blocks the first `end` pages of a cached prefix."""
@@ -61,6 +64,7 @@ class CacheManager(Protocol):
 
     def limit(self, request: Holder, num_new: int) -> int:
         """Return how many of `num_new` tokens the next step takes: at least one."""
+        return num_new
 
     def reserve(self, request: Holder, end: int) -> bool:
         """Allocate blocks for all tokens before `end`, by eviction if needed.
@@ -74,9 +78,11 @@ class CacheManager(Protocol):
 
         0 if there is none.
         """
+        return request.num_computed + self.page_size
 
     def advance(self, request: Holder) -> None:
         """Record that the reserved step was launched. `num_computed` includes its tokens."""
+        return None
 
     def merge(self, request: Holder, begin: int, column: list[Any]) -> None:
         """Exchange computed blocks with a node of the prefix tree.

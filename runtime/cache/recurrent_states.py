@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from ..core.padding import RESERVED_SLOT
 from .block_pool import HOLE, Block, BlockPool, end_of_run
 from .holder import Holder
+from .manager import CacheManager
 
 
-class RecurrentStates:
+class RecurrentStates(CacheManager):
     """A request holds one slot. Its state changes with every token.
 
     A prefix can be continued if the tree has a snapshot of the state at its end, which is stored
@@ -22,7 +23,7 @@ class RecurrentStates:
 
     def __init__(self, blocks: BlockPool, snapshot_tokens: int | None, page_size: int) -> None:
         self.room, self._blocks = blocks.room, blocks
-        self._snapshot_tokens, self._page_size = snapshot_tokens, page_size
+        self._snapshot_tokens, self.page_size = snapshot_tokens, page_size
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -32,7 +33,7 @@ class RecurrentStates:
         return end_of_run(column, end, 1)
 
     def attach(self, request: Holder, column: list[Block], end: int) -> None:
-        request.branch, request.saved_at = len(column) * self._page_size, end * self._page_size
+        request.branch, request.saved_at = len(column) * self.page_size, end * self.page_size
         last = column[end - 1] if end else HOLE
         self._blocks.touch(last)
         request.state_source = last.number if end else RESERVED_SLOT
@@ -50,7 +51,7 @@ class RecurrentStates:
         for border in sorted(self._borders(request)):
             if begin < border < end and border - request.saved_at >= self._snapshot_tokens:
                 return border - begin
-        border = end // self._page_size * self._page_size
+        border = end // self.page_size * self.page_size
         return border - begin if begin < border and end < request.num_tokens else num_new
 
     def reserve(self, request: Holder, end: int) -> bool:
@@ -64,7 +65,7 @@ class RecurrentStates:
         request.snapshot = None
         if (
             self._snapshot_tokens is not None
-            and end % self._page_size == 0
+            and end % self.page_size == 0
             and end - request.saved_at >= self._snapshot_tokens
             and self._is_wanted(request, end)
         ):
@@ -78,29 +79,28 @@ class RecurrentStates:
     def advance(self, request: Holder) -> None:
         request.state_source = None
         if request.snapshot is not None:
-            self._blocks.forget(request.saved or HOLE)
+            self._blocks.forget([request.saved or HOLE])
             self._blocks.offer(request.snapshot)
             request.saved, request.snapshot = request.snapshot, None
             request.saved_at = request.num_computed
 
     def merge(self, request: Holder, begin: int, column: list[Block]) -> None:
-        place = request.saved_at // self._page_size - 1 - begin
+        place = request.saved_at // self.page_size - 1 - begin
         if request.saved is None or not 0 <= place < len(column):
             return
         if request.saved.number:
             if column[place].number:
-                self._blocks.forget(request.saved)
+                self._blocks.forget([request.saved])
             else:
                 column[place] = request.saved
             self._blocks.touch(column[place])
         request.saved = None
 
     def forget(self, blocks: list[Block]) -> None:
-        for block in blocks:
-            self._blocks.forget(block)
+        self._blocks.forget(blocks)
 
     def release(self, request: Holder) -> None:
-        self._blocks.forget(request.saved or HOLE)
+        self._blocks.forget([request.saved or HOLE])
         self._blocks.let_go(request.state or HOLE)
         self._blocks.let_go(request.snapshot or HOLE)
         request.state = request.snapshot = request.saved = request.state_source = None
@@ -116,7 +116,7 @@ class RecurrentStates:
         """Ends of prefixes that another prompt may continue, in tokens: where this prompt leaves
         the tree, and its last whole page.
         """
-        return request.branch, (request.num_tokens - 1) // self._page_size * self._page_size
+        return request.branch, (request.num_tokens - 1) // self.page_size * self.page_size
 
     def _is_wanted(self, request: Holder, end: int) -> bool:
         """Whether a snapshot after `end` tokens is worth a slot.

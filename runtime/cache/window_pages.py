@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from .block_pool import HOLE, Block, BlockPool, end_of_run
 from .holder import Holder
+from .manager import CacheManager
 
 
-class WindowPages:
+class WindowPages(CacheManager):
     """A request holds the pages that a query will still reach.
 
     A query reaches at most `window` tokens, its own included. To continue a prefix, a request needs
@@ -16,11 +17,10 @@ class WindowPages:
     """
 
     hole = HOLE
-    slots = (0, 0)
 
     def __init__(self, blocks: BlockPool, window: int, page_size: int) -> None:
         self.room, self._blocks = blocks.room, blocks
-        self._window, self._page_size = window, page_size
+        self._window, self.page_size = window, page_size
         self._span = -(-(window - 1) // page_size)  # Most pages before the one of a query.
 
     def resumable(self, column: list[Block], end: int) -> int:
@@ -33,7 +33,7 @@ class WindowPages:
             self._blocks.hold(block)
 
     def demand(self, request: Holder, end: int, spare: int) -> int:
-        missing = -(-end // self._page_size) - len(request.window)
+        missing = -(-end // self.page_size) - len(request.window)
         # A prompt frees the pages beyond its window as it proceeds.
         return self.room.weight(self._blocks, min(missing, self._span + 1) + spare)
 
@@ -42,7 +42,7 @@ class WindowPages:
         leaving = request.window[request.window_begin : self._first_reached(request)]
         freed = sum(block.holders == 1 for block in leaving)
         pages = self.room.pages_of_each(self.room.weight(self._blocks, freed))
-        most = (len(request.window) + pages) * self._page_size - request.num_computed
+        most = (len(request.window) + pages) * self.page_size - request.num_computed
         return min(num_new, most) if most > 0 else num_new
 
     def reserve(self, request: Holder, end: int) -> bool:
@@ -51,18 +51,12 @@ class WindowPages:
             self._blocks.let_go(request.window[place])
             request.window[place] = HOLE
             request.window_begin = place + 1
-        missing = -(-end // self._page_size) - len(request.window)
+        missing = -(-end // self.page_size) - len(request.window)
         blocks = self._blocks.allocate(missing) if missing > 0 else []
         if blocks is None:
             return False
         request.window += blocks
         return True
-
-    def next_prefix(self, request: Holder, num_new: int) -> int:
-        return request.num_computed + self._page_size
-
-    def advance(self, request: Holder) -> None:
-        pass
 
     def merge(self, request: Holder, begin: int, column: list[Block]) -> None:
         end = begin + len(column)
@@ -76,8 +70,7 @@ class WindowPages:
                 request.window[place] = cached
 
     def forget(self, blocks: list[Block]) -> None:
-        for block in blocks:
-            self._blocks.forget(block)
+        self._blocks.forget(blocks)
 
     def release(self, request: Holder) -> None:
         for block in request.window:
@@ -93,5 +86,5 @@ class WindowPages:
 
     def _first_reached(self, request: Holder) -> int:
         """The first page of the request that the first query of the next step reaches."""
-        first = max(0, request.num_computed - self._window + 1) // self._page_size
+        first = max(0, request.num_computed - self._window + 1) // self.page_size
         return min(first, len(request.window))
