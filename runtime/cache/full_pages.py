@@ -44,6 +44,9 @@ class FullPages(CacheManager):
     def demand(self, request: Holder, end: int, spare: int) -> int:
         return self.room.weight(self, -(-end // self.page_size) - len(request.pages) + spare)
 
+    def missing(self, request: Holder, end: int) -> int:
+        return max(0, self.demand(request, end, 0))
+
     def reserve(self, request: Holder, end: int) -> bool:
         missing = -(-end // self.page_size) - len(request.pages)
         if missing <= 0:

@@ -45,6 +45,7 @@ def make_cache(
     managers, clock = list[CacheManager](), count(1)
     tree = RadixCache(page_size, managers, events=events, clock=clock)
     room = Room(Slabs(num_pages if shared is None else num_slabs))
+    managers.append(FullPages(room, full, tree, page_size))
     if window is not None:
         own_room = room if shared is not None else Room(Slabs(window_pages))
         managers.append(WindowPages(BlockPool(own_room, own, clock), window, page_size))
@@ -53,7 +54,6 @@ def make_cache(
         managers.append(
             RecurrentStates(slots, snapshot_tokens if share_prefixes else None, page_size)
         )
-    managers.append(FullPages(room, full, tree, page_size))
     return KVCache(
         managers,
         tree,

@@ -19,9 +19,8 @@ class KVCache:
     """Every block of a cache is free, in the prefix tree, or held by exactly one request.
 
     Attributes:
-        managers: The kinds of cache. Those that free memory while a request proceeds come first,
-            so that later ones find this memory. The last one keeps all tokens, and its memory is
-            the one that the counts of tokens measure.
+        managers: The kinds of cache. The first one keeps all tokens, and its memory is the one that
+            the counts of tokens measure.
         tree: The cached prefixes. Its kinds are `managers`.
         total_tokens: Number of tokens of usual texts that fit.
         shares_prefixes: Whether requests find the pages of others.
@@ -40,10 +39,10 @@ class KVCache:
         self.page_size = page_size
         self.total_tokens = total_tokens
         self.shares_prefixes = share_prefixes
-        self._room = managers[-1].room
-        self._rooms: dict[Room, list[CacheManager]] = {}
-        for manager in managers:
-            self._rooms.setdefault(manager.room, []).append(manager)
+        self._room, self._are_several = managers[0].room, len(managers) > 1
+        self._rooms: dict[Room, list[int]] = {}  # The numbers of the managers by their memory.
+        for number, manager in enumerate(managers):
+            self._rooms.setdefault(manager.room, []).append(number)
 
     @property
     def cached_tokens(self) -> int:
@@ -102,10 +101,7 @@ class KVCache:
     def has_room(self, request: Holder, num_new: int, spare: int) -> bool:
         """Whether `num_new` more tokens fit, by eviction too, with `spare` pages left."""
         end = request.num_computed + num_new
-        return all(
-            room.has(sum(manager.demand(request, end, spare) for manager in managers))
-            for room, managers in self._rooms.items()
-        )
+        return self._fit([manager.demand(request, end, spare) for manager in self.managers])
 
     def limit(self, request: Holder, num_new: int) -> int:
         """Return how many of `num_new` tokens the next step takes."""
@@ -120,6 +116,9 @@ class KVCache:
         Return False if the tokens do not fit.
         """
         end, fits = request.num_computed + num_new, True
+        if self._are_several:
+            # If one kind does not fit, no kind evicts. A single manager checks this itself.
+            fits = self._fit([manager.missing(request, end) for manager in self.managers])
         for manager in self.managers:
             fits = fits and manager.reserve(request, end)
         return fits
@@ -174,6 +173,13 @@ class KVCache:
             room.check()
         for number, manager in enumerate(self.managers):
             manager.check(holders, [block for node in nodes for block in node.columns[number]])
+
+    def _fit(self, weights: list[int]) -> bool:
+        """Whether the memory of each manager has so much weight that is free or evictable."""
+        return all(
+            room.has(sum(weights[number] for number in numbers))
+            for room, numbers in self._rooms.items()
+        )
 
     def _in_tokens(self, weight: int) -> int:
         """Convert a weight of memory into tokens of usual texts."""

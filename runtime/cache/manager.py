@@ -20,6 +20,7 @@ class CacheManager(Protocol):
         end = the longest cached prefix that no manager's `resumable` shortens
         manager.attach(request, column, end)          # A request begins behind that prefix.
         num_new = manager.limit(request, num_new)     # A step is planned …
+        manager.missing(request, end)                 # … is checked to fit in all kinds …
         manager.reserve(request, end)                 # … and gets its memory.
         manager.advance(request)                      # The step is launched.
         manager.merge(request, begin, column)         # Computed pages enter the tree.
@@ -66,11 +67,16 @@ class CacheManager(Protocol):
         """Return how many of `num_new` tokens the next step takes: at least one."""
         return num_new
 
+    def missing(self, request: Holder, end: int) -> int:
+        """Free the blocks that no later step needs. Return the weight that `reserve` allocates.
+
+        The next step computes the tokens from `num_computed` to `end`.
+        """
+
     def reserve(self, request: Holder, end: int) -> bool:
         """Allocate blocks for all tokens before `end`, by eviction if needed.
 
-        The next step computes the tokens from `num_computed` to `end`. Blocks that it no longer
-        needs are freed. Return False if the blocks do not fit.
+        Return False if the blocks do not fit.
         """
 
     def next_prefix(self, request: Holder, num_new: int) -> int:

@@ -54,6 +54,9 @@ class RecurrentStates(CacheManager):
         border = end // self.page_size * self.page_size
         return border - begin if begin < border and end < request.num_tokens else num_new
 
+    def missing(self, request: Holder, end: int) -> int:
+        return self.demand(request, end, 0)
+
     def reserve(self, request: Holder, end: int) -> bool:
         if request.state is None:
             blocks = self._blocks.allocate(1)

@@ -45,14 +45,18 @@ class WindowPages(CacheManager):
         most = (len(request.window) + pages) * self.page_size - request.num_computed
         return min(num_new, most) if most > 0 else num_new
 
-    def reserve(self, request: Holder, end: int) -> bool:
+    def missing(self, request: Holder, end: int) -> int:
         first = self._first_reached(request)
         for place in range(request.window_begin, first):
             self._blocks.let_go(request.window[place])
             request.window[place] = HOLE
             request.window_begin = place + 1
-        missing = -(-end // self.page_size) - len(request.window)
-        blocks = self._blocks.allocate(missing) if missing > 0 else []
+        pages = -(-end // self.page_size) - len(request.window)
+        return self.room.weight(self._blocks, max(0, pages))
+
+    def reserve(self, request: Holder, end: int) -> bool:
+        pages = -(-end // self.page_size) - len(request.window)
+        blocks = self._blocks.allocate(pages) if pages > 0 else []
         if blocks is None:
             return False
         request.window += blocks
