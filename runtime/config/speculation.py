@@ -24,6 +24,18 @@ class SpeculationConfig:
         group=SPECULATION,
         choices=ALGORITHMS,
     )
+    speculative_draft_model_path: str | None = option(
+        None,
+        "a smaller model with the same tokenizer that guesses; default: none",
+        group=SPECULATION,
+        metavar="PATH",
+    )
+    speculative_num_steps: int = option(
+        5,
+        "most tokens that the draft model guesses for one request and step",
+        group=SPECULATION,
+        metavar="N",
+    )
     speculative_num_draft_tokens: int = option(
         32,
         "most tokens that a step verifies for one request; the number is chosen for each step by "
@@ -34,9 +46,12 @@ class SpeculationConfig:
 
     def check_speculation(self) -> None:
         """Raise `ValueError` for a value that is out of range."""
-        if not 1 <= self.speculative_num_draft_tokens <= _MOST_DRAFT_TOKENS:
-            raise ValueError(
-                f"--speculative-num-draft-tokens must be between 1 and {_MOST_DRAFT_TOKENS}, got "
-                f"{self.speculative_num_draft_tokens}; --speculative-algorithm none turns "
-                "speculation off"
-            )
+        for flag, value in (
+            ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens),
+            ("--speculative-num-steps", self.speculative_num_steps),
+        ):
+            if not 1 <= value <= _MOST_DRAFT_TOKENS:
+                raise ValueError(
+                    f"{flag} must be between 1 and {_MOST_DRAFT_TOKENS}, got {value}; "
+                    "--speculative-algorithm none turns speculation off"
+                )

@@ -210,6 +210,21 @@ class Request:
             assert not self.num_placeholders, "several tokens before a placeholder"
             self._append(token)
 
+    def follow(self, tokens: npt.NDArray[np.int64]) -> None:
+        """Take over the tokens of another request with the same prompt.
+
+        Keys and values of tokens that were taken over before and differ now are computed again.
+        """
+        length = min(self.num_tokens, len(tokens))
+        differing = np.flatnonzero(self._tokens[:length] != tokens[:length])
+        alike = int(differing[0]) if len(differing) else length
+        self.num_tokens = alike
+        self._make_room(len(tokens) - alike)
+        self._tokens[alike : len(tokens)] = tokens[alike:]
+        self.num_tokens = len(tokens)
+        # The last token is always computed, because its logits are wanted.
+        self.num_computed = min(self.num_computed, alike, len(tokens) - 1)
+
     def _append(self, token: int) -> None:
         self._make_room(1)
         self._tokens[self.num_tokens] = token

@@ -12,10 +12,7 @@ from ..config.engine import EngineConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.model_runner import ModelRunner
 from ..sampling.grammar_cache import Grammars
-from ..speculative.method import Method
-from ..speculative.ngram import Ngram
-from ..speculative.prediction import Prediction
-from ..speculative.speculation import Speculation
+from ..speculative.build import make_speculation
 from ..tokenizer.tokenizer import load_tokenizer
 from .core import EngineCore
 from .graph_startup import GraphStartup
@@ -30,21 +27,6 @@ class Engine(NamedTuple):
     core: EngineCore
     runner: ModelRunner
     startup: GraphStartup
-
-
-def make_speculation(config: EngineConfig, runner: ModelRunner) -> Speculation | None:
-    """Return the speculation of an engine, or None without one.
-
-    Models with a recurrent state have none, because a rejected token cannot be taken out of it.
-    """
-    algorithm = config.speculative_algorithm
-    if algorithm == "none" or runner.states is not None:
-        return None
-    methods: list[Method] = [Prediction()] if algorithm in ("auto", "prediction") else []
-    if algorithm == "ngram" or (algorithm == "auto" and runner.platform.device_type == "cpu"):
-        methods.append(Ngram())
-    most = config.speculative_num_draft_tokens
-    return Speculation(methods, most=most, max_rows=64)
 
 
 def build_engine(
@@ -94,7 +76,9 @@ def build_engine(
             runner.vocab_size,
             runner.eos_token_ids,
         ),
-        speculation=make_speculation(config, runner) if ranks.rank == 0 else None,
+        speculation=make_speculation(config, runner, progress=progress)
+        if ranks.rank == 0
+        else None,
     )
     # The allocator still holds what the memory profile and the first steps have freed.
     runner.platform.give_back_memory()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from ..cache.kv_cache import KVCache
 from ..core.batch import digest
@@ -24,8 +23,8 @@ from ..core.logits_processor import GrammarState
 from ..core.messages import EngineStats, StepOutput
 from ..core.request import Request, Scheduled
 from ..distributed.ranks import ALONE, Ranks
+from ..executor.runner import Runner
 from ..executor.step import PendingStep, StepTokens
-from ..graphs.graph_runner import GraphCounts
 from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault
 from ..sampling.grammar_cache import Grammars
 from ..sampling.sampler import NO_TOKEN
@@ -34,25 +33,6 @@ from .admission import admit
 from .scheduler import Scheduler, StepInFlight
 
 logger = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """The part of `ModelRunner` that the core uses."""
-
-    vocab_size: int
-    eos_token_ids: frozenset[int]
-
-    def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
-        """Launch a step. It takes its first tokens from `previous`, the step in flight."""
-        ...
-
-    def graph_counts(self) -> GraphCounts:
-        """Count graph replays, padding and fallbacks of all steps so far."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for the device. Raise if the device is broken."""
-        ...
 
 
 class EngineCore:
@@ -208,6 +188,8 @@ class EngineCore:
     def _drop_finished(self) -> None:
         """Drop references to finished requests; an idle engine must not keep their prompts."""
         self._computing = []
+        if self._speculation is not None:
+            self._speculation.drop_finished()
         self._quarantine = [request for request in self._quarantine if not request.finished]
 
     def _isolate(self, error: Exception) -> None:
@@ -270,6 +252,8 @@ class EngineCore:
                 "a token is computed that the host does not know"
             )
         self._cache.check(self._scheduler.running)
+        if self._speculation is not None:
+            self._speculation.check()
 
     # Launching
 

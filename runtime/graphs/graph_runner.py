@@ -28,6 +28,8 @@ from ..sampling.sampler import draws_of
 from .decode import DecodeGraph, batch_sizes
 from .prefill import PrefillGraph
 
+_MANY_ROWS = 128  # Rows of a decode up to which a device waits for its memory.
+
 
 class GraphCounts(NamedTuple):
     """How many steps ran in pieces, how many were replays of a captured size, how many tokens of
@@ -137,6 +139,11 @@ class GraphRunner:
         return any(
             phase.capture_next() for phase in (self.decode, self.prefill) if phase is not None
         )
+
+    @property
+    def most_rows(self) -> int:
+        """Number of rows of a step up to which a few more rows cost little."""
+        return _MANY_ROWS if self.kernels is None else self.kernels.max_tokens
 
     @property
     def num_pending(self) -> int:

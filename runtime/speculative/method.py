@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from ..core.request import Request
@@ -46,4 +47,36 @@ class Method(Protocol):
 
     def end(self, request: Request) -> None:
         """Learn from the text of a request that has ended."""
+        ...
+
+
+class Drafter(Protocol):
+    """A model that guesses. It computes the guesses of all requests together, when they are wanted.
+
+    Attributes:
+        steps: Most tokens that it guesses for a request.
+    """
+
+    name: str
+    steps: int
+
+    def draft(
+        self, running: list[Request], counts: Mapping[Request, int]
+    ) -> dict[Request, list[int]]:
+        """Return guesses of up to `counts` tokens for these requests.
+
+        Requests that are not `running` any more lose the memory that they had.
+        """
+        ...
+
+    def seconds(self, requests: int) -> float:
+        """Return the expected time that one token for each of so many requests takes."""
+        ...
+
+    def drop_finished(self) -> None:
+        """Free the memory of requests that have ended."""
+        ...
+
+    def check(self) -> None:
+        """Assert that no memory is leaked or used twice."""
         ...

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.request import Request
-from .method import Guess, Method, Proposer
+from .method import Drafter, Guess, Method, Proposer
 from .prediction import Prediction
 from .step_costs import StepCosts
 
@@ -25,6 +25,9 @@ _MEMORY = 0.9  # Weight of earlier guesses of a request after one more.
 _PRIOR = 4.0  # How many guesses of a request weigh as much as all those of its kind.
 _LONG_MEMORY = 0.999
 _GAIN = 1.02  # Least factor in tokens per second that is worth proposals.
+_LEAST_VALUE = 0.02  # Chance below which a token is no proposal.
+_DRAFTED = "all 0"  # The kind of all drafts of a model.
+_STEPS_BETWEEN_TRIALS = 128  # Steps without drafts, after which they are tried again.
 
 
 class _Rate:
@@ -45,14 +48,21 @@ class _Rate:
 
 
 class _Guesses:
-    """The proposers of one request, and its current guess."""
+    """The proposers of one request, and what they guess now.
 
-    __slots__ = ("guess", "method", "proposers", "rates")
+    Attributes:
+        guesses: By the name of the method.
+        best: The name of the method whose guess is the likeliest, or "".
+        proposed_by: The method of the proposals that are being verified.
+        rates: How often guesses of this request were right, by method and kind.
+    """
 
-    def __init__(self, proposers: list[tuple[str, Proposer]]) -> None:
+    __slots__ = ("best", "guesses", "proposed_by", "proposers", "rates")
+
+    def __init__(self, proposers: dict[str, Proposer]) -> None:
         self.proposers = proposers
-        self.guess: Guess | None = None
-        self.method = ""
+        self.guesses: dict[str, Guess] = {}
+        self.best = self.proposed_by = ""
         self.rates: dict[tuple[str, str], _Rate] = {}
 
 
@@ -60,16 +70,25 @@ class Speculation:
     """Proposals for all requests of an engine.
 
     Args:
-        methods: In order of preference: the first one that has a guess makes it.
+        methods: What guesses from texts.
+        drafter: A model that guesses, for requests without a better guess.
         most: Most proposals of a request and step.
         max_rows: Rows up to which a step is cheap.
     """
 
-    def __init__(self, methods: Sequence[Method], *, most: int, max_rows: int) -> None:
-        self._methods = methods
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        *,
+        most: int,
+        max_rows: int,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self._methods, self._drafter = methods, drafter
         self._most, self._max_rows = most, max_rows
         self._rates: dict[tuple[str, str], _Rate] = {}
         self._costs = StepCosts()
+        self._since_draft = 0
         self._drafts = self._proposed = 0
         self._accepted_at = Counter[int]()
 
@@ -82,26 +101,38 @@ class Speculation:
         if guesses is None:
             if request.state is not None or request.prompt_logprobs_due:
                 return
-            begun = [(each.name, each.begin(request)) for each in self._methods]
-            guesses = _Guesses([(name, one) for name, one in begun if one is not None])
+            begun = {each.name: each.begin(request) for each in self._methods}
+            guesses = _Guesses({name: one for name, one in begun.items() if one is not None})
             request.guesses = guesses
         else:
-            self._compare(guesses, tokens)
             if proposals:
-                accepted = num_alike(tokens, proposals)
-                self._drafts += 1
-                self._proposed += len(proposals)
-                self._accepted_at.update(range(accepted))
-                if guesses.method == Prediction.name:
-                    request.predicted = accepted, len(proposals) - accepted
-            for _, proposer in guesses.proposers:
+                self._count(request, guesses, tokens, proposals)
+            for method, last in guesses.guesses.items():
+                self._compare(guesses, (method, last.kind), last.tokens, tokens)
+            for proposer in guesses.proposers.values():
                 proposer.append(tokens)
-        guesses.guess = None
-        for name, proposer in guesses.proposers:
-            guess = proposer.guess(self._most)
-            if guess is not None:
-                guesses.guess, guesses.method = guess, name
-                break
+        guesses.guesses = {
+            name: guess
+            for name, proposer in guesses.proposers.items()
+            if (guess := proposer.guess(self._most)) is not None
+        }
+        guesses.best = max(
+            guesses.guesses,
+            key=lambda name: self._chance(guesses, (name, guesses.guesses[name].kind)),
+            default="",
+        )
+
+    def _count(
+        self, request: Request, guesses: _Guesses, tokens: list[int], proposals: list[int]
+    ) -> None:
+        accepted = num_alike(tokens, proposals)
+        self._drafts += 1
+        self._proposed += len(proposals)
+        self._accepted_at.update(range(accepted))
+        if guesses.proposed_by == Prediction.name:
+            request.predicted = accepted, len(proposals) - accepted
+        if self._drafter is not None and guesses.proposed_by == self._drafter.name:
+            self._compare(guesses, (self._drafter.name, _DRAFTED), proposals, tokens)
 
     def totals(self) -> dict[str, Any]:
         """Return the fields of `EngineStats` that count proposals."""
@@ -123,55 +154,102 @@ class Speculation:
         for method in self._methods:
             method.end(request)
 
+    def drop_finished(self) -> None:
+        """Free what requests held that have ended, in whatever way."""
+        if self._drafter is not None:
+            self._drafter.drop_finished()
+
+    def check(self) -> None:
+        """Assert that the drafter leaks no memory."""
+        if self._drafter is not None:
+            self._drafter.check()
+
     def is_of_use(self, running: list[Request]) -> bool:
         """Whether a step with proposals is expected to pay."""
-        return bool(self._chosen(running))
+        looked_up, drafted = self._choose(running)
+        return bool(looked_up or drafted)
 
     def propose(self, running: list[Request]) -> dict[str, list[int]]:
         """Return the tokens to verify by request."""
-        proposals = {}
-        for request, count in self._chosen(running).items():
-            tokens = self._allowed(request, request.guesses.guess.tokens[:count])
-            if tokens:
-                proposals[request.rid] = tokens
-        return proposals
+        looked_up, drafted = self._choose(running)
+        found = {
+            request: request.guesses.guesses[request.guesses.best].tokens[:count]
+            for request, count in looked_up.items()
+        }
+        for request in looked_up:
+            request.guesses.proposed_by = request.guesses.best
+        if self._drafter is not None:
+            self._since_draft = 0 if drafted else self._since_draft + 1
+            for request, tokens in self._drafter.draft(running, drafted).items():
+                found[request], request.guesses.proposed_by = tokens, self._drafter.name
+        allowed = {request.rid: _allowed(request, tokens) for request, tokens in found.items()}
+        return {rid: tokens for rid, tokens in allowed.items() if tokens}
 
-    def _chosen(self, running: list[Request]) -> dict[Request, int]:
-        """Return how many tokens of its guess each request should verify."""
+    def _choose(self, running: list[Request]) -> tuple[dict[Request, int], dict[Request, int]]:
+        """Return how many tokens each request should verify: of its guess, and of a draft."""
+        decodes = [
+            each
+            for each in running
+            if each.num_computed >= each.num_prompt
+            and each.guesses is not None
+            and each.max_tokens - each.num_known > 1
+        ]
+        # The values of the next tokens of each guess: the chance that all up to it are right.
         offers: list[tuple[float, Request]] = []
-        decodes = 0
-        for request in running:
-            if request.num_computed < request.num_known - 1 - len(request.proposals):
+        for request in decodes:
+            guesses: _Guesses = request.guesses
+            if not guesses.best:
                 continue
-            decodes += 1
-            guesses: _Guesses | None = request.guesses
-            if guesses is None or guesses.guess is None:
-                continue
-            chance, value = self._chance(guesses), 1.0
-            room = request.max_tokens - request.num_known - 1
-            for _ in guesses.guess.tokens[: max(0, room)]:
+            guess, value = guesses.guesses[guesses.best], 1.0
+            chance = self._chance(guesses, (guesses.best, guess.kind))
+            for _ in guess.tokens[: request.max_tokens - request.num_known - 1]:
                 value *= chance
-                if value < 0.02:
+                if value < _LEAST_VALUE:
                     break
                 offers.append((value, request))
-        if not offers:
-            return {}
         offers.sort(key=lambda offer: -offer[0])
-        rows, expected = decodes, float(decodes)
+        rows, expected = len(running), float(len(running))
         rate = _GAIN * expected / self._costs.seconds(rows)
-        best = 0
+        best, gained = 0, 0.0
         for count, (value, _) in enumerate(offers[: max(0, self._max_rows - rows)], 1):
             expected += value
             if (faster := expected / self._costs.seconds(rows + count)) > rate:
-                rate, best = faster, count
-        return Counter(request for _, request in offers[:best])
+                rate, best, gained = faster, count, expected - len(running)
+        looked_up = dict(Counter(request for _, request in offers[:best]))
+        if self._drafter is None:
+            return looked_up, {}
+        others = [request for request in decodes if request not in looked_up]
+        rows, expected = rows + best, len(running) + gained
+        return looked_up, self._drafted(self._drafter, others, rows, expected, rate)
 
-    def _chance(self, guesses: _Guesses) -> float:
+    def _drafted(
+        self, drafter: Drafter, requests: list[Request], rows: int, expected: float, rate: float
+    ) -> dict[Request, int]:
+        """Return how many tokens to draft for each request.
+
+        Without them, the step has `rows` rows and gives `expected` tokens, `rate` a second.
+        """
+        if not requests:
+            return {}
+        chances = [self._chance(each.guesses, (drafter.name, _DRAFTED)) for each in requests]
+        values = [1.0] * len(requests)
+        best = 0
+        for count in range(1, min(drafter.steps, (self._max_rows - rows) // len(requests)) + 1):
+            values = [value * chance for value, chance in zip(values, chances, strict=True)]
+            expected += sum(values)
+            seconds = self._costs.seconds(rows + count * len(requests))
+            seconds += count * drafter.seconds(len(requests))
+            if (faster := expected / seconds) > rate:
+                rate, best = faster, count
+        if not best and self._since_draft >= _STEPS_BETWEEN_TRIALS:
+            # Acceptance is learnt from drafts alone, and texts change.
+            best = min(2, drafter.steps)
+        room = {each: each.max_tokens - each.num_known - 1 for each in requests}
+        return {each: min(best, room[each]) for each in requests} if best else {}
+
+    def _chance(self, guesses: _Guesses, key: tuple[str, str]) -> float:
         """Return the expected share of right tokens, each after right ones."""
-        assert guesses.guess is not None
-        key = guesses.method, guesses.guess.kind
-        overall = self._overall(key).value
-        own = guesses.rates.get(key)
+        overall, own = self._overall(key).value, guesses.rates.get(key)
         if own is None:
             return overall
         return (own.right + _PRIOR * overall) / (own.weight + _PRIOR)
@@ -182,31 +260,32 @@ class Speculation:
             method, kind = key
             digits = int(kind.rsplit(" ", 1)[-1])
             # Longer agreement makes a right guess likelier.
-            right = 0.9 if method == Prediction.name else min(0.25 + 0.1 * digits, 0.8)
+            known = {Prediction.name: 0.9, "draft": 0.6}
+            right = known.get(method, min(0.25 + 0.1 * digits, 0.8))
             rate = self._rates[key] = _Rate(8.0 * right, 8.0)
         return rate
 
-    def _compare(self, guesses: _Guesses, tokens: list[int]) -> None:
-        if guesses.guess is None:
-            return
-        key = guesses.method, guesses.guess.kind
-        own = guesses.rates.setdefault(key, _Rate(0.0, 0.0))
-        for guessed, token in zip(guesses.guess.tokens, tokens, strict=False):
-            own.add(guessed == token, _MEMORY)
-            self._overall(key).add(guessed == token, _LONG_MEMORY)
-            if guessed != token:
+    def _compare(
+        self, guesses: _Guesses, key: tuple[str, str], guessed: list[int], tokens: list[int]
+    ) -> None:
+        """Count guessed tokens up to the first wrong one."""
+        own, overall = guesses.rates.setdefault(key, _Rate(0.0, 0.0)), self._overall(key)
+        for one, token in zip(guessed, tokens, strict=False):
+            own.add(one == token, _MEMORY)
+            overall.add(one == token, _LONG_MEMORY)
+            if one != token:
                 break
 
-    @staticmethod
-    def _allowed(request: Request, tokens: list[int]) -> list[int]:
-        """Return the first tokens that may follow without ending the text."""
-        for count, token in enumerate(tokens):
-            if token in request.stop_ids:
-                tokens = tokens[:count]
-                break
-        if request.grammar is not None and tokens:
-            tokens = tokens[: request.grammar.admits(tokens)]
-        return tokens
+
+def _allowed(request: Request, tokens: list[int]) -> list[int]:
+    """Return the first tokens that may follow without ending the text."""
+    for count, token in enumerate(tokens):
+        if token in request.stop_ids:
+            tokens = tokens[:count]
+            break
+    if request.grammar is not None and tokens:
+        tokens = tokens[: request.grammar.admits(tokens)]
+    return tokens
 
 
 def num_alike(tokens: Sequence[int], others: Sequence[int]) -> int:

@@ -35,6 +35,11 @@ class StepCosts:
         if self._rows_rows >= _VARIED:
             self._share = self._rows_seconds / self._rows_rows / self._seconds
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a step was measured."""
+        return self._weight > 0
+
     def seconds(self, rows: int) -> float:
         """Return the expected time of a step. The unit is arbitrary before the first step."""
         mean = self._seconds or 1.0

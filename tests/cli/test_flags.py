@@ -36,6 +36,7 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "max_total_tokens": (64, 2**40),
     "num_threads": (1, 1024),
     "speculative_num_draft_tokens": (1, 128),
+    "speculative_num_steps": (1, 128),
     "port": (0, 65535),
     "max_queued_requests": (0, 10**6),
     "max_header_bytes": (1024, 2**40),

@@ -1,0 +1,28 @@
+"""What an engine core, or a drafter, calls on a model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..core.request import Scheduled
+from ..graphs.graph_runner import GraphCounts
+from .step import PendingStep
+
+
+class Runner(Protocol):
+    """The part of `ModelRunner` that the core uses."""
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
+        """Launch a step. It takes its first tokens from `previous`, the step in flight."""
+        ...
+
+    def graph_counts(self) -> GraphCounts:
+        """Count graph replays, padding and fallbacks of all steps so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for the device. Raise if the device is broken."""
+        ...
