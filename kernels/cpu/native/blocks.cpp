@@ -1,11 +1,11 @@
-// Blocks of GGUF files become panels.
+// Converts blocks of GGUF files to panels.
 #include "gguf/formats.h"
 
 namespace piecework {
 namespace {
 
-// Every other byte of eight, from the first on. Not several at a time in a vector: loads of those wait for the memory, where the numbers
-// were stored in smaller parts.
+// Every second byte of eight, from the first on. Not vectorised: a vector load of numbers that were stored in smaller parts waits for
+// memory.
 uint32_t even_bytes(uint64_t bytes) {
   asm("" : "+r"(bytes));
   bytes &= 0x00ff00ff00ff00ffu;
@@ -13,8 +13,8 @@ uint32_t even_bytes(uint64_t bytes) {
   return static_cast<uint32_t>(bytes | bytes >> 16);
 }
 
-// The N bits of 32 numbers from Above on, as words of row r in a plane: byte i of a word has those of numbers 2 i and 2 i + 1, then those
-// of the same two of the next eight, and so on.
+// The N bits from Above on of 32 numbers, as words of row r in a plane. Byte i of a word has the bits of numbers 2 i and 2 i + 1, then
+// those of the same two of the next eight, and so on.
 template <int N, int Above>
 void write_plane(const uint8_t* numbers, int r, uint8_t* plane) {
   constexpr int eights = 4 / N;
@@ -72,7 +72,7 @@ void write_scales(NibbleScales, const Block& from, int r, uint8_t* scales) {
   std::memcpy(scales + NibbleScales::kGroupBytes + 2 * (kPanel + r), &from.minimum, 2);
 }
 
-constexpr int kAhead = 512;  // bytes
+constexpr int kAhead = 512;  // Bytes.
 
 template <class Stored>
 void pack(const uint8_t* const* rows, int count, int columns, uint8_t* out) {
@@ -80,7 +80,7 @@ void pack(const uint8_t* const* rows, int count, int columns, uint8_t* out) {
   for (int b = 0; b < columns / Kind::kColumns; ++b, out += Kind::kBytes)
     for (int r = 0; r < count; ++r) {
       const uint8_t* from = rows[r] + b * Stored::kBytes;
-      // The row's next blocks: a processor's own prefetching does not follow so many rows.
+      // Prefetch the row's next blocks, because hardware prefetching does not follow so many rows.
       for (int line = 0; line < Stored::kBytes; line += 64) __builtin_prefetch(from + kAhead + line);
       Block block;
       Stored::read(from, block);
@@ -102,7 +102,7 @@ struct FormatInfo {
 
 }  // namespace piecework
 
-// The block format at this place of the list. Returns 0 behind the last one.
+// Write the block format at this place of the list. Return 0 after the last one.
 extern "C" int piecework_gguf_format(int place, piecework::FormatInfo* to) {
   int seen = 0;
   piecework::GGUFFormats::each([&](auto of) {

@@ -1,22 +1,24 @@
-// Weights whose columns have scales in groups, as GGUF's blocks have them (ggml-org/ggml, src/ggml-common.h): a weight is
-// scale * number + minimum, of a whole number.
+// Weights whose columns have scales per group, as in GGUF's blocks (ggml-org/ggml, src/ggml-common.h): a weight is scale * integer +
+// minimum.
 //
-// A unit is 32 columns of the 32 rows of a panel. Its numbers lie in planes: the low 4 or 2 bits of all of them, then the 2 or 1 bits above. A
-// word of a plane of n bits has 32 / n columns of one row, and lies beside those of the other rows: [n][32 rows]. Each of its bytes has 8 / n
-// columns: byte b has column 8 j + 2 b + p, where p is 0 or 1, in the bits from n (2 j + p) on; j counts from the word's first column. So a
-// shift and a mask make a word whose bytes are the columns 8 j + p + {0, 2, 4, 6} of a row (`four`), as products of whole numbers want them.
+// A unit is 32 columns of the 32 rows of a panel. Its numbers are stored in planes: first the low 4 or 2 bits of all numbers, then the 2 or
+// 1 bits above. A word of a plane of n bits has 32 / n columns of one row, and is next to the words of the other rows: [n][32 rows]. Each
+// byte has 8 / n columns: byte b has column 8 j + 2 b + p, with p 0 or 1, in the bits from n (2 j + p) on, where j counts from the word's
+// first column. A shift and a mask therefore make a word whose bytes are the columns 8 j + p + {0, 2, 4, 6} of a row (`four`), which
+// integer products need.
 //
-// A block is one unit, or eight, whose scales are small numbers times a float16. The numbers of its units come first, then the scales.
+// A block is one unit, or eight units whose scales are small integers times a float16. The numbers of its units come first, then the
+// scales.
 #pragma once
 #include "linear.h"
 #include "simd.h"
 
 namespace piecework {
 
-constexpr int kWide = 2 * kLanes;  // rows of W whose sums are made together
-constexpr int kUnit = 32;          // columns
+constexpr int kWide = 2 * kLanes;  // Rows of W whose sums are made together.
+constexpr int kUnit = 32;          // Columns.
 
-// Columns 8 J + P + {0, 2, 4, 6} of kLanes rows of a plane of N bits, in the bits of each byte from Above on.
+// Columns 8 J + P + {0, 2, 4, 6} of kLanes rows of a plane of N bits, in the bits from Above on of each byte.
 template <int N, int J, int P, int Above = 0>
 inline words four_of_plane(const uint8_t* plane, int row) {
   constexpr int place = 2 * J + P, shift = N * (place % (8 / N)) - Above;
@@ -28,14 +30,14 @@ inline words four_of_plane(const uint8_t* plane, int row) {
     return (w << -shift) & mask;
 }
 
-// The int8 in the byte B of each word.
+// The int8 in byte B of each word.
 template <int B>
 inline floats signed_byte(words w) {
   return __builtin_convertvector((ints)(w << (24 - 8 * B)) >> 24, floats);
 }
 
-// Numbers of Low bits and High ones above them. `each<Begin, End>(unit, row, use)` calls use(begin, i, a, b) for the columns begin + i of a
-// unit in [Begin, End), one after another: a and b are the rows [row, row + kLanes) and the next, and i is known to the compiler.
+// Numbers with Low bits, and High bits above them. `each<Begin, End>(unit, row, use)` calls use(begin, i, a, b) for the columns begin + i
+// of a unit in [Begin, End) in order: a and b are the rows [row, row + kLanes) and the next kLanes rows, and i is known to the compiler.
 template <int Low, int High>
 struct Planes {
   static constexpr int kBytes = 4 * (Low + High) * kPanel, kMost = (1 << (Low + High)) - 1, kBits = Low + High;
@@ -58,7 +60,7 @@ struct Planes {
   }
 };
 
-// The same of 4 bits, faster.
+// The same for 4 bits, faster.
 template <>
 struct Planes<4, 0> {
   static constexpr int kBytes = 16 * kPanel, kMost = 15, kBits = 4;
@@ -78,7 +80,7 @@ struct Planes<4, 0> {
   }
 };
 
-// 4 bits that choose one of a table's numbers, which have a sign.
+// 4 bits that choose one of a table's signed numbers.
 template <class Table>
 struct Chosen {
   static constexpr int kBytes = 16 * kPanel, kMost = Table::kMost, kBits = 8;
@@ -104,14 +106,14 @@ struct Iq4 {
   static constexpr float kFloats[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 };
 
-// Twice what e2m1 stands for.
+// Twice the values of e2m1.
 struct E2m1 {
   static constexpr int kMost = 12;
   static constexpr int8_t kNumbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   static constexpr float kFloats[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 };
 
-// Bytes with a sign, in the words that `four` gives: [8][32 rows].
+// Signed bytes, in the words that `four` returns: [8][32 rows].
 struct Bytes {
   static constexpr int kBytes = kUnit * kPanel, kMost = 128, kBits = 8;
 
@@ -131,7 +133,7 @@ struct Bytes {
   }
 };
 
-// A float16 for each row of a unit, and perhaps another one that is its minimum: [32], [32]. Or minima are the scale times minus kOffset.
+// A float16 scale for each row of a unit, [32], and possibly a float16 minimum, [32]. Otherwise minima are the scale times -kOffset.
 template <bool HasMinima, int Offset = 0>
 struct UnitScales {
   static constexpr int kUnits = 1, kColumns = kUnit, kBytes = (1 + HasMinima) * 2 * kPanel, kOffset = Offset;
@@ -146,8 +148,8 @@ struct UnitScales {
   }
 };
 
-// A number of 8 bits with a sign for each group of Columns, [groups][32], times a float16 for each row of a block, [32]. Minima likewise, all
-// behind the scales; or they are the scale times minus kOffset.
+// A signed 8-bit number per group of Columns, [groups][32], times a float16 per row of a block, [32]. Minima are stored in the same way
+// after all scales, or they are the scale times -kOffset.
 template <int Columns, bool HasMinima, int Offset = 0>
 struct BlockScales {
   static constexpr int kUnits = 8, kColumns = Columns, kOffset = Offset, kPart = kUnits * kUnit / Columns * kPanel + 2 * kPanel;
@@ -159,7 +161,7 @@ struct BlockScales {
     return load_bytes(reinterpret_cast<const int8_t*>(scales) + group * kPanel + row) * load_halves(reinterpret_cast<const uint16_t*>(factors) + row);
   }
 
-  // What `scale` is the product of.
+  // The integer factor of `scale`.
   static floats whole(const uint8_t* scales, int group, int row) {
     return load_bytes(reinterpret_cast<const int8_t*>(scales) + group * kPanel + row);
   }
@@ -175,7 +177,8 @@ struct BlockScales {
   }
 };
 
-// Scales and minima of 4 bits, in one byte, for each 16 columns: [16][32], times float16 for each row of a block, [32] of scales and [32] of minima.
+// Scales and minima of 4 bits, in one byte per 16 columns, [16][32], times a float16 per row of a block: [32] for scales and [32] for
+// minima.
 struct NibbleScales {
   static constexpr int kUnits = 8, kColumns = 16, kOffset = 0, kGroupBytes = 16 * kPanel, kBytes = kGroupBytes + 4 * kPanel;
   static constexpr bool kHasMinimum = true;
@@ -200,13 +203,13 @@ struct Blocks {
   using Numbers = NumbersOf;
   using Scales = ScalesOf;
   static constexpr int kUnits = Scales::kUnits, kColumns = kUnits * kUnit, kBytes = kUnits * Numbers::kBytes + Scales::kBytes;
-  static constexpr int kGroups = kUnit / Scales::kColumns;  // of a unit
+  static constexpr int kGroups = kUnit / Scales::kColumns;  // Groups of a unit.
   static constexpr bool kIsScaled = true;
 
   static const uint8_t* unit(const uint8_t* block, int number) { return block + number * Numbers::kBytes; }
   static const uint8_t* scales(const uint8_t* block) { return block + kUnits * Numbers::kBytes; }
 
-  // As the other formats' (weights.h).
+  // As in the other formats (weights.h).
   template <class Use>
   __attribute__((always_inline)) static void each(const uint8_t* block, int part, Use&& use) {
     const int row = part * kWide;
@@ -227,7 +230,7 @@ struct Blocks {
   }
 };
 
-// A panel's numbers and scales out of up to 32 rows of blocks of a GGUF file. Nothing, of other formats.
+// Write the numbers and scales of a panel from up to 32 rows of a GGUF file's blocks. Nothing happens for other formats.
 void pack_blocks(int32_t format, const uint8_t* const* rows, int count, int columns, uint8_t* out);
 
 }  // namespace piecework

@@ -1,7 +1,7 @@
-// Experts of which each token takes a few: rows of x are grouped by expert, and each group is multiplied by its expert's panels, which
-// are read once. What nobody chose is not read.
+// Experts, of which each token uses a few. Rows of x are grouped by expert, and each group is multiplied by its expert's panels, which are
+// read once. Experts that no token chose are not read.
 //
-// T tokens, N hidden size, I columns between gate and down, k experts a token, P pairs of a token and one of its experts.
+// T tokens, N hidden size, I columns between gate and down, k experts per token, P pairs of a token and one of its experts.
 #pragma once
 #include "linear.h"
 #include "team.h"
@@ -9,23 +9,24 @@
 namespace piecework {
 
 struct Experts {
-  Linear gate_up, down;  // the rows of one expert below those of another: [count][gates, ups], [count][N]; ups alone: no gates
+  // The rows of one expert after those of another: [count][gates, ups], [count][N]. Without gates there are only ups.
+  Linear gate_up, down;
   int32_t count, weighs_input;
-  float limit;  // of gates and ups: 0 for silu(gate) * up, else GPT-OSS's (up + 1) * gate * sigmoid(1.702 * gate)
+  float limit;  // Limit of gates and ups. 0 means silu(gate) * up, else GPT-OSS's (up + 1) * gate * sigmoid(1.702 * gate).
 };
 
-// How experts are chosen by the scores of a router [count of all ranks].
+// How experts are chosen by a router's scores [count of all ranks].
 struct Routing {
   Linear router;
-  const float* correction;  // [count], added to scores while experts are chosen, or null
-  int32_t top_k, is_sigmoid, is_renormalized, first;  // first: the expert that is this rank's first
+  const float* correction;  // [count], added to scores for the choice only, or null.
+  int32_t top_k, is_sigmoid, is_renormalized, first;  // first: the first expert of this rank.
   float scale;
 };
 
-// ids and weights [top_k] by one token's logits.
+// Choose ids and weights [top_k] by the logits of one token.
 void choose(const Routing& routing, const bf16* logits, int64_t* ids, float* weights);
 
-// One expert's layer: `rows` panels from its first on.
+// The layer of one expert: `rows` panels from its first one on.
 inline Linear of_expert(const Linear& all, int expert, int count) {
   Linear one = all;
   one.rows = all.rows / count;
@@ -36,24 +37,24 @@ inline Linear of_expert(const Linear& all, int expert, int count) {
 
 class Mixture {
  public:
-  // Its memory is kept for the next layer.
+  // The memory is kept for the next layer.
   static Mixture& of_this_thread() {
     static thread_local Mixture mixture;
     return mixture;
   }
 
-  // What a token takes: ids [T][k], of which those outside [0, count) are other ranks', and weights [T][k].
+  // The experts of tokens: ids [T][k], of which ids outside [0, count) belong to other ranks, and weights [T][k].
   struct Choice {
     const int64_t* ids;
     const float* weights;
     int tokens, each;
   };
 
-  // Pairs by expert; memory for them. By one thread.
+  // Group pairs by expert and allocate memory. Called by one thread.
   void group(const Experts& experts, const Choice& choice);
 
-  // The phases of one layer, which all threads of the team call: read(t) gives a row of x, write(t, first, sums, count) takes the float32
-  // sums of columns from `first` on, and whoever is done last calls `last`.
+  // The phases of one layer, which all threads of the team call. read(t) returns a row of x, write(t, first, sums, count) gets the float32
+  // sums of columns from `first` on, and the thread that finishes last calls `last`.
   template <class Read, class Write, class Last>
   void run(Team& team, int& phase, const Experts& experts, const Choice& choice, Read read, Write write, Last last) {
     const int width = experts.down.columns, hidden = experts.down.rows / experts.count, panels = width / kPanel;
@@ -95,14 +96,14 @@ class Mixture {
   }
 
  private:
-  static constexpr int kMostRows = 240;  // of a group: they stay in a core's cache while panels go by
+  static constexpr int kMostRows = 240;  // Rows of a group that stay in a core's cache while panels are read.
 
   // Pairs [first, first + size) of one expert.
   struct Group {
     int expert, first, size;
   };
 
-  // What a thread has to itself: a group's rows, laid out for the products.
+  // The memory of one thread: a group's rows in the form of the products.
   struct Own {
     Multiplier multiplier;
     Aligned<float> memory, factors, scales;
@@ -133,8 +134,8 @@ class Mixture {
     return own;
   }
 
-  // work(linear, own, group, i) for each of `panels` of every group's expert; read(pair) gives a row of x. Each thread lays out the
-  // rows of the groups whose panels it takes.
+  // Call work(linear, own, group, i) for each of `panels` panels of every group's expert. read(pair) returns a row of x. Each thread lays
+  // out the rows of the groups whose panels it takes.
   template <class Read, class Work>
   void products(Team& team, int& phase, const Linear& all, int count, int panels, Read read, Work work) {
     Own& mine = of_thread();
@@ -153,7 +154,7 @@ class Mixture {
   static void square(const float* ups, bf16* to);
   static void activate(const float* gates, const float* ups, float limit, bf16* to);
 
-  std::vector<int> pairs_, group_of_, places_, counts_;  // pairs_: t * k + j of each, by expert; places_: where each is
+  std::vector<int> pairs_, group_of_, places_, counts_;  // pairs_: t * k + j of each pair, by expert; places_: the position of each pair.
   std::vector<Group> groups_;
   Aligned<float> results_;       // [P][N]
   std::vector<bf16> activated_;  // [P][I]

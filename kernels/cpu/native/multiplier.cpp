@@ -1,4 +1,4 @@
-// A panel's products, scaled and with their bias, in each form of x; and rows of x in the form that a linear takes.
+// The products of a panel, scaled and with their bias, for each form of x; and rows of x in the form that a linear layer needs.
 #include <vector>
 
 #include "linear.h"
@@ -15,7 +15,7 @@ Tile Multiplier::panel(const Linear& linear, const RowsOf<Number>& x, int panel,
   return of_run(linear, panel, x, panel * kPanel, first, last);
 }
 
-// A panel whose rows are those of the layer from `row` on.
+// A panel that begins at row `row` of the layer.
 template <class Number>
 Tile Multiplier::of_run(const Linear& linear, int panel, const RowsOf<Number>& x, int row, int first, int last) {
   const int tokens = last - first;
@@ -68,7 +68,7 @@ void InputRows::as(const Linear& linear, Work&& work) const {
   switch (way_of(linear, tokens_)) {
     case kBytes: return work(RowsOf<byte>{static_cast<byte*>(memory), tokens_, nullptr, scales, groups});
     case kIntegers: return work(RowsOf<GroupedColumns>{static_cast<GroupedColumns*>(memory), tokens_, nullptr, nullptr, 0, rounds_pairs(linear)});
-    // What the CPU lacks is no way of `way_of`, and would take long to compile.
+    // Not compiled if the CPU lacks the instructions: `way_of` never returns it, and compiling takes long.
     case kHalves:
       if constexpr (kHasHalves) work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_, scales, groups});
       return;

@@ -1,7 +1,7 @@
-// A whole step of a decoder in bfloat16 as one call. Every value is rounded where plain torch rounds it.
+// A whole step of a decoder in bfloat16 as one call. Values are rounded where plain torch rounds them.
 //
-// Of ranks each has some heads, columns between gate and down, and rows of the embedding. What is to be summed over them each writes to its
-// slot (shared.h), and all read it while they add and normalise: a sum takes no pass of its own.
+// With several ranks, each has some heads, some columns between gate and down, and some rows of the embedding. Each rank writes its
+// summands to its slot (shared.h), and all ranks read them while they add and normalise, so a sum needs no separate pass.
 #include "step.h"
 
 #include <functional>
@@ -14,11 +14,12 @@
 namespace piecework {
 namespace {
 
-// What the last thread does at the end of a phase. Not a parameter of templates: each would be compiled once for every layer's part.
+// What the last thread does at the end of a phase. Not a template parameter, because each phase would be compiled for each of them.
 using Last = std::function<void()>;
 using Done = std::function<void(int)>;
 
-constexpr int kFewTokens = 2;     // whose rows each thread computes for itself, which takes less time than waiting for another
+// Up to this number, each thread computes all rows itself, which is faster than waiting for another thread.
+constexpr int kFewTokens = 2;
 
 // What the threads of a step share.
 class Forward {
@@ -88,19 +89,19 @@ class Forward {
     return reinterpret_cast<const bf16*>(ranks_->slot(rank)) + static_cast<size_t>(t) * model_.hidden;
   }
 
-  // Where what is to be added next goes.
+  // Set where the next summands are written.
   void set_added() { added_ = ranks_ ? reinterpret_cast<bf16*>(ranks_->begin()) : own_.data(); }
 
   void post() {
     if (ranks_) ranks_->post();
   }
 
-  // A failure is told at the end: threads stay together.
+  // A failure is reported at the end, so that threads stay together.
   void wait_for_ranks() {
     if (ranks_) ranks_->wait();
   }
 
-  // work(t) for each of the rows that this thread is to make; nobody goes on before all that others need are made.
+  // Call work(t) for each row of this thread. No thread continues before all rows that others need are done.
   template <class Work>
   void each_row(StepThread& thread, int count, Work work) {
     if (!is_few_) return team_.each(thread.phase, count, work);
@@ -124,7 +125,7 @@ class Forward {
     std::memcpy(to, row_of(static_cast<int>(id / model_.embedding.rows), t), model_.hidden * sizeof(bf16));
   }
 
-  // What the last half of a layer gave.
+  // The result of the previous half of a layer.
   const bf16* added(int t, StepThread& thread) {
     return ranks_ ? sum_of_ranks(model_, t, thread) : row(added_, t, model_.hidden);
   }
@@ -158,7 +159,7 @@ class Forward {
     thread.after = &layer.after_feed_forward;
   }
 
-  // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
+  // x = norm(residual), after the result of the previous half was added, or the tokens were looked up.
   void normalise(const Norm& norm, const Linear& linear, bool is_first, StepThread& thread) {
     wait_for_ranks();
     each_row(thread, step_.tokens, [&](int t) {
@@ -187,7 +188,7 @@ class Forward {
     multiply(linear, thread.rows.x, out, thread, last);
   }
 
-  // `done(i)`, if there is such, follows panel i.
+  // `done(i)`, if given, is called after panel i.
   void multiply(const Linear& linear, const Input& rows, bf16* out, StepThread& thread, const Last& last, const Done& done = {}) {
     rows.prepare(linear, thread.multiplier);
     const auto work = [&](int i) {
@@ -201,8 +202,8 @@ class Forward {
     team_.each(thread.phase, (linear.rows + kPanel - 1) / kPanel, work, std::cref(last));
   }
 
-  // Queries, keys and values: turned, and written to the cache, by who makes the last panel of a head. Work by whole heads takes longer on two
-  // threads.
+  // Compute queries, keys and values. The thread that makes the last panel of a head rotates it and stores it in the cache. Work by whole
+  // heads takes longer on two threads.
   void project(const Layer& layer, StepThread& thread) {
     const AttentionCall<bf16> attention = call(layer);
     const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
@@ -228,7 +229,7 @@ class Forward {
     multiply(layer.qkv, thread.rows.x, qkv_.data(), thread, [] {}, [&](int panel) { heads_.meet(panel, finish); });
   }
 
-  // Normalises and turns a query or a key.
+  // Normalise and rotate a query or a key.
   void turn(const Layer& layer, int t, int h) {
     const int64_t place = step_.positions[t] * layer.turned;
     bf16* head = row(qkv_, t, width_) + h * model_.head_size;
@@ -238,7 +239,7 @@ class Forward {
     if (layer.turned > 0) rotate(head, layer.cos + place, layer.signed_sin + place, layer.turned, head);
   }
 
-  // The last to be done says where what is to be added goes: nobody reads the last sum any more.
+  // The last thread sets where the next summands go, because no thread reads the previous sum any more.
   void attend(const Layer& layer, StepThread& thread) {
     const AttentionCall<bf16> attention = call(layer);
     const std::vector<Item>& items = items_.at(layer.window);
@@ -263,10 +264,10 @@ class Forward {
     });
   }
 
-  // Whether what a head gives may be laid out alone, by who made it, which saves a wait.
+  // Whether the thread that computed a head may lay out its result alone, which saves a wait.
   bool lays_out_heads(const Layer& layer) const { return model_.head_size % kPanel == 0 && heads_made_.takes_parts(layer.output); }
 
-  // Gate and up rows of the same number are met together, so that neither is written.
+  // Gate and up rows of the same number are computed together, so that neither is stored.
   void open(const FeedForward& layer, StepThread& thread, const Last& last) {
     const int panels = layer.width() / kPanel;
     const Input& x = thread.rows.x;
@@ -292,7 +293,7 @@ class Forward {
     team_.each(thread.phase, panels, work, std::cref(last));
   }
 
-  // The experts of each token instead of one layer for all, and what all go through beside them.
+  // The experts of each token instead of one layer for all, and the part that all tokens use.
   void mix(const Layer& layer, StepThread& thread) {
     const Routing& routing = layer.routing;
     const Mixture::Choice choice{ids_.data(), weights_.data(), step_.tokens, routing.top_k};
@@ -326,7 +327,7 @@ class Forward {
         [&] { post(); });
   }
 
-  // Panel by panel; where the likeliest are wanted nothing is written.
+  // Panel by panel. If only the likeliest tokens are needed, no logits are stored.
   void compute_logits(StepThread& thread) {
     const Linear& head = model_.head;
     each_row(thread, step_.samples, [&](int n) {
@@ -353,7 +354,7 @@ class Forward {
     if (!step_.draws) return;
     team_.each(thread.phase, step_.samples, [&](int n) {
       float* logits = step_.logits + static_cast<size_t>(n) * head.rows;
-      // That of the token to be chosen.
+      // The position of the token to choose.
       const int64_t position = step_.positions[step_.sampled[n]] + 1;
       step_.chosen[n] = choose_token(logits, head.rows, step_.draws[n], position);
     });
@@ -363,18 +364,18 @@ class Forward {
   const Model& model_;
   const int threads_;
   Member* const ranks_;
-  const bool is_few_;  // each thread has all rows to itself
+  const bool is_few_;  // Each thread has all rows itself.
   Team team_;
   const int width_;
   const std::vector<int32_t> seq_lens_;
   StepRows shared_;
-  Input heads_made_;  // what attention gave, where each head is laid out by who made it
+  Input heads_made_;  // The result of attention, if the thread that made a head lays it out.
   Heads heads_;
   Likeliest likeliest_;
-  bf16* added_ = nullptr;  // [T, N], of this rank
+  bf16* added_ = nullptr;  // [T, N], of this rank.
   std::vector<bf16> own_, qkv_, attended_, activated_;
-  std::vector<bf16> logits_;    // [T, experts], of layers with experts
-  std::vector<bf16> beside_;    // [T, N], of what all tokens go through
+  std::vector<bf16> logits_;    // [T, experts], for layers with experts.
+  std::vector<bf16> beside_;    // [T, N], of the part that all tokens use.
   std::vector<bf16> shared_gates_;  // [T]
   std::vector<int64_t> ids_;    // [T, top_k]
   std::vector<float> weights_;  // [T, top_k]
@@ -386,7 +387,7 @@ class Forward {
 }  // namespace
 }  // namespace piecework
 
-// Whether all ranks have taken part.
+// Return whether all ranks have taken part.
 extern "C" int piecework_step(const void* step, int threads) {
   const piecework::Step& given = *static_cast<const piecework::Step*>(step);
   piecework::Forward(given, threads).run();

@@ -1,4 +1,4 @@
-// Which of the ways to make products is taken.
+// Chooses how products are computed.
 #include <chrono>
 
 #include "attention_tiles.h"
@@ -11,14 +11,14 @@ namespace piecework {
 namespace {
 
 constexpr int kMeasured = -1;
-constexpr double kWorthIt = 1.1;  // as many times as fast another way has to be
+constexpr double kWorthIt = 1.1;  // Another way must be this many times as fast.
 
 int choice = kMeasured, unpacking = kMeasured;
 bool invariant = false;
 
 bool is_there(int way) { return way == kFloats || (way == kDots && kHasDots) || (way == kHalves && kHasHalves); }
 
-// Seconds of the same products by x as `Number`, the least of several times.
+// Seconds of the same products with x as `Number`, the least of several runs.
 template <class Number>
 double seconds() {
   constexpr int kTokens = 48, kTimes = 8;
@@ -48,15 +48,16 @@ Way measured() {
   return fastest;
 }
 
-// The way of many rows.
+// The way for many rows.
 Way fastest_way() {
   if (choice != kMeasured) return static_cast<Way>(choice);
   static const Way fastest = measured();
   return fastest;
 }
 
-// Whether weights of bfloat16 go by dot products whatever the number of rows, and blocks of attention's rows: AMD's CPUs make twice as many
-// products by them as by FMAs (Intel's half as many). That is known, not measured, so that an engine that starts again computes as it did.
+// Whether bfloat16 weights use dot products for any number of rows, and attention for blocks of rows. AMD's CPUs make twice as many
+// products with them as with FMAs, and Intel's half as many. This is known, not measured, so that an engine gives the same results after a
+// restart.
 bool takes_dots() {
   if (choice != kMeasured) return choice == kDots;
 #if defined(__AVX512BF16__)
@@ -67,7 +68,7 @@ bool takes_dots() {
 #endif
 }
 
-// Rows for which it pays to make the weights bfloat16 or float16 first.
+// Rows from which it pays to convert weights to bfloat16 or float16 first.
 int least_rows(Way way, int32_t format) {
   if (way == kDots) return amx::are_usable() ? amx::kLeastRows : 24;
   return format == kBf16 ? 20 : 6;
@@ -75,7 +76,7 @@ int least_rows(Way way, int32_t format) {
 
 }  // namespace
 
-// AMD's CPUs have ports left for unpacking beside those that multiply, so nothing is gained there.
+// AMD's CPUs have free ports for unpacking beside those that multiply, so nothing is gained there.
 bool unpacks_panels() {
   if (unpacking != kMeasured) return unpacking == 1;
 #if defined(__AVX512VNNI__)
@@ -95,7 +96,7 @@ Way way_of(const Linear& linear, int tokens) {
   if (linear.format < kInt8 && linear.input.group == GroupedColumns::kGroup) return kIntegers;
   if (linear.format == kBf16 && takes_dots()) return kDots;
   if (invariant) return kFloats;
-  // The fastest is not asked for, and so not looked for, before there are as many rows.
+  // The fastest way is not determined before there are enough rows.
   if (tokens < least_rows(kHalves, linear.format)) return kFloats;
   const Way way = fastest_way();
   return way == kFloats || tokens < least_rows(way, linear.format) ? kFloats : way;
@@ -103,8 +104,8 @@ Way way_of(const Linear& linear, int tokens) {
 
 }  // namespace piecework
 
-// Whether products with weights in blocks are faster by x of 8 bits in groups: known of the instructions, not measured, so that an engine
-// that starts again computes as it did.
+// Return whether products with weights in blocks are faster with 8-bit x in groups. This is known from the instructions, not measured, so
+// that an engine gives the same results after a restart.
 extern "C" int piecework_prefers_integers(int format) {
   using namespace piecework;
   int is_faster = 0;
@@ -112,11 +113,11 @@ extern "C" int piecework_prefers_integers(int format) {
   return is_faster;
 }
 
-// From now on, of all in this process.
+// Applies to the whole process from now on.
 extern "C" void piecework_set_batch_invariant(int value) { piecework::invariant = value != 0; }
 
-// Products of many rows, also of attention, which takes kDots or else FMAs, go this way from now on, or, for -1, the fastest one. Whether the
-// kernels have it; else nothing changes.
+// From now on, use this way for products of many rows, also in attention, which uses kDots or FMAs; -1 means the fastest. Return whether
+// the kernels have it; otherwise nothing changes.
 extern "C" int piecework_choose_way(int way) {
   using namespace piecework;
   if (way != kMeasured && !is_there(way)) return 0;
@@ -124,8 +125,8 @@ extern "C" int piecework_choose_way(int way) {
   return 1;
 }
 
-// Products by whole numbers with many rows of x unpack panels first (1) or never (0) from now on, or, for -1, where that is known to be
-// faster: results are the same bits. Whether the kernels can; else nothing changes.
+// From now on, integer products with many rows of x unpack panels first (1) or never (0); -1 means if that is known to be faster. The
+// results have the same bits. Return whether the kernels can do this; otherwise nothing changes.
 extern "C" int piecework_unpack_panels(int value) {
   using namespace piecework;
   if (!kHasUnpacked) return 0;

@@ -1,10 +1,12 @@
-// Weights as the products read them: panels of 32 rows of W, side by side, so that a vector holds one column of several rows.
+// Weights in the form that products read: panels of 32 rows of W, interleaved, so that a vector holds one column of several rows.
 //
-// A panel is a row of groups of columns, and at its end the powers of two and the scales of linear.h. How a group holds its numbers is the format's:
-//   Bf16  2 columns: pairs of bfloat16, [32 rows][2]
-//   formats of GGUF: 32 or 256 columns, as blocks.h tells
-//   Fp8   2 columns: [2 columns][32 rows] e4m3
-//   int8  4 columns: [32 rows][4] numbers plus 128, which bytes.cpp alone reads
+// A panel is a sequence of groups of columns, followed by the powers of two and the scales of linear.h. The layout of a group depends on
+// the format:
+//
+//   Bf16             2 columns: pairs of bfloat16, [32 rows][2]
+//   formats of GGUF  32 or 256 columns, see blocks.h
+//   Fp8              2 columns: [2 columns][32 rows] e4m3
+//   int8             4 columns: [32 rows][4] numbers plus 128, which only bytes.cpp reads
 #pragma once
 #include "gguf/formats.h"
 #include "linear.h"
@@ -14,20 +16,20 @@ namespace piecework {
 
 constexpr int kParts = kPanel / kWide;
 
-// Of so many parts of a panel R rows of x make sums at once. One or two wait for memory, which is read line after line, not every other line
-// twice, where both of AVX2's parts meet them together.
+// Number of parts of a panel for which R rows of x make sums at once. One or two rows wait for memory. It is read in order if they process
+// both of AVX2's parts together; otherwise every second line is read twice.
 template <int R>
 constexpr int kPartsAtOnce = R <= 2 && kParts == 2 ? 2 : 1;
 
-constexpr int kAhead = 8192;  // bytes: as far ahead of the products weights are asked for; what memory gives a core while one line comes, and more
+constexpr int kAhead = 8192;  // Bytes by which weights are prefetched ahead: more than memory delivers to a core during one access.
 
 inline void prefetch(const uint8_t* from, int bytes) {
 #pragma GCC unroll 32
   for (int line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line);
 }
 
-// `each(group, part, use)` calls use(begin, i, a, b) for every column begin + i of a group: a and b are the rows [0, kLanes) and
-// [kLanes, kWide) of the part, and i is known to the compiler.
+// `each(group, part, use)` calls use(begin, i, a, b) for every column begin + i of a group: a and b are the rows [0, kLanes) and [kLanes,
+// kWide) of the part, and i is known to the compiler.
 struct Bf16 {
   static constexpr int kColumns = 2, kBytes = 4 * kPanel;
   static constexpr bool kIsScaled = false;
@@ -41,7 +43,7 @@ struct Bf16 {
   }
 };
 
-// Each number is a 256th of what it stands for, which the scales make up for; a row that holds a NaN has it as its scale.
+// Numbers are divided by 256, which the scales compensate. A row that holds a NaN has NaN as its scale.
 struct Fp8 {
   static constexpr int kColumns = 2, kBytes = 2 * kPanel;
   static constexpr bool kIsScaled = false;
@@ -65,7 +67,7 @@ struct Widened {
   }
 };
 
-// work(format) with the type of a format that is known when it runs, and is neither int8 nor mixed.
+// Call work(format) with the type of a format that is known at run time, and is neither int8 nor mixed.
 template <class Work>
 inline void with_format(int32_t format, Work&& work) {
   if (format == kBf16) return work(Bf16{});

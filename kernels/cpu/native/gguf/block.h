@@ -1,4 +1,4 @@
-// What the block formats of GGUF files (ggml-org/ggml, src/ggml-common.h and ggml-quants.c) are written with.
+// The tools of the block formats of GGUF files (ggml-org/ggml, src/ggml-common.h and ggml-quants.c).
 #pragma once
 #include <cmath>
 
@@ -12,12 +12,12 @@ namespace piecework {
 //   Kind            how panels keep the columns of a block (blocks.h)
 //   read            unpacks a block
 struct BlockFormat {
-  static constexpr bool kPrefersIntegers = true;  // whether x of 8 bits may be the default (ways.cpp)
+  static constexpr bool kPrefersIntegers = true;  // Whether 8-bit x may be the default (ways.cpp).
 };
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "bytes of a word are told apart by their places");
 
-// A block that is unpacked: its numbers, and its scales as `Kind::Scales` keeps them.
+// An unpacked block: its numbers, and its scales in the form of `Kind::Scales`.
 struct Block {
   uint8_t numbers[8 * kUnit];
   uint8_t scales[16], minima[16];
@@ -26,12 +26,12 @@ struct Block {
 
 inline uint16_t half_at(const uint8_t* from) { return load<uint16_t>(from); }
 
-// Minus a power of two times a float16: exact but where it is more than the largest, which gives infinity.
+// A float16 times minus a power of two. It is exact unless it exceeds the range, which gives infinity.
 inline uint16_t times_minus(uint16_t half, int power) {
   const uint32_t sign = ~half & 0x8000u;
   uint32_t exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
   if (exponent == 0) {
-    // Subnormal: the fraction itself is multiplied, and may become a normal number.
+    // A subnormal number: its fraction is multiplied, and may become a normal number.
     fraction <<= power;
     for (exponent = fraction > 0x3ffu ? 1 : 0; fraction > 0x7ffu; fraction >>= 1) ++exponent;
     return static_cast<uint16_t>(sign | exponent << 10 | (fraction & 0x3ffu));
@@ -40,9 +40,9 @@ inline uint16_t times_minus(uint16_t half, int power) {
   return static_cast<uint16_t>(exponent > 30 ? sign | 0x7c00u : sign | exponent << 10 | fraction);
 }
 
-constexpr uint64_t kEightOnes = 0x0101010101010101u;  // a 1 in each byte
+constexpr uint64_t kEightOnes = 0x0101010101010101u;  // A 1 in each byte.
 
-// 2 * count numbers: the low halves of the bytes, then the high ones.
+// 2 * count numbers: the low halves of the bytes, then the high halves.
 inline void read_nibbles(const uint8_t* from, int count, uint8_t* numbers) {
   for (int k = 0; k < count; k += 8) {
     const uint64_t bytes = load<uint64_t>(from + k);
@@ -50,16 +50,16 @@ inline void read_nibbles(const uint8_t* from, int count, uint8_t* numbers) {
   }
 }
 
-// The fifth bits of 32 numbers.
+// Add the fifth bits of 32 numbers.
 inline void add_fifth(const uint8_t* from, uint8_t* numbers) {
   for (int e = 0; e < kUnit / 8; ++e, numbers += 8) {
-    // Bit k stays in byte k, whose highest one it then brings about.
+    // Bit k stays in byte k, and the addition moves it to the byte's highest bit.
     const uint64_t each = (from[e] * kEightOnes & 0x8040201008040201u) + 0x00406070787c7e7fu;
     store(numbers, load<uint64_t>(numbers) | (each >> 3 & 16 * kEightOnes));
   }
 }
 
-// 8 scales and 8 minima of 6 bits in 12 bytes: those of the last four have their upper two bits in the first eight bytes.
+// 8 scales and 8 minima of 6 bits in 12 bytes. The upper two bits of the last four are in the first eight bytes.
 inline void read_scales(const uint8_t* from, Block& to) {
   for (int g = 0; g < 4; ++g) {
     to.scales[g] = from[g] & 63, to.minima[g] = from[g + 4] & 63;
@@ -68,7 +68,7 @@ inline void read_scales(const uint8_t* from, Block& to) {
   }
 }
 
-// Minima are taken away from the products of scales and numbers.
+// Minima are subtracted from the products of scales and numbers.
 inline void read_factors(const uint8_t* from, Block& to) { to.scale = half_at(from), to.minimum = half_at(from + 2) ^ 0x8000u; }
 
 // 256 numbers of two bits: four times 32 in the same 32 bytes.

@@ -1,4 +1,4 @@
-// IQ4_NL: 32 numbers that 4 bits choose of a table, and a scale.
+// IQ4_NL: 32 numbers, chosen by 4 bits from a table, and a scale.
 #pragma once
 #include "block.h"
 

@@ -1,4 +1,4 @@
-// IQ4_XS: 256 numbers that 4 bits choose of a table; a scale of 6 bits for each 32, times that of the block.
+// IQ4_XS: 256 numbers, chosen by 4 bits from a table; a 6-bit scale per 32 numbers, times that of the block.
 #pragma once
 #include "block.h"
 

@@ -1,5 +1,5 @@
 // MXFP4: 32 numbers of e2m1, and a scale that is a power of two. Panels keep twice the numbers and half the scale as a float16, which is 0
-// for scales that are too small for one.
+// if the scale is too small.
 #pragma once
 #include "block.h"
 

@@ -1,4 +1,4 @@
-// Q2_K: 256 numbers of 2 bits; a scale and a minimum of 4 bits for each 16, times those of the block.
+// Q2_K: 256 numbers of 2 bits; a scale and a minimum of 4 bits per 16 numbers, times those of the block.
 #pragma once
 #include "block.h"
 
@@ -7,7 +7,7 @@ namespace piecework {
 struct Q2_K : BlockFormat {
   static constexpr char kName[] = "Q2_K";
   static constexpr int kNumber = 10, kBytes = 84;
-  // X of 8 bits was found to cost more than a default may (docs/quantization.md#activations-of-8-bits-on-a-cpu).
+  // 8-bit x costs more precision than a default may (docs/quantization.md#activations-of-8-bits-on-a-cpu).
   static constexpr bool kPrefersIntegers = false;
   using Kind = Blocks<Planes<2, 0>, NibbleScales>;
 

@@ -1,4 +1,4 @@
-// Q3_K: 256 numbers of 3 bits less 4; a scale of 6 bits for each 16, times that of the block.
+// Q3_K: 256 numbers of 3 bits minus 4; a 6-bit scale per 16 numbers, times that of the block.
 #pragma once
 #include "block.h"
 

@@ -1,4 +1,4 @@
-// Q4_0: 32 numbers of 4 bits less 8, and a scale.
+// Q4_0: 32 numbers of 4 bits minus 8, and a scale.
 #pragma once
 #include "block.h"
 

@@ -1,4 +1,4 @@
-// Q4_K: 256 numbers of 4 bits; a scale and a minimum of 6 bits for each 32, times those of the block.
+// Q4_K: 256 numbers of 4 bits; a scale and a minimum of 6 bits per 32 numbers, times those of the block.
 #pragma once
 #include "block.h"
 

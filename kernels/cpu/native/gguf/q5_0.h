@@ -1,4 +1,4 @@
-// Q5_0: 32 numbers of 5 bits less 16, and a scale. Panels keep the minimum, which is minus 16 scales.
+// Q5_0: 32 numbers of 5 bits minus 16, and a scale. Panels keep the minimum, which is -16 times the scale.
 #pragma once
 #include "block.h"
 

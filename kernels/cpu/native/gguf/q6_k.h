@@ -1,4 +1,4 @@
-// Q6_K: 256 numbers of 6 bits less 32; a scale of 8 bits for each 16, times that of the block.
+// Q6_K: 256 numbers of 6 bits minus 32; an 8-bit scale per 16 numbers, times that of the block.
 #pragma once
 #include "block.h"
 

@@ -1,4 +1,4 @@
-// Q8_0: 32 numbers of 8 bits with a sign, and a scale.
+// Q8_0: 32 signed numbers of 8 bits, and a scale.
 #pragma once
 #include "block.h"
 
