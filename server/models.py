@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
-from .anthropic.models import model_info, model_list
-from .core.answers import ErrorAnswer, answers
-from .core.anthropic_errors import VERSION_HEADER
-from .openai.answers import ModelCard, ModelList
-from .serving.state import AnyServingDep, json_response
+from .anthropic.models import MessagesModel, MessagesModels, model_info, model_list
+from .core.answers import Answer, ErrorAnswer, answers
+from .core.anthropic_errors import VERSION_HEADER, MessagesErrorAnswer
+from .serving.state import AnyServingDep, ModelCard, json_response
 
 router = APIRouter()
-
-
 _ERROR = ErrorAnswer | MessagesErrorAnswer
+
+
+class ModelList(Answer, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 @router.get(
@@ -25,10 +29,10 @@ _ERROR = ErrorAnswer | MessagesErrorAnswer
 async def list_models(request: Request, serving: AnyServingDep) -> Response:
     """List the model of this server, once for each of its names."""
     names = serving.config.model_names if serving.may_be_used() else ()
-    cards = [serving.model_card() | {"id": name} for name in names]
+    cards = [replace(serving.model_card(), id=name) for name in names]
     if VERSION_HEADER in request.headers:
         return json_response(model_list(cards))
-    return json_response({"object": "list", "data": cards})
+    return json_response(ModelList(data=cards))
 
 
 @router.get(
@@ -38,5 +42,5 @@ async def list_models(request: Request, serving: AnyServingDep) -> Response:
 async def retrieve_model(model_id: str, request: Request, serving: AnyServingDep) -> Response:
     """Return one model by its name."""
     serving.check_model(model_id)
-    card = serving.model_card() | {"id": model_id}
+    card = replace(serving.model_card(), id=model_id)
     return json_response(model_info(card) if VERSION_HEADER in request.headers else card)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import Any
+from typing import Literal
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -12,29 +12,111 @@ from starlette.responses import Response
 from ...runtime.core.generation import FinishReason
 from ...runtime.tokenizer.output_processor import RequestOutput
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..core.answers import BODY_ERRORS, answers
-from ..core.anthropic_errors import OVERLOADED, PATH
+from ..core.answers import BODY_ERRORS, Answer, answers
+from ..core.anthropic_errors import OVERLOADED, PATH, MessagesErrorAnswer
 from ..core.errors import REQUEST_ID, ApiError
 from ..http.body import JsonRequest, JsonRoute
 from ..openai.conversation import Conversation, begin, chat_prompt
 from ..serving.collector import Collector, Update, generate_all
 from ..serving.sse import EventStream, named_event
 from ..serving.state import Serving, ServingDep, json_response
-from .answers import InputTokens, MessageAnswer, MessagesErrorAnswer, StreamEvent
-from .content import ContentStream, content_of
+from .content import Content, ContentEvent, ContentStream, content_of
 from .requests import CountTokensRequest, MessagesRequest
 from .to_chat import chat_options, chat_request
 
 logger = logging.getLogger(__name__)
 
 router = APIRouter(route_class=JsonRoute)
-_PING = named_event("ping", {"type": "ping"})
 _ERRORS = (*BODY_ERRORS, OVERLOADED)
+StopReason = Literal[
+    "end_turn",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+    "pause_turn",
+    "model_context_window_exceeded",
+]
+
+
+class InputTokens(Answer):
+    input_tokens: int
+
+
+class MessageTokensDetails(Answer):
+    thinking_tokens: int
+
+
+class CacheCreation(Answer):
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+
+class MessageUsage(Answer, kw_only=True):
+    """Token counts.
+
+    `input_tokens` excludes tokens found in the cache. `output_tokens_details` is set for models
+    that think.
+    """
+
+    input_tokens: int
+    cache_creation: CacheCreation
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: MessageTokensDetails | None = None
+    inference_geo: None = None
+    server_tool_use: None = None
+    service_tier: Literal["standard"] = "standard"
+
+
+class MessageAnswer(Answer, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Content]
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
+    usage: MessageUsage
+
+
+class MessageStart(Answer, kw_only=True):
+    type: Literal["message_start"] = "message_start"
+    message: MessageAnswer
+
+
+class Ping(Answer):
+    type: Literal["ping"] = "ping"
+
+
+class StopDelta(Answer):
+    stop_reason: StopReason
+    stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
+
+
+class MessageDelta(Answer, kw_only=True):
+    type: Literal["message_delta"] = "message_delta"
+    delta: StopDelta
+    usage: MessageUsage
+
+
+class MessageStop(Answer):
+    type: Literal["message_stop"] = "message_stop"
+
+
+MessageEvent = MessageStart | Ping | ContentEvent | MessageDelta | MessageStop | MessagesErrorAnswer
+PING = named_event("ping", Ping())
 
 
 @router.post(
     PATH,
-    responses=answers(MessageAnswer, stream=StreamEvent, errors=_ERRORS, error=MessagesErrorAnswer),
+    responses=answers(
+        MessageAnswer, stream=MessageEvent, errors=_ERRORS, error=MessagesErrorAnswer
+    ),
 )
 async def create_message(
     body: MessagesRequest, request: JsonRequest, serving: ServingDep
@@ -52,10 +134,14 @@ async def create_message(
     if body.stream:
         events = _MessageEvents(answer, request.scope.get(REQUEST_ID, ""))
         collector = Collector(serving, conversation.requests)
-        return EventStream(collector, events, serving.metrics, keep_alive=_PING)
+        return EventStream(collector, events, serving.metrics, keep_alive=PING)
     (output,) = await generate_all(serving, conversation.requests)
-    content = content_of(answer.reader.push(output))
-    return json_response({**answer.head, "content": content, **answer.end(output)})
+    message = answer.message(output)
+    message.content = content_of(answer.reader.push(output))
+    stop = answer.stop(output)
+    message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
+    message.usage = answer.last_usage(output)
+    return json_response(message)
 
 
 @router.post(
@@ -70,7 +156,7 @@ async def count_tokens(
     prompt = await chat_prompt(
         serving, chat_options(body), size=request.size, add_special_tokens=False, counting=True
     )
-    return json_response({"input_tokens": len(prompt.ids)})
+    return json_response(InputTokens(len(prompt.ids)))
 
 
 class _Answer:
@@ -86,51 +172,41 @@ class _Answer:
         (self.reader,) = conversation.readers
         self._conversation = conversation
         self._tokenizer: Tokenizer = serving.engine.tokenizer
-        self._limit = "max_tokens"
+        self._limit: StopReason = "max_tokens"
         if max_tokens > self._request.params.max_new_tokens:
             self._limit = "model_context_window_exceeded"
-        self.head = {
-            "id": message_id,
-            "type": "message",
-            "role": "assistant",
-            "model": serving.model_name,
-        }
+        self._id, self._model = message_id, serving.model_name
 
-    def usage(self, output: RequestOutput) -> dict[str, Any]:
-        """Return the usage up to now. `input_tokens` excludes tokens found in the cache."""
-        return {
-            "input_tokens": output.prompt_tokens - output.cached_tokens,
-            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": output.cached_tokens,
-            "output_tokens": output.completion_tokens,
-            "output_tokens_details": None,
-            "inference_geo": None,
-            "server_tool_use": None,
-            "service_tier": "standard",
-        }
+    def message(self, output: RequestOutput) -> MessageAnswer:
+        """Return the message without content and without a reason for its end."""
+        return MessageAnswer(id=self._id, model=self._model, content=[], usage=self._usage(output))
 
-    def end(self, output: RequestOutput) -> dict[str, Any]:
-        """Return the reason for the end of the answer, and `usage`."""
-        usage = self.usage(output)
+    def _usage(self, output: RequestOutput) -> MessageUsage:
+        return MessageUsage(
+            input_tokens=output.prompt_tokens - output.cached_tokens,
+            cache_creation=CacheCreation(),
+            cache_read_input_tokens=output.cached_tokens,
+            output_tokens=output.completion_tokens,
+        )
+
+    def last_usage(self, output: RequestOutput) -> MessageUsage:
+        """Return the usage at the end of the answer."""
+        usage = self._usage(output)
         if self._conversation.thinking is not None:
             thinking = self._conversation.reasoning_tokens(self._tokenizer)
-            usage["output_tokens_details"] = {"thinking_tokens": thinking}
-        return {**self._stop(output), "usage": usage}
+            usage.output_tokens_details = MessageTokensDetails(thinking)
+        return usage
 
-    def _stop(self, output: RequestOutput) -> dict[str, Any]:
-        sequence = None
+    def stop(self, output: RequestOutput) -> StopDelta:
+        """Return the reason for the end of the answer."""
         if isinstance(output.matched_stop, str):
-            reason, sequence = "stop_sequence", output.matched_stop
-        elif output.finish_reason is FinishReason.LENGTH:
-            reason = self._limit
-        elif output.finish_reason is FinishReason.ABORT:
+            return StopDelta("stop_sequence", output.matched_stop)
+        if output.finish_reason is FinishReason.LENGTH:
+            return StopDelta(self._limit, None)
+        if output.finish_reason is FinishReason.ABORT:
             # The client may send the answer back to continue it.
-            reason = "pause_turn"
-        else:
-            reason = "tool_use" if self.reader.has_called else "end_turn"
-        told = {"stop_reason": reason, "stop_sequence": sequence}
-        return {**told, "stop_details": None, "container": None}
+            return StopDelta("pause_turn", None)
+        return StopDelta("tool_use" if self.reader.has_called else "end_turn", None)
 
 
 class _MessageEvents:
@@ -140,37 +216,24 @@ class _MessageEvents:
         self._answer = answer
         self._request_id = request_id
         self._content = ContentStream()
-        self._begun = False
+        self._has_begun = False
 
     def events(self, updates: list[Update]) -> bytes:
-        told: list[dict[str, Any]] = []
+        new: list[MessageEvent] = []
         for _, output in updates:
-            if not self._begun:
-                told += self._begin(output)
+            if not self._has_begun:
+                self._has_begun = True
+                new += [MessageStart(message=self._answer.message(output)), Ping()]
             for event in self._answer.reader.push(output):
-                told += self._content.of(event)
+                new += self._content.of(event)
             if output.finish_reason is not None:
-                told += self._content.close()
-                end = self._answer.end(output)
-                usage = end.pop("usage")
-                told.append({"type": "message_delta", "delta": end, "usage": usage})
-        return b"".join([named_event(event["type"], event) for event in told])
+                new += self._content.close()
+                stop, usage = self._answer.stop(output), self._answer.last_usage(output)
+                new.append(MessageDelta(delta=stop, usage=usage))
+        return b"".join([named_event(event.type, event) for event in new])
 
     def end(self) -> bytes:
-        return named_event("message_stop", {"type": "message_stop"})
+        return named_event("message_stop", MessageStop())
 
     def error(self, error: ApiError) -> bytes:
-        return named_event("error", error.told(PATH, self._request_id)[1])
-
-    def _begin(self, output: RequestOutput) -> list[dict[str, Any]]:
-        self._begun = True
-        message: dict[str, Any] = {
-            **self._answer.head,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "stop_details": None,
-            "container": None,
-            "usage": self._answer.usage(output),
-        }
-        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+        return named_event("error", error.answer_for(PATH, self._request_id)[1])

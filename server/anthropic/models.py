@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Literal
+
+from msgspec import UNSET
+
+from ..core.answers import Answer
+from ..serving.state import ModelCard
 
 
-def model_info(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model in Anthropic's format. `card` is its entry in OpenAI's format."""
-    return {
-        "type": "model",
-        "id": card["id"],
-        "display_name": card["id"],
-        "created_at": datetime.fromtimestamp(card["created"], UTC).isoformat(),
-        "lifecycle": "active",
-        "max_input_tokens": card.get("max_model_len"),
-        "max_tokens": card.get("max_model_len"),
-        "capabilities": None,
-    }
+class MessagesModel(Answer, kw_only=True):
+    """`max_input_tokens` and `max_tokens` are set for language models."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | None
+    max_tokens: int | None
+    capabilities: None = None
 
 
-def model_list(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+class MessagesModels(Answer):
+    data: list[MessagesModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def model_info(card: ModelCard) -> MessagesModel:
+    """Return a model in Anthropic's format."""
+    longest = None if card.max_model_len is UNSET else card.max_model_len
+    return MessagesModel(
+        id=card.id,
+        display_name=card.id,
+        created_at=datetime.fromtimestamp(card.created, UTC).isoformat(),
+        max_input_tokens=longest,
+        max_tokens=longest,
+    )
+
+
+def model_list(cards: Sequence[ModelCard]) -> MessagesModels:
     """Return all models in one page."""
     data = [model_info(card) for card in cards]
-    return {
-        "data": data,
-        "has_more": False,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-    }
+    return MessagesModels(data, False, data[0].id if data else None, data[-1].id if data else None)

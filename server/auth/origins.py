@@ -113,7 +113,7 @@ class CrossOrigin(CORSMiddleware):
             for name, value in answer.headers.items()
             if name == "vary" or name.startswith("access-control-")
         }
-        body = msgspec.json.encode(error.body())
+        body = msgspec.json.encode(error.answer())
         return Response(body, error.status, kept, "application/json")
 
 

@@ -1,16 +1,36 @@
-"""Declares the JSON of answers for `/openapi.json`.
+"""Declares the JSON of answers. One declaration encodes an answer and describes it in OpenAPI.
 
-The models are only declarations. Tests compare them with real answers.
+class Pong(Answer):
+    text: str
+    times: int | UnsetType = UNSET  # left out if it is not set
+
+@router.get("/ping", responses=answers(Pong))
+async def ping() -> Response:
+    return json_response(Pong("pong"))
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from enum import Enum
+from inspect import cleandoc
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from msgspec import UnsetType
 
-_REFERENCE = "#/components/schemas/{model}"
+_REFERENCE = "#/components/schemas/"
+_TYPES: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    None: {"type": "null"},
+    type(None): {"type": "null"},
+    Any: {},
+}
 # Errors of endpoints that read a body and use the engine. 404: the model is unknown.
 BODY_ERRORS = (400, 404, 413, 415, 500, 503)
 _MEANINGS = {
@@ -26,10 +46,14 @@ _MEANINGS = {
 }
 
 
-class Answer(BaseModel):
-    """A JSON object with exactly the declared fields."""
+class Answer(msgspec.Struct, gc=False):
+    """A JSON object. Members are encoded in the order of their declaration.
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    Attributes:
+        is_open: Whether the object has more members than the declared ones.
+    """
+
+    is_open: ClassVar[bool] = False
 
 
 class ErrorDetail(Answer):
@@ -45,19 +69,8 @@ class ErrorAnswer(Answer):
     error: ErrorDetail
 
 
-class Health(Answer):
-    """The health of a server. `replicas` has their states if some do not serve."""
-
-    status: str
-    replicas: list[str] = Field(default_factory=list)
-
-
-class Version(Answer):
-    version: str
-
-
 def answers(
-    model: Any = None,
+    kind: Any = None,
     *,
     stream: Any = None,
     media: tuple[str, ...] = (),
@@ -66,15 +79,15 @@ def answers(
 ) -> dict[int | str, dict[str, Any]]:
     """Return the `responses` of a route.
 
-    They are JSON of `model`, events with data of `stream`, or other `media` types, and the errors
-    in the form of `error`.
+    They are JSON of the type `kind`, events with data of the type `stream`, or other `media` types,
+    and the errors in the form of `error`.
     """
-    content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in media}
-    if model is not None:
-        content["application/json"] = {"schema": _schema(model)}
+    content: dict[str, Any] = {name: {"schema": {"type": "string"}} for name in media}
+    if kind is not None:
+        content["application/json"] = {"schema": _with_definitions(kind)}
     if stream is not None:
-        content["text/event-stream"] = {"schema": _schema(stream)}
-    failed = {"application/json": {"schema": _schema(error)}}
+        content["text/event-stream"] = {"schema": _with_definitions(stream)}
+    failed = {"application/json": {"schema": _with_definitions(error)}}
     return {
         200: {"description": "Success." if stream is None else "Success; with `stream`, the data "
 "of each event but `[DONE]`.",
@@ -84,16 +97,51 @@ def answers(
     }  # fmt: skip
 
 
-def _schema(model: Any) -> dict[str, Any]:
-    """Return a reference that contains the schema, until `describe` moves the schema."""
-    schema = TypeAdapter(model).json_schema(ref_template=_REFERENCE)
-    defined = schema.pop("$defs", {})
-    if not isinstance(model, type):
-        return {**schema, "$defs": defined}
-    return {
-        "$ref": _REFERENCE.format(model=model.__name__),
-        "$defs": {**defined, model.__name__: schema},
+def _with_definitions(kind: Any) -> dict[str, Any]:
+    """Return a schema that contains those of its answers, until `describe` moves them."""
+    found: dict[str, Any] = {}
+    return {**schema_of(kind, found), "$defs": found}
+
+
+def schema_of(kind: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of a type. Add the schemas of its answers to `found`, by name.
+
+    `msgspec.Raw` beside another type stands for this type, encoded.
+    """
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        choices = [schema_of(part, found) for part in parts if part not in (UnsetType, msgspec.Raw)]
+        return choices[0] if len(choices) == 1 else {"anyOf": choices}
+    if origin is Literal:
+        return {"enum": [*parts]}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema_of(parts[1], found)}
+    if origin is tuple:
+        items = [schema_of(part, found) for part in parts]
+        bounds = {"minItems": len(items), "maxItems": len(items)}
+        return {"type": "array", "prefixItems": items, **bounds}
+    if origin in (list, Sequence):
+        return {"type": "array", "items": schema_of(parts[0], found)}
+    if isinstance(kind, type) and issubclass(kind, Answer):
+        if kind.__name__ not in found:
+            found[kind.__name__] = {}  # The answer may contain itself.
+            found[kind.__name__] = _object(kind, found)
+        return {"$ref": _REFERENCE + kind.__name__}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return {"enum": [member.value for member in kind]}
+    return dict(_TYPES[kind])
+
+
+def _object(kind: type[Answer], found: dict[str, Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    members = {name: hints[name] for name in kind.__struct_fields__}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: schema_of(hint, found) for name, hint in members.items()},
+        "required": [name for name, hint in members.items() if UnsetType not in get_args(hint)],
+        "additionalProperties": kind.is_open,
     }
+    return {**schema, "description": cleandoc(kind.__doc__)} if kind.__doc__ else schema
 
 
 class Application(FastAPI):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Literal
+
+from .answers import Answer
 
 VERSION_HEADER = "anthropic-version"  # Anthropic's clients send it with every request.
 PATH = "/v1/messages"
@@ -19,6 +21,19 @@ _TYPES = {
 }
 
 
+class MessagesError(Answer):
+    type: str
+    message: str
+
+
+class MessagesErrorAnswer(Answer, kw_only=True):
+    """An error in Anthropic's format."""
+
+    type: Literal["error"] = "error"
+    error: MessagesError
+    request_id: str
+
+
 def is_messages(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bool:
     """Return whether a request with this path and headers gets Anthropic's format."""
     return path.startswith(PATH) or (
@@ -28,8 +43,8 @@ def is_messages(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bool:
 
 def as_anthropic(
     status: int, code: str | None, message: str, request_id: str
-) -> tuple[int, dict[str, Any]]:
-    """Convert an error with OpenAI's status and code to Anthropic's status and JSON object.
+) -> tuple[int, MessagesErrorAnswer]:
+    """Convert an error with OpenAI's status and code to Anthropic's status and answer.
 
     A full server becomes `overloaded_error`. An engine that does not serve stays 503 `api_error`.
     """
@@ -39,5 +54,5 @@ def as_anthropic(
     if status == 503 and code != "engine_unavailable":
         status = OVERLOADED
     default = "invalid_request_error" if status < 500 else "api_error"
-    error = {"type": _TYPES.get(status, default), "message": message}
-    return status, {"type": "error", "error": error, "request_id": request_id}
+    error = MessagesError(_TYPES.get(status, default), message)
+    return status, MessagesErrorAnswer(error=error, request_id=request_id)

@@ -17,7 +17,8 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from ..engine.state import EngineUnavailable, QueueFull
-from .anthropic_errors import as_anthropic, is_messages
+from .answers import ErrorAnswer, ErrorDetail
+from .anthropic_errors import MessagesErrorAnswer, as_anthropic, is_messages
 
 # Keys of a request's scope.
 ERROR = "piecework.error"  # The `ApiError` that answers the request.
@@ -70,30 +71,23 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        """Return the JSON object in OpenAI's format."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+    def answer(self) -> ErrorAnswer:
+        """Return the answer in OpenAI's format."""
+        return ErrorAnswer(ErrorDetail(self.message, self.type, self.param, self.code))
 
-    def told(
+    def answer_for(
         self, path: str, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()
-    ) -> tuple[int, dict[str, Any]]:
-        """Return status and JSON object in the format for the request's path and headers."""
+    ) -> tuple[int, ErrorAnswer | MessagesErrorAnswer]:
+        """Return status and answer in the format for the request's path and headers."""
         if is_messages(path, headers):
             return as_anthropic(self.status, self.code, self.message, request_id)
-        return self.status, self.body()
+        return self.status, self.answer()
 
     def response(self, scope: Scope) -> Response:
         """Return the answer to the request of this scope."""
         scope[ERROR] = self
-        status, body = self.told(scope["path"], scope.get(REQUEST_ID, ""), scope["headers"])
-        return Response(msgspec.json.encode(body), status, self.headers, "application/json")
+        status, answer = self.answer_for(scope["path"], scope.get(REQUEST_ID, ""), scope["headers"])
+        return Response(msgspec.json.encode(answer), status, self.headers, "application/json")
 
 
 class InvalidRequest(ApiError):

@@ -6,29 +6,28 @@ import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
-from ..anthropic.models import model_info, model_list
+from ..anthropic.models import MessagesModel, MessagesModels, model_info, model_list
 from ..auth.accounts import check_access, may_use
 from ..config.images import ImageServerConfig
 from ..config.pooling import PoolingServerConfig
 from ..config.server import ServerConfig
 from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
-from ..core.anthropic_errors import VERSION_HEADER
+from ..core.anthropic_errors import VERSION_HEADER, MessagesErrorAnswer
 from ..core.errors import NotFound
 from ..core.schemas import WireModel
 from ..http.body import JsonRoute
 from ..images.generations import FILE_ROUTE, get_file
 from ..images.state import ImageServing
-from ..native.answers import AbortCount
+from ..native.control import AbortCount
 from ..native.requests import AbortBody
-from ..openai.answers import ModelCard
 from ..page import status as page_status
 from ..page.status import ServerStatus
 from ..pooling.state import PoolingServing
-from ..serving.state import AnyServingDep, Serving, json_response
+from ..serving.state import AnyServingDep, Kind, ModelCard, Serving, json_response
 from .dispatch import list_names
 from .fleet import Fleet
 from .member import Member, MemberState
@@ -36,7 +35,7 @@ from .member import Member, MemberState
 router = APIRouter()
 body_router = APIRouter(route_class=JsonRoute)
 _ERROR = ErrorAnswer | MessagesErrorAnswer
-_KINDS: dict[type, str] = {
+_KINDS: dict[type, Kind] = {
     ServerConfig: Serving.kind,
     ImageServerConfig: ImageServing.kind,
     PoolingServerConfig: PoolingServing.kind,
@@ -50,8 +49,8 @@ class MemberStatus(Answer):
     maximum, both in bytes. `failure` is the reason why it failed.
     """
 
-    kind: Literal["text", "images", "pooling"]
-    value: Literal["unloaded", "queued", "loading", "ready", "unloading", "failed"]
+    kind: Kind
+    value: MemberState
     requests: int
     waiting: int
     memory: int
@@ -61,12 +60,12 @@ class MemberStatus(Answer):
     failure: str | None
 
 
-class MemberCard(ModelCard):
+class MemberCard(ModelCard, kw_only=True):
     status: MemberStatus
 
 
-class MemberList(Answer):
-    object: Literal["list"]
+class MemberList(Answer, kw_only=True):
+    object: Literal["list"] = "list"
     data: list[MemberCard]
 
 
@@ -90,7 +89,7 @@ async def list_models(request: Request, fleet: FleetDep) -> Response:
     cards = [card(fleet, member) for member in fleet.members.values() if may_use(member.name)]
     if VERSION_HEADER in request.headers:
         return json_response(model_list(cards))
-    return json_response({"object": "list", "data": cards})
+    return json_response(MemberList(data=cards))
 
 
 @router.get(
@@ -129,7 +128,7 @@ async def abort_request(body: AbortBody, fleet: FleetDep) -> Response:
     engines: list[Any] = [
         each.service.engine for each in fleet.members.values() if each.service is not None
     ]
-    return json_response({"aborted": sum([await engine.abort(rid) for engine in engines])})
+    return json_response(AbortCount(sum([await engine.abort(rid) for engine in engines])))
 
 
 @router.get("/v1/status", responses=answers(ServerStatus, errors=(404,)))
@@ -156,38 +155,28 @@ async def get_image(name: str, fleet: FleetDep) -> Response:
     raise NotFound("There is no such image, or it has expired.", code="image_not_found")
 
 
-def card(fleet: Fleet, member: Member) -> dict[str, Any]:
+def card(fleet: Fleet, member: Member) -> MemberCard:
     """Return a model in the form of `/v1/models`."""
     config, service = member.config, member.service
-    known = service is not None and service.engine.info is not None
-    shown: dict[str, Any] = (
-        service.app.state.serving.model_card()
-        if service is not None and known
-        else {
-            "id": member.name,
-            "object": "model",
-            "created": fleet.started,
-            "owned_by": "piecework",
-            "root": config.server.engine.model_path,
-            "parent": None,
-        }
-    )
+    if service is not None and service.engine.info is not None:
+        plain: ModelCard = service.app.state.serving.model_card()
+    else:
+        root = config.server.engine.model_path
+        plain = ModelCard(id=member.name, created=fleet.started, root=root)
     is_ready = member.state is MemberState.READY
     idle = time.monotonic() - member.last_used if is_ready and member.is_idle else None
-    return {
-        **shown,
-        "status": {
-            "kind": _KINDS[type(config.server)],
-            "value": fleet.status(member),
-            "requests": member.under_way,
-            "waiting": fleet.waiting_for(member),
-            "memory": member.resident,
-            "memory_needed": member.size,
-            "pinned": config.pinned,
-            "idle_seconds": None if idle is None else round(idle, 1),
-            "failure": member.failure,
-        },
-    }
+    status = MemberStatus(
+        kind=_KINDS[type(config.server)],
+        value=fleet.status(member),
+        requests=member.under_way,
+        waiting=fleet.waiting_for(member),
+        memory=member.resident,
+        memory_needed=member.size,
+        pinned=config.pinned,
+        idle_seconds=None if idle is None else round(idle, 1),
+        failure=member.failure,
+    )
+    return MemberCard(**asdict(plain), status=status)
 
 
 def _member(fleet: Fleet, name: str) -> Member:

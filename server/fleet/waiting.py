@@ -14,8 +14,11 @@ from typing import TypeVar
 import msgspec
 from starlette.types import Message, Scope, Send
 
+from ..anthropic.messages import PING
+from ..core.answers import ErrorAnswer
 from ..core.anthropic_errors import is_messages
 from ..core.errors import ERROR, REQUEST_ID, ApiError
+from ..openai.responses.stream import ErrorEvent
 from ..serving.sse import BEGIN_SECONDS, COMMENT, QUIET_SECONDS, event, named_event
 
 T = TypeVar("T")
@@ -25,7 +28,6 @@ STREAMED_PATHS = frozenset(
 )
 _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"))  # fmt: skip
-_PING = named_event("ping", {"type": "ping"})
 
 
 class WaitingStream:
@@ -52,7 +54,7 @@ class WaitingStream:
                     await self._send(
                         {"type": "http.response.start", "status": 200, "headers": headers}
                     )
-                body = _PING if is_messages(self._scope["path"]) else COMMENT
+                body = PING if is_messages(self._scope["path"]) else COMMENT
                 await self._send({"type": "http.response.body", "body": body, "more_body": True})
                 seconds = QUIET_SECONDS
             return waiting.result()
@@ -72,20 +74,25 @@ class WaitingStream:
         else:
             self._error += message.get("body", b"")
             if not message.get("more_body", False):
-                await self._end(msgspec.json.decode(self._error))
+                await self._end(bytes(self._error))
 
     async def fail(self, error: ApiError) -> None:
         """End the open stream with an error."""
         self._scope[ERROR] = error
-        await self._end(error.told(self._scope["path"], self._scope.get(REQUEST_ID, ""))[1])
+        _, answer = error.answer_for(self._scope["path"], self._scope.get(REQUEST_ID, ""))
+        await self._end(msgspec.json.encode(answer))
 
-    async def _end(self, body: dict[str, object]) -> None:
-        """Send an error and end the stream. `body` has the form of the request's endpoint."""
+    async def _end(self, error: bytes) -> None:
+        """Send an error and end the stream. `error` is JSON in the form of the endpoint."""
         path = self._scope["path"]
         if path == "/v1/responses":
-            detail = body["error"]
-            assert isinstance(detail, dict)
-            body = {**detail, "type": "error", "sequence_number": 0}
-        named = path == "/v1/responses" or is_messages(path)
-        data = named_event("error", body) if named else event(body)
+            detail = msgspec.json.decode(error, type=ErrorAnswer).error
+            last = ErrorEvent(
+                code=detail.code, message=detail.message, param=detail.param, sequence_number=0
+            )
+            data = named_event("error", last)
+        elif is_messages(path):
+            data = named_event("error", msgspec.Raw(error))
+        else:
+            data = event(msgspec.Raw(error))
         await self._send({"type": "http.response.body", "body": data, "more_body": False})

@@ -31,7 +31,7 @@ class Refused(Exception):
 def answer(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Return a response that ends the connection. `path` may be incomplete."""
     request_id = uuid.uuid4().hex
-    status, content = error.told(path, request_id)
+    status, content = error.answer_for(path, request_id)
     body = msgspec.json.encode(content)
     own = {
         "content-type": "application/json",

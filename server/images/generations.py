@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,13 +19,12 @@ from ...runtime.core.generation import FinishReason
 from ...runtime.core.image_params import DiffusionParams, InvalidParams
 from ...runtime.core.messages import GenerateImage, ImageOutput
 from ...runtime.diffusion.media import encode_image
-from ..core.answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import InternalError, InvalidRequest, NotFound
 from ..core.open_paths import OPEN_FOLDER
 from ..engine.state import EngineUnavailable
 from ..http.body import JsonRoute
 from ..serving.state import json_response
-from .answers import Images
 from .requests import ImagesRequest
 from .state import ImageServing, ImageServingDep
 
@@ -32,6 +32,22 @@ router = APIRouter(route_class=JsonRoute)
 file_router = APIRouter()
 FILE_TYPES = ("image/png", "image/jpeg", "image/webp")
 _SEED_BITS = 31  # Size of random seeds, so that every client can send them back.
+
+
+class GeneratedImage(Answer, kw_only=True):
+    """One image. `response_format` decides whether `b64_json` or `url` is set."""
+
+    b64_json: str | UnsetType = UNSET
+    url: str | UnsetType = UNSET
+    seed: int
+
+
+class Images(Answer):
+    created: int
+    data: list[GeneratedImage]
+    size: str
+    output_format: str
+    warnings: list[str]
 
 
 @router.post("/v1/images/generations", responses=answers(Images, errors=BODY_ERRORS))
@@ -42,23 +58,24 @@ async def create_images(
     serving.check_model(body.model)
     requests = image_requests(body, f"img-{uuid.uuid4().hex}")
     made = await _make_all(serving, body, requests)
-    outputs, files = [output for output, _ in made], [file for _, file in made]
+    outputs = [output for output, _ in made]
     ignored = [f"{name} was ignored: the pipeline has no such setting" for name in body.ignored]
-    answer = {
-        "created": int(time.time()),
-        "data": [
-            {**_image(serving, body, str(request.base_url), file), "seed": asked.params.seed}
-            for asked, file in zip(requests, files, strict=True)
-        ],
-        "size": f"{outputs[0].width}x{outputs[0].height}",
-        "output_format": body.output_format,
-        "warnings": list(
-            dict.fromkeys(
-                [*ignored, *(warning for output in outputs for warning in output.warnings)]
-            )
-        ),
-    }
-    return json_response(answer)
+    return json_response(
+        Images(
+            created=int(time.time()),
+            data=[
+                _image(serving, body, str(request.base_url), asked.params.seed, file)
+                for asked, (_, file) in zip(requests, made, strict=True)
+            ],
+            size=f"{outputs[0].width}x{outputs[0].height}",
+            output_format=body.output_format,
+            warnings=list(
+                dict.fromkeys(
+                    [*ignored, *(warning for output in outputs for warning in output.warnings)]
+                )
+            ),
+        )
+    )
 
 
 FILE_ROUTE: dict[str, Any] = {
@@ -156,10 +173,10 @@ async def _make(
 
 
 def _image(
-    serving: ImageServing, body: ImagesRequest, base_url: str, file: bytes
-) -> dict[str, Any]:
+    serving: ImageServing, body: ImagesRequest, base_url: str, seed: int, file: bytes
+) -> GeneratedImage:
     if body.response_format == "b64_json":
-        return {"b64_json": base64.b64encode(file).decode()}
+        return GeneratedImage(b64_json=base64.b64encode(file).decode(), seed=seed)
     try:
         name = serving.store.put(file, body.output_format, f"image/{body.output_format}")
     except ValueError as error:
@@ -168,7 +185,7 @@ def _image(
             "--image-url-memory."
         )
         raise InvalidRequest(message, param="response_format", code="image_too_large") from None
-    return {"url": f"{base_url.rstrip('/')}{OPEN_FOLDER}{name}"}
+    return GeneratedImage(url=f"{base_url.rstrip('/')}{OPEN_FOLDER}{name}", seed=seed)
 
 
 def _refused(body: ImagesRequest, message: str, param: str | None, code: str) -> InvalidRequest:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from ...runtime.core.generation import FinishReason, TokenLogprob
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..core.answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..core.errors import ApiError
 from ..http.body import JsonRoute
 from ..openai.logprobs import finite, token_text
@@ -23,12 +24,58 @@ from ..serving.request_builder import WireNames, build_requests, check_prompt_lo
 from ..serving.sse import DONE, EventStream, event
 from ..serving.state import DEFAULT_MODEL, Serving, ServingDep, json_response
 from ..serving.structured import grammar_of
-from .answers import Generated, GeneratedSoFar
 from .requests import GenerateBody
 
 router = APIRouter(route_class=JsonRoute)
 T = TypeVar("T")
-_ANSWERS = answers(Generated | list[Generated], stream=GeneratedSoFar, errors=BODY_ERRORS)
+Triple = tuple[float | None, int, str | None]  # Log-probability, token id, text or null.
+
+
+class StoppedBy(Answer, kw_only=True):
+    type: Literal["stop"] = "stop"
+    matched: str | int | None
+
+
+class ReachedLength(Answer, kw_only=True):
+    type: Literal["length"] = "length"
+    length: int
+
+
+class Aborted(Answer, kw_only=True):
+    type: Literal["abort"] = "abort"
+    message: str
+
+
+class MetaInfo(Answer):
+    """The latency is set at the end. Log-probabilities are set if the request asks for them."""
+
+    id: str
+    finish_reason: StoppedBy | ReachedLength | Aborted | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    e2e_latency: float | UnsetType = UNSET
+    input_token_logprobs: list[Triple] | UnsetType = UNSET
+    output_token_logprobs: list[Triple] | UnsetType = UNSET
+    input_top_logprobs: list[list[Triple] | None] | UnsetType = UNSET
+    output_top_logprobs: list[list[Triple] | None] | UnsetType = UNSET
+
+
+class Generated(Answer):
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+class GeneratedSoFar(Generated):
+    """`index` is the number of the sequence, if there are several."""
+
+    index: int | UnsetType = UNSET
+
+
+_ANSWERS = answers(
+    Generated | list[Generated], stream=GeneratedSoFar | ErrorAnswer, errors=BODY_ERRORS
+)
 
 
 @router.post("/generate", responses=_ANSWERS)
@@ -131,32 +178,32 @@ class _Answer:
         self._with_text = with_text
         self._text = ""
         self._output_ids: list[int] = []
-        self._input_logprobs: list[Any] = []
-        self._input_top: list[Any] = []
-        self._output_logprobs: list[Any] = []
-        self._output_top: list[Any] = []
+        self._input_logprobs: list[Triple] = []
+        self._input_top: list[list[Triple] | None] = []
+        self._output_logprobs: list[Triple] = []
+        self._output_top: list[list[Triple] | None] = []
 
-    def add(self, output: RequestOutput) -> dict[str, Any]:
+    def add(self, output: RequestOutput) -> Generated:
         """Add output and return the answer up to now."""
         self._text += output.text
         self._output_ids += output.token_ids
         self._add_logprobs(output)
-        meta: dict[str, Any] = {
-            "id": self._request.name,
-            "finish_reason": _finish_reason(output),
-            "prompt_tokens": output.prompt_tokens,
-            "completion_tokens": output.completion_tokens,
-            "cached_tokens": output.cached_tokens,
-        }
+        meta = MetaInfo(
+            self._request.name,
+            _finish_reason(output),
+            output.prompt_tokens,
+            output.completion_tokens,
+            output.cached_tokens,
+        )
         if output.finish_reason is not None:
-            meta["e2e_latency"] = time.monotonic() - self._request.arrival_time
+            meta.e2e_latency = time.monotonic() - self._request.arrival_time
         if self._request.params.logprobs is not None:
-            meta["input_token_logprobs"] = self._input_logprobs
-            meta["output_token_logprobs"] = self._output_logprobs
+            meta.input_token_logprobs = self._input_logprobs
+            meta.output_token_logprobs = self._output_logprobs
             if self._request.params.logprobs > 0:
-                meta["input_top_logprobs"] = self._input_top
-                meta["output_top_logprobs"] = self._output_top
-        return {"text": self._text, "output_ids": self._output_ids, "meta_info": meta}
+                meta.input_top_logprobs = self._input_top
+                meta.output_top_logprobs = self._output_top
+        return Generated(self._text, self._output_ids, meta)
 
     def _add_logprobs(self, output: RequestOutput) -> None:
         start = self._request.params.prompt_logprobs_start
@@ -171,29 +218,25 @@ class _Answer:
             self._output_logprobs.append(self._triple(entry.token_id, entry.logprob))
             self._output_top.append(self._top(entry))
 
-    def _top(self, entry: TokenLogprob | None) -> list[Any] | None:
-        return (
-            None
-            if entry is None
-            else [self._triple(token_id, logprob) for token_id, logprob in entry.top]
-        )
+    def _top(self, entry: TokenLogprob | None) -> list[Triple] | None:
+        if entry is None:
+            return None
+        return [self._triple(token_id, logprob) for token_id, logprob in entry.top]
 
-    def _triple(self, token_id: int, logprob: float | None) -> list[Any]:
-        """Return SGLang's [log-probability, token id, text or null]."""
+    def _triple(self, token_id: int, logprob: float | None) -> Triple:
         text = token_text(self._tokenizer, token_id) if self._with_text else None
-        return [None if logprob is None else finite(logprob), token_id, text]
+        return None if logprob is None else finite(logprob), token_id, text
 
 
-def _finish_reason(output: RequestOutput) -> dict[str, Any] | None:
+def _finish_reason(output: RequestOutput) -> StoppedBy | ReachedLength | Aborted | None:
     match output.finish_reason:
         case None:
             return None
         case FinishReason.STOP:
-            return {"type": "stop", "matched": output.matched_stop}
+            return StoppedBy(matched=output.matched_stop)
         case FinishReason.LENGTH:
-            return {"type": "length", "length": output.completion_tokens}
-        case reason:
-            return {"type": reason, "message": output.error or "The request was aborted."}
+            return ReachedLength(length=output.completion_tokens)
+    return Aborted(message=output.error or "The request was aborted.")
 
 
 class _AnswerEvents:
@@ -204,14 +247,16 @@ class _AnswerEvents:
         self._single = single
 
     def events(self, updates: list[Update]) -> bytes:
-        return b"".join(event(self._event(index, output)) for index, output in updates)
+        written = []
+        for index, output in updates:
+            answer = self._answers[index].add(output)
+            if not self._single:
+                answer = GeneratedSoFar(answer.text, answer.output_ids, answer.meta_info, index)
+            written.append(event(answer))
+        return b"".join(written)
 
     def end(self) -> bytes:
         return DONE
 
     def error(self, error: ApiError) -> bytes:
-        return event(error.body())
-
-    def _event(self, index: int, output: RequestOutput) -> dict[str, Any]:
-        answer = self._answers[index].add(output)
-        return answer if self._single else {**answer, "index": index}
+        return event(error.answer())

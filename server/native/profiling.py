@@ -37,7 +37,7 @@ class ProfileBody(WireModel):
     merge_profiles: Unsupported = None
 
 
-class ProfileTold(Answer):
+class ProfileResult(Answer):
     """`paths` are the traces of the engines, which exist once they are written."""
 
     success: bool
@@ -45,11 +45,11 @@ class ProfileTold(Answer):
     paths: list[str]
 
 
-@body_router.post("/start_profile", responses=answers(ProfileTold, errors=(400, 413, 415, 503)))
+@body_router.post("/start_profile", responses=answers(ProfileResult, errors=(400, 413, 415, 503)))
 async def start_profile(body: ProfileBody, serving: ServingDep) -> Response:
     """Profile the next `num_steps` steps of the engine, or all steps until `/stop_profile`."""
     folder = await asyncio.to_thread(_folder, serving, body.output_dir)
-    told = await serving.engine.profile(
+    results = await serving.engine.profile(
         StartProfile(
             folder=folder,
             num_steps=body.num_steps,
@@ -58,25 +58,25 @@ async def start_profile(body: ProfileBody, serving: ServingDep) -> Response:
             record_shapes=body.record_shapes,
         )
     )
-    return _answer(told, "Profiling; the trace is written when the profile ends.")
+    return _response(results, "Profiling; the trace is written when the profile ends.")
 
 
-@router.post("/stop_profile", responses=answers(ProfileTold, errors=(400, 503)))
+@router.post("/stop_profile", responses=answers(ProfileResult, errors=(400, 503)))
 async def stop_profile(serving: ServingDep) -> Response:
     """End the profile. Its trace is written in the background."""
     _profile_dir(serving)
-    return _answer(await serving.engine.profile(StopProfile()), "The trace is being written.")
+    return _response(await serving.engine.profile(StopProfile()), "The trace is being written.")
 
 
-def _answer(told: list[ProfileAnswer], message: str) -> Response:
-    """Return an answer. Some engines may have ended their profile already, or had no step."""
-    failed = [one.error for one in told if one.error is not None]
-    paths = [one.path for one in told if one.error is None]
+def _response(results: list[ProfileAnswer], message: str) -> Response:
+    """Return the answer. Some engines may have ended their profile already, or had no step."""
+    failed = [result.error for result in results if result.error is not None]
+    paths = [result.path for result in results if result.path is not None]
     if not paths:
         raise InvalidRequest(f"{failed[0]}.", code="profile_state")
     if failed:
         message = f"{message} At least one engine failed: {failed[0]}."
-    return json_response({"success": True, "message": message, "paths": paths})
+    return json_response(ProfileResult(success=True, message=message, paths=paths))
 
 
 def _profile_dir(serving: Serving) -> str:

@@ -4,33 +4,118 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
-import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from ...runtime.tokenizer.output_processor import RequestOutput
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..core.answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..http.body import JsonRequest, JsonRoute
 from ..parsing.events import Arguments, CallBegins, Event, Text, Thought
 from ..serving.collector import Collector
 from ..serving.sse import EventStream
 from ..serving.state import Serving, ServingDep, json_response
-from .answers import ChatCompletion, ChatCompletionChunk
-from .chunks import ChunkWriter, head, usage_of
-from .conversation import AnswerReader, Conversation, begin
+from .chunks import (
+    ChatUsageAnswer,
+    ChunkWriter,
+    CompletionTokensDetails,
+    GenerationAnswer,
+    head,
+    usage_of,
+)
+from .conversation import AnswerReader, ChatFinishReason, Conversation, begin
 from .generation import best
-from .logprobs import TokenTrail, chat_logprobs, prompt_logprobs
+from .logprobs import ChatLogprobs, PromptLogprobs, TokenTrail, prompt_logprobs
 from .requests import ChatCompletionRequest
 
 router = APIRouter(route_class=JsonRoute)
 
 
+class CalledFunction(Answer):
+    """`arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(Answer, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(Answer, kw_only=True):
+    """`content` is null if the message has only calls. Thoughts are sent under two names."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    annotations: Sequence[None] = ()
+    # "reasoning_content" is DeepSeek's and SGLang's name, "reasoning" is vLLM's.
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
+
+
+class ChatChoice(Answer):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason | None
+
+
+class ChatCompletion(GenerationAnswer, kw_only=True):
+    """`prompt_logprobs` is set if the request asks for it."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: Sequence[ChatChoice]
+    usage: ChatUsageAnswer
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class CalledFunctionPiece(Answer, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallPiece(Answer, kw_only=True):
+    """The first piece of a call has its id, type and name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CalledFunctionPiece
+
+
+class ChatDelta(Answer, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallPiece] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Answer):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: ChatFinishReason | None = None
+
+
+class ChatCompletionChunk(GenerationAnswer, kw_only=True):
+    """`usage` is set if `stream_options` asks for it."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: Sequence[ChatChunkChoice]
+    usage: ChatUsageAnswer | UnsetType | None = UNSET
+
+
 @router.post(
     "/v1/chat/completions",
-    responses=answers(ChatCompletion, stream=ChatCompletionChunk, errors=BODY_ERRORS),
+    responses=answers(ChatCompletion, stream=ChatCompletionChunk | ErrorAnswer, errors=BODY_ERRORS),
 )
 async def create_chat_completion(
     body: ChatCompletionRequest, request: JsonRequest, serving: ServingDep
@@ -40,7 +125,7 @@ async def create_chat_completion(
     conversation = await begin(serving, body, request_id, size=request.size)
     requests = conversation.requests
     if body.stream:
-        start = head(serving, request_id, "chat.completion.chunk")
+        start = ChatCompletionChunk(**head(serving, request_id), choices=[])
         chunks = _ChatChunks(serving, start, conversation, body)
         return EventStream(Collector(serving, requests), chunks, serving.metrics)
     with Collector(serving, requests) as collector:
@@ -58,30 +143,32 @@ def _completion(
 ) -> Response:
     """Return the answer of a request that does not stream."""
     tokenizer = serving.engine.tokenizer
-    choices = [
-        _choice(body, index, output, reader, TokenTrail(tokenizer, conversation.requests[0]))
-        for index, (output, reader) in enumerate(
-            zip(best(outputs, body.samples, body.n), conversation.readers, strict=False)
-        )
-    ]
-    start = head(serving, request_id, "chat.completion")
-    usage = chat_usage(
-        conversation, tokenizer, body.samples, sum([one.completion_tokens for one in outputs])
+    tokens = sum([output.completion_tokens for output in outputs])
+    completion = ChatCompletion(
+        **head(serving, request_id),
+        choices=[
+            _choice(body, index, output, reader, TokenTrail(tokenizer, conversation.requests[0]))
+            for index, (output, reader) in enumerate(
+                zip(best(outputs, body.samples, body.n), conversation.readers, strict=False)
+            )
+        ],
+        usage=chat_usage(conversation, tokenizer, body.samples, tokens),
+        prompt_logprobs=prompt_logprobs(
+            tokenizer, outputs[0].prompt_logprobs, body.prompt_logprobs
+        ),
     )
-    of_prompt = prompt_logprobs(tokenizer, outputs[0].prompt_logprobs, body.prompt_logprobs)
-    members = {} if of_prompt is None else {"prompt_logprobs": of_prompt}
-    return json_response({**start, "choices": choices, "usage": usage, **members})
+    return json_response(completion)
 
 
 def chat_usage(
     conversation: Conversation, tokenizer: Tokenizer, samples: int, completion_tokens: int
-) -> dict[str, Any]:
+) -> ChatUsageAnswer:
     """Return `usage`. For models that think it includes the number of thought tokens."""
     usage = usage_of(conversation.requests, samples, completion_tokens)
-    if conversation.thinking is None:
-        return usage
-    details = {"reasoning_tokens": conversation.reasoning_tokens(tokenizer)}
-    return {**usage, "completion_tokens_details": details}
+    if conversation.thinking is not None:
+        thoughts = conversation.reasoning_tokens(tokenizer)
+        usage.completion_tokens_details = CompletionTokensDetails(thoughts)
+    return usage
 
 
 def _choice(
@@ -90,72 +177,41 @@ def _choice(
     output: RequestOutput,
     reader: AnswerReader,
     trail: TokenTrail,
-) -> dict[str, Any]:
+) -> ChatChoice:
     events = reader.push(output)
     logprobs = None
     if body.logprobs:
         trail.push(output.logprobs or ())
         entries = [entry for event in events for entry in trail.read(event)]
-        logprobs = chat_logprobs(entries + trail.rest())
-    return {
-        "index": index,
-        "message": _message(Deltas().of(events), thoughts=body.include_reasoning),
-        "logprobs": logprobs,
-        "finish_reason": reader.reason(output),
-    }
+        logprobs = ChatLogprobs(entries + trail.rest())
+    message = _message(events, with_thoughts=body.include_reasoning)
+    return ChatChoice(index, message, logprobs, reader.reason(output))
 
 
-class Deltas:
-    """Makes the deltas of one choice: thoughts, text, and calls, whose name comes first."""
-
-    def __init__(self) -> None:
-        self._calls = 0
-
-    def of(self, events: Sequence[Event]) -> list[dict[str, Any]]:
-        return [self._delta(event) for event in events]
-
-    def _delta(self, event: Event) -> dict[str, Any]:
+def _message(events: Sequence[Event], *, with_thoughts: bool) -> AssistantMessage:
+    texts, thoughts = [], []
+    calls: list[ToolCallAnswer] = []
+    for event in events:
         match event:
             case Text(text):
-                return {"content": text}
+                texts.append(text)
             case Thought(text):
-                # "reasoning_content" is DeepSeek's and SGLang's name, "reasoning" is vLLM's.
-                return {"reasoning_content": text, "reasoning": text}
+                thoughts.append(text)
             case CallBegins(name):
-                call = {
-                    "index": self._calls,
-                    "id": f"call_{uuid.uuid4().hex[:24]}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": ""},
-                }
-                self._calls += 1
-                return {"tool_calls": [call]}
+                calls.append(ToolCallAnswer(id=_call_id(), function=CalledFunction(name, "")))
             case Arguments(text):
-                part = {"index": self._calls - 1, "function": {"arguments": text}}
-                return {"tool_calls": [part]}
-
-
-def _message(deltas: Sequence[dict[str, Any]], *, thoughts: bool) -> dict[str, Any]:
-    """Return the message that the deltas add up to."""
-    content = "".join([delta.get("content", "") for delta in deltas])
-    thought = "".join([delta.get("reasoning", "") for delta in deltas])
-    calls: list[dict[str, Any]] = []
-    for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
-        if "id" in part:
-            calls.append({name: value for name, value in part.items() if name != "index"})
-        else:
-            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": content,
-        "refusal": None,
-        "annotations": [],
-    }
-    if thought and thoughts:
-        message |= {"reasoning_content": thought, "reasoning": thought}
+                calls[-1].function.arguments += text
+    content, thought = "".join(texts), "".join(thoughts)
+    message = AssistantMessage(content=content)
+    if thought and with_thoughts:
+        message.reasoning_content = message.reasoning = thought
     if calls:
-        message |= {"content": content or None, "tool_calls": calls}
+        message.content, message.tool_calls = content or None, calls
     return message
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class _ChatChunks(ChunkWriter):
@@ -168,7 +224,7 @@ class _ChatChunks(ChunkWriter):
     def __init__(
         self,
         serving: Serving,
-        start: dict[str, Any],
+        start: ChatCompletionChunk,
         conversation: Conversation,
         body: ChatCompletionRequest,
     ) -> None:
@@ -176,20 +232,20 @@ class _ChatChunks(ChunkWriter):
         super().__init__(serving, start, requests, body, is_plain=conversation.is_plain)
         self._conversation = conversation
         self._thoughts = body.include_reasoning
-        self._deltas = [Deltas() for _ in requests]
+        self._calls = [0] * len(requests)
         self._trails = (
             [TokenTrail(serving.engine.tokenizer, request) for request in requests]
             if body.logprobs
             else None
         )
 
-    def opening(self, index: int) -> dict[str, Any]:
-        return _delta(index, {"role": "assistant", "content": ""})
+    def opening(self, index: int) -> Answer:
+        return ChatChunkChoice(index, ChatDelta(role="assistant", content=""))
 
-    def text_choice(self, index: int, text: str) -> dict[str, Any]:
-        return _delta(index, {"content": text})
+    def text_choice(self, index: int, text: str) -> Answer:
+        return ChatChunkChoice(index, ChatDelta(content=text))
 
-    def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
+    def choices(self, index: int, output: RequestOutput) -> Sequence[Answer]:
         reader = self._conversation.readers[index]
         trail = self._trails[index] if self._trails is not None else None
         if trail is not None:
@@ -198,20 +254,32 @@ class _ChatChunks(ChunkWriter):
         for event in reader.push(output):
             entries = trail.read(event) if trail is not None else []
             if self._thoughts or not isinstance(event, Thought):
-                choices += [
-                    _delta(index, delta, entries) for delta in self._deltas[index].of([event])
-                ]
+                logprobs = ChatLogprobs(entries) if entries else None
+                choices.append(ChatChunkChoice(index, self._delta(index, event), logprobs))
         if output.finish_reason is not None:
             rest = trail.rest() if trail is not None else []
-            choices.append({**_delta(index, {}, rest), "finish_reason": reader.reason(output)})
+            logprobs = ChatLogprobs(rest) if rest else None
+            choices.append(ChatChunkChoice(index, ChatDelta(), logprobs, reader.reason(output)))
         return choices
 
-    def usage(self) -> dict[str, Any]:
-        return chat_usage(self._conversation, self._tokenizer, self._samples, self.told_tokens)
+    def _delta(self, index: int, event: Event) -> ChatDelta:
+        match event:
+            case Text(text):
+                return ChatDelta(content=text)
+            case Thought(text):
+                return ChatDelta(reasoning_content=text, reasoning=text)
+            case CallBegins(name):
+                piece = ToolCallPiece(
+                    index=self._calls[index],
+                    id=_call_id(),
+                    type="function",
+                    function=CalledFunctionPiece(name=name, arguments=""),
+                )
+                self._calls[index] += 1
+            case Arguments(text):
+                function = CalledFunctionPiece(arguments=text)
+                piece = ToolCallPiece(index=self._calls[index] - 1, function=function)
+        return ChatDelta(tool_calls=[piece])
 
-
-def _delta(
-    index: int, delta: dict[str, Any], logprobs: Sequence[msgspec.Raw] = ()
-) -> dict[str, Any]:
-    content = chat_logprobs(logprobs) if logprobs else None
-    return {"index": index, "delta": delta, "logprobs": content, "finish_reason": None}
+    def usage(self) -> ChatUsageAnswer:
+        return chat_usage(self._conversation, self._tokenizer, self._samples, self.sent_tokens)

@@ -7,7 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
+from ..core.answers import Answer
 from ..core.errors import ApiError
 from ..serving.collector import Update
 from ..serving.sse import DONE, encode_json, event
@@ -15,11 +18,43 @@ from ..serving.state import Serving
 from .requests import GenerationBody
 
 
-def head(serving: Serving, request_id: str, kind: str) -> dict[str, Any]:
-    """Return the members with which a response and every chunk of its stream begin."""
+class PromptTokensDetails(Answer):
+    cached_tokens: int
+
+
+class UsageAnswer(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionTokensDetails(Answer):
+    reasoning_tokens: int
+
+
+class ChatUsageAnswer(UsageAnswer):
+    """`completion_tokens_details` is set for models that think."""
+
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class GenerationAnswer(Answer, kw_only=True):
+    """What a whole answer and each chunk of a stream have in common."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: Sequence[Answer]
+    usage: UsageAnswer | UnsetType | None = UNSET
+
+
+def head(serving: Serving, request_id: str) -> dict[str, Any]:
+    """Return the members that are the same in a whole answer and in every chunk of a stream."""
     return {
         "id": request_id,
-        "object": kind,
         "created": int(time.time()),
         "model": serving.model_name,
         "system_fingerprint": serving.fingerprint,
@@ -28,22 +63,22 @@ def head(serving: Serving, request_id: str, kind: str) -> dict[str, Any]:
 
 def usage_of(
     requests: Sequence[RequestState], samples: int, completion_tokens: int
-) -> dict[str, Any]:
+) -> ChatUsageAnswer:
     """Return `usage` of one HTTP request: each prompt once, and every sampled token."""
     prompt_tokens = cached_tokens = 0
     for request in requests[::samples]:
         prompt_tokens += len(request.prompt_ids)
         cached_tokens += request.cached_tokens or 0
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
+    return ChatUsageAnswer(
+        prompt_tokens,
+        completion_tokens,
+        prompt_tokens + completion_tokens,
+        PromptTokensDetails(cached_tokens),
+    )
 
 
 class ChunkWriter(ABC):
-    """Writes chunks that begin with `start`.
+    """Writes chunks, which differ from `start` in their choices and their usage.
 
     `start` is encoded once. For chunks that hold only text, the bytes around the text are encoded
     once, too.
@@ -52,7 +87,7 @@ class ChunkWriter(ABC):
     def __init__(
         self,
         serving: Serving,
-        start: dict[str, Any],
+        start: GenerationAnswer,
         requests: Sequence[RequestState],
         body: GenerationBody,
         *,
@@ -61,27 +96,28 @@ class ChunkWriter(ABC):
         """If `is_plain`, the text of a sequence is sent as it arrives, without a parser."""
         self._tokenizer = serving.engine.tokenizer
         options = body.stream_options
-        self._start = start
-        self._prefix = b"data: " + encode_json(start)[:-1] + b',"choices":['
         self._requests = requests
         self._samples = body.samples
         self._include_usage = options is not None and options.include_usage
         self._continuous_usage = options is not None and options.continuous_usage_stats
         self._is_plain = is_plain and not self._continuous_usage
-        self._suffix = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+        self._start = start
+        start.usage = None if self._include_usage else UNSET
+        before, after = event(start).rsplit(b"[]", 1)
+        self._prefix, self._suffix = before + b"[", b"]" + after
         self._sent: dict[int, int] = {}  # Tokens of each sequence whose output the client has got.
         self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def opening(self, index: int) -> Answer | None:
         """Return the choice that is sent before any token of sequence `index`, or None."""
         return None
 
     @abstractmethod
-    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+    def text_choice(self, index: int, text: str) -> Answer:
         """Return a choice with only new text."""
 
     @abstractmethod
-    def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
+    def choices(self, index: int, output: RequestOutput) -> Sequence[Answer]:
         """Return the choices for new output of sequence `index`."""
 
     def events(self, updates: list[Update]) -> bytes:
@@ -107,21 +143,22 @@ class ChunkWriter(ABC):
     def end(self) -> bytes:
         if not self._include_usage:
             return DONE
-        return event({**self._start, "choices": [], "usage": self.usage()}) + DONE
+        self._start.usage = self.usage()
+        return event(self._start) + DONE
 
     def error(self, error: ApiError) -> bytes:
-        return event(error.body())
+        return event(error.answer())
 
     @property
-    def told_tokens(self) -> int:
+    def sent_tokens(self) -> int:
         """Number of tokens whose output the client has got."""
         return sum(self._sent.values())
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> UsageAnswer:
         """Return the `usage` up to now."""
-        return usage_of(self._requests, self._samples, self.told_tokens)
+        return usage_of(self._requests, self._samples, self.sent_tokens)
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
+    def _chunk(self, choice: Answer) -> bytes:
         suffix = self._suffix
         if self._continuous_usage:
             suffix = b'],"usage":' + encode_json(self.usage()) + b"}\n\n"

@@ -4,30 +4,58 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, cast
 
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
-from ..core.answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..http.body import JsonRoute
 from ..serving.collector import Collector
 from ..serving.sse import EventStream
 from ..serving.state import Serving, ServingDep, json_response
 from ..serving.structured import grammar_of
-from .answers import Completion, CompletionChunk
-from .chunks import ChunkWriter, head, usage_of
+from .chunks import ChunkWriter, GenerationAnswer, UsageAnswer, head, usage_of
 from .generation import best, generation_requests
 from .infill import with_suffix
-from .logprobs import CompletionLogprobs, prompt_logprobs
+from .logprobs import CompletionLogprobs, CompletionLogprobsAnswer, PromptLogprobs, prompt_logprobs
 from .requests import CompletionRequest
 
 router = APIRouter(route_class=JsonRoute)
+CompletionReason = Literal["stop", "length", "abort"]
+
+
+class CompletionChunkChoice(Answer):
+    index: int
+    text: str
+    logprobs: CompletionLogprobsAnswer | None = None
+    finish_reason: CompletionReason | None = None
+
+
+class CompletionChoice(CompletionChunkChoice):
+    """`prompt_logprobs` is set if the request asks for it."""
+
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(GenerationAnswer, kw_only=True):
+    object: Literal["text_completion"] = "text_completion"
+    choices: Sequence[CompletionChoice]
+    usage: UsageAnswer
+
+
+class CompletionChunk(GenerationAnswer, kw_only=True):
+    """`usage` is set if `stream_options` asks for it."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: Sequence[CompletionChunkChoice]
 
 
 @router.post(
-    "/v1/completions", responses=answers(Completion, stream=CompletionChunk, errors=BODY_ERRORS)
+    "/v1/completions",
+    responses=answers(Completion, stream=CompletionChunk | ErrorAnswer, errors=BODY_ERRORS),
 )
 async def create_completion(body: CompletionRequest, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
@@ -41,17 +69,19 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
     request_id = f"cmpl-{uuid.uuid4().hex}"
     grammar = await grammar_of(serving, body)
     requests = generation_requests(serving, body, request_id, prompts, grammar)
-    start = head(serving, request_id, "text_completion")
+    start = head(serving, request_id)
     choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]
     if body.stream:
-        chunks = _CompletionChunks(serving, start, requests, body, choices)
+        first = CompletionChunk(**start, choices=[])
+        chunks = _CompletionChunks(serving, first, requests, body, choices)
         return EventStream(Collector(serving, requests), chunks, serving.metrics)
 
     def write(outputs: list[RequestOutput]) -> Response:
         chosen = best(outputs, body.samples, body.n)
         written = [choice.write(output) for choice, output in zip(choices, chosen, strict=True)]
-        usage = usage_of(requests, body.samples, sum([one.completion_tokens for one in outputs]))
-        return json_response({**start, "choices": written, "usage": usage})
+        tokens = sum([output.completion_tokens for output in outputs])
+        usage = usage_of(requests, body.samples, tokens)
+        return json_response(Completion(**start, choices=written, usage=usage))
 
     with Collector(serving, requests) as collector:
         return await collector.written(write)
@@ -87,22 +117,21 @@ class _Choice:
                 skip_special_tokens=body.skip_special_tokens,
             )
 
-    def write(self, output: RequestOutput) -> dict[str, Any]:
+    def write(self, output: RequestOutput) -> CompletionChoice:
         """Return the choice for new output."""
         echoed, self._echoed = self._echoed, ""
         of_prompt = output.prompt_logprobs
-        choice = {
-            "index": self._index,
-            "text": echoed + output.text,
-            "logprobs": None
+        return CompletionChoice(
+            self._index,
+            echoed + output.text,
+            None
             if self._logprobs is None
             else self._logprobs.write(
                 output.token_ids, output.logprobs or (), of_prompt if self._body.echo else None
             ),
-            "finish_reason": output.finish_reason,
-        }
-        logprobs = prompt_logprobs(self._tokenizer, of_prompt, self._body.prompt_logprobs)
-        return choice if logprobs is None else {**choice, "prompt_logprobs": logprobs}
+            cast("CompletionReason | None", output.finish_reason),
+            prompt_logprobs(self._tokenizer, of_prompt, self._body.prompt_logprobs),
+        )
 
 
 class _CompletionChunks(ChunkWriter):
@@ -114,7 +143,7 @@ class _CompletionChunks(ChunkWriter):
     def __init__(
         self,
         serving: Serving,
-        start: dict[str, Any],
+        start: CompletionChunk,
         requests: Sequence[RequestState],
         body: CompletionRequest,
         choices: Sequence[_Choice],
@@ -123,14 +152,14 @@ class _CompletionChunks(ChunkWriter):
         self._choices = choices
         self._wants_tokens = body.logprobs is not None
 
-    def text_choice(self, index: int, text: str) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+    def text_choice(self, index: int, text: str) -> Answer:
+        return CompletionChunkChoice(index, text)
 
-    def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
+    def choices(self, index: int, output: RequestOutput) -> Sequence[Answer]:
         choice = self._choices[index].write(output)
         has_news = (
-            choice["text"]
-            or choice["finish_reason"] is not None
+            choice.text
+            or choice.finish_reason is not None
             or (self._wants_tokens and output.token_ids)
         )
         return [choice] if has_news else []

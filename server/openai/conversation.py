@@ -11,7 +11,7 @@ All endpoint families whose bodies become a chat use this.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from ...runtime.core.generation import FinishReason
 from ...runtime.tokenizer.chat_template import ChatTemplateError
@@ -27,6 +27,8 @@ from .generation import generation_requests
 from .rendering import render_chat
 from .requests import ChatCompletionRequest, ChatOptions
 from .tools import ToolUse, chat_grammar, format_of, tool_use
+
+ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
 
 class AnswerReader:
@@ -44,11 +46,11 @@ class AnswerReader:
         self.has_called |= any(isinstance(event, CallBegins) for event in events)
         return events
 
-    def reason(self, output: RequestOutput) -> str | None:
+    def reason(self, output: RequestOutput) -> ChatFinishReason | None:
         """Return OpenAI's `finish_reason`."""
         if self.has_called and output.finish_reason == FinishReason.STOP:
             return "tool_calls"
-        return output.finish_reason
+        return cast("ChatFinishReason | None", output.finish_reason)
 
 
 class Thinking(NamedTuple):

@@ -4,18 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ...runtime.core.generation import TokenLogprob
 from ...runtime.tokenizer.detokenizer import Detokenizer
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from ..core.answers import Answer
 from ..parsing.events import Event, Text
 
 FLOOR = -9999.0  # Replaces minus infinity, which JSON does not have.
 _KEPT = 4096  # Pieces that are kept for the next search if a text is not found in them.
+
+
+class TokenLogprobAnswer(Answer):
+    """`token` has U+FFFD for a part of a character. `bytes` are the exact bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprobAnswer):
+    top_logprobs: list[TokenLogprobAnswer]
+
+
+class ChatLogprobs(Answer):
+    content: Sequence[ChosenLogprob | msgspec.Raw]
+    refusal: None = None
+
+
+class PromptLogprob(Answer):
+    """`rank` 1 is the most likely token."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# By token id, at each position of the prompt.
+PromptLogprobs = Sequence[dict[str, PromptLogprob] | None]
+
+
+class CompletionLogprobsAnswer(Answer):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: Sequence[dict[str, float] | msgspec.Raw | None]
+    text_offset: list[int]
 
 
 def finite(logprob: float) -> float:
@@ -27,29 +64,20 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def chat_logprobs(entries: Sequence[msgspec.Raw]) -> dict[str, Any]:
-    """Return `logprobs` of a chat choice from the entries of `TokenTrail`."""
-    return {"content": entries, "refusal": None}
-
-
 def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> msgspec.Raw:
     """Return one token as JSON, which takes a fifth of the memory of Python objects."""
-    top = [_chat_token(tokenizer, token_id, logprob) for token_id, logprob in entry.top]
-    token = _chat_token(tokenizer, entry.token_id, entry.logprob)
-    return _as_json({**token, "top_logprobs": top})
+
+    def token(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        token_bytes = tokenizer.token_bytes(token_id)
+        return token_bytes.decode("utf-8", "replace"), finite(logprob), list(token_bytes)
+
+    top = [TokenLogprobAnswer(*token(token_id, logprob)) for token_id, logprob in entry.top]
+    chosen = ChosenLogprob(*token(entry.token_id, entry.logprob), top)
+    return _encoded(chosen)
 
 
-def _as_json(content: Any) -> msgspec.Raw:
+def _encoded(content: Answer | dict[str, float]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(content))
-
-
-def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    token_bytes = tokenizer.token_bytes(token_id)
-    return {
-        "token": token_bytes.decode("utf-8", "replace"),
-        "logprob": finite(logprob),
-        "bytes": list(token_bytes),
-    }
 
 
 class TokenTrail:
@@ -134,27 +162,23 @@ class TokenTrail:
 
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Sequence[TokenLogprob | None] | None, count: int | None
-) -> list[dict[str, Any] | None] | None:
-    """Return vLLM's `prompt_logprobs`, or None if `count` is None.
+) -> PromptLogprobs | UnsetType:
+    """Return vLLM's `prompt_logprobs`, or UNSET if `count` is None.
 
     Each position of the prompt has its token and the `count` most likely tokens, by their ids. The
     first position has null.
     """
     if count is None or entries is None:
-        return None
+        return UNSET
     return [None if entry is None else _by_id(tokenizer, entry, count) for entry in entries]
 
 
-def _by_id(tokenizer: Tokenizer, entry: TokenLogprob, count: int) -> dict[str, Any]:
+def _by_id(tokenizer: Tokenizer, entry: TokenLogprob, count: int) -> dict[str, PromptLogprob]:
     tokens = {entry.token_id: (entry.logprob, entry.rank)}
     for rank, (token_id, logprob) in enumerate(entry.top[:count], 1):
         tokens.setdefault(token_id, (logprob, rank))
     return {
-        str(token_id): {
-            "logprob": finite(logprob),
-            "rank": rank,
-            "decoded_token": token_text(tokenizer, token_id),
-        }
+        str(token_id): PromptLogprob(finite(logprob), rank, token_text(tokenizer, token_id))
         for token_id, (logprob, rank) in tokens.items()
     }
 
@@ -192,7 +216,7 @@ class CompletionLogprobs:
         token_ids: Sequence[int],
         entries: Sequence[TokenLogprob],
         prompt_entries: Sequence[TokenLogprob | None] | None,
-    ) -> dict[str, Any]:
+    ) -> CompletionLogprobsAnswer:
         """Return the lists for these tokens. If the prompt has entries, its tokens come first."""
         offsets = []
         for token_id in token_ids:
@@ -223,18 +247,14 @@ class CompletionLogprobs:
 
     def _lists(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], offsets: list[int]
-    ) -> dict[str, Any]:
+    ) -> CompletionLogprobsAnswer:
         """Return the lists. A token without an entry, the first of a prompt, has null."""
-        return {
-            "tokens": [self._key(token_id) for token_id in token_ids],
-            "token_logprobs": [
-                None if entry is None else finite(entry.logprob) for entry in entries
-            ],
-            "top_logprobs": [
-                None if entry is None else _as_json(self._alternatives(entry)) for entry in entries
-            ],
-            "text_offset": offsets,
-        }
+        return CompletionLogprobsAnswer(
+            [self._key(token_id) for token_id in token_ids],
+            [None if entry is None else finite(entry.logprob) for entry in entries],
+            [None if entry is None else _encoded(self._alternatives(entry)) for entry in entries],
+            offsets,
+        )
 
     def _key(self, token_id: int) -> str:
         """Return a token's text. Part of a character is written as in OpenAI's API:

@@ -12,18 +12,53 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..core.answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import InvalidRequest
 from ..core.limits import check_text
 from ..http.body import JsonRequest, JsonRoute
 from ..serving.state import ServingDep, json_response
-from .answers import DetokenizedText, TokenizerInfo, Tokens
 from .conversation import chat_prompt
 from .requests import DetokenizeRequest, TokenizeRequest
 
 MAX_TEXT_BYTES = 8 * 2**20  # Upper limit of the texts of one answer, which contains them twice.
 router = APIRouter(route_class=JsonRoute)
 info_router = APIRouter()
+
+
+class Tokens(Answer):
+    """`tokens` and `count` hold one entry per prompt if the prompt is a list."""
+
+    tokens: list[int] | list[list[int]]
+    count: int | list[int]
+    max_model_len: int
+
+
+class DetokenizedText(Answer):
+    """The text under the names of vLLM and SGLang. Both are lists if `tokens` is a list of
+    lists.
+    """
+
+    text: str | list[str]
+    prompt: str | list[str]
+
+
+class AddedToken(Answer):
+    content: str
+    special: bool
+
+
+class TokenizerInfo(Answer):
+    """`added_tokens_decoder` maps token ids to added tokens."""
+
+    tokenizer_class: str
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    model_max_length: int
+    vocab_size: int
+    added_tokens_decoder: dict[str, AddedToken]
+
+
 _TOKENS = answers(Tokens, errors=BODY_ERRORS)
 _TEXT = answers(DetokenizedText, errors=BODY_ERRORS)
 
@@ -42,7 +77,7 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
             add_special_tokens=bool(body.add_special_tokens),
             counting=True,
         )
-        return json_response({"tokens": ids, "count": len(ids), "max_model_len": limit})
+        return json_response(Tokens(ids, len(ids), limit))
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     check_text(sum(map(len, texts)), "prompt")
     tokens = [
@@ -52,10 +87,8 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
         for text in texts
     ]
     if isinstance(body.prompt, str):
-        return json_response({"tokens": tokens[0], "count": len(tokens[0]), "max_model_len": limit})
-    return json_response(
-        {"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": limit}
-    )
+        return json_response(Tokens(tokens[0], len(tokens[0]), limit))
+    return json_response(Tokens(tokens, [len(ids) for ids in tokens], limit))
 
 
 @router.post("/v1/detokenize", responses=_TEXT)
@@ -72,7 +105,7 @@ async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
         _decode, serving.engine.tokenizer, lists, skip_special_tokens=body.skip_special_tokens
     )
     whole = texts if several else texts[0]
-    return json_response({"text": whole, "prompt": whole})
+    return json_response(DetokenizedText(whole, whole))
 
 
 @info_router.get("/tokenizer_info", responses=answers(TokenizerInfo, errors=(503,)))
@@ -82,18 +115,18 @@ async def tokenizer_info(serving: ServingDep) -> Response:
     tokens = tokenizer.backend.get_added_tokens_decoder()
     ends = tokenizer.eos_token_ids
     return json_response(
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "chat_template": tokenizer.chat_template,
-            "bos_token": _name(tokenizer, tokenizer.bos_token_id),
-            "eos_token": _name(tokenizer, ends[0] if ends else None),
-            "model_max_length": serving.limits.context_length,
-            "vocab_size": tokenizer.vocab_size,
-            "added_tokens_decoder": {
-                str(token_id): {"content": token.content, "special": token.special}
+        TokenizerInfo(
+            tokenizer_class="PreTrainedTokenizerFast",
+            chat_template=tokenizer.chat_template,
+            bos_token=_name(tokenizer, tokenizer.bos_token_id),
+            eos_token=_name(tokenizer, ends[0] if ends else None),
+            model_max_length=serving.limits.context_length,
+            vocab_size=tokenizer.vocab_size,
+            added_tokens_decoder={
+                str(token_id): AddedToken(token.content, token.special)
                 for token_id, token in tokens.items()
             },
-        }
+        )
     )
 
 

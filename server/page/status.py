@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from typing import Any, Literal
@@ -19,8 +19,9 @@ from ... import __version__
 from ...runtime.tokenizer.output_processor import RequestState
 from ..auth.accounts import current_key
 from ..core.answers import Answer, answers
+from ..engine.state import EngineState
 from ..images.client import ImageJob
-from ..serving.state import AnyServingDep, json_response
+from ..serving.state import AnyServingDep, Kind, json_response
 
 router = APIRouter()
 MAX_ROWS = 100  # Requests that are shown, oldest first.
@@ -35,8 +36,8 @@ class RequestRow(Answer):
     """
 
     id: str
-    phase: Literal["queue", "prefill", "decode"]
     seconds: float
+    phase: Literal["queue", "prefill", "decode"]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
@@ -46,8 +47,8 @@ class ImageRow(Answer):
     """One image. `phase` is `queue`, then `draw` while `step` of `steps` are done."""
 
     id: str
-    phase: Literal["queue", "draw"]
     seconds: float
+    phase: Literal["queue", "draw"]
     step: int
     steps: int
 
@@ -62,16 +63,16 @@ class ServerStatus(Answer):
     `requests` are hidden from keys without `admin`. `errors` counts errors by type.
     """
 
-    kind: Literal["text", "images", "pooling"]
+    kind: Kind
     model: str
     version: str
-    state: str
+    state: EngineState
     failure: str | None
     started: int
     silence: float
     restarts: int
     hangs: int
-    replicas: list[str]
+    replicas: list[EngineState]
     unfinished: int
     requests: list[RequestRow | ImageRow]
     stats: dict[str, Any]
@@ -87,47 +88,46 @@ async def status(serving: AnyServingDep) -> Response:
     engine, metrics, key = serving.engine, serving.metrics, current_key.get()
     sees_all = key is None or key.admin
     return json_response(
-        {
-            "kind": serving.kind,
-            "model": serving.model_name,
-            "version": __version__,
-            "state": engine.state,
-            "failure": engine.failure,
-            "started": serving.started,
-            "silence": engine.silence,
-            "restarts": engine.restarts,
-            "hangs": engine.hangs,
-            "replicas": [each.state for each in engine.replicas],
-            "unfinished": engine.num_unfinished,
-            "requests": list(_rows(engine.unfinished())) if sees_all else [],
-            "stats": asdict(engine.stats),
-            "info": asdict(engine.info) if sees_all and engine.info is not None else None,
-            "ended": metrics.requests.value,
-            "aborted": metrics.aborted.value,
-            "errors": metrics.errors(),
-        }
+        ServerStatus(
+            kind=serving.kind,
+            model=serving.model_name,
+            version=__version__,
+            state=engine.state,
+            failure=engine.failure,
+            started=serving.started,
+            silence=engine.silence,
+            restarts=engine.restarts,
+            hangs=engine.hangs,
+            replicas=[replica.state for replica in engine.replicas],
+            unfinished=engine.num_unfinished,
+            requests=list(_rows(engine.unfinished())) if sees_all else [],
+            stats=asdict(engine.stats),
+            info=asdict(engine.info) if sees_all and engine.info is not None else None,
+            ended=metrics.requests.value,
+            aborted=metrics.aborted.value,
+            errors=metrics.errors(),
+        )
     )
 
 
-def _rows(requests: Iterable[Any]) -> Iterable[dict[str, Any]]:
+def _rows(requests: Iterable[Any]) -> Iterator[RequestRow | ImageRow]:
     now = time.monotonic()
-    for one in islice(requests, MAX_ROWS):
-        if not isinstance(one, RequestState | ImageJob):
+    for request in islice(requests, MAX_ROWS):
+        if not isinstance(request, RequestState | ImageJob):
             continue
-        row = {
-            # Hash the id: everybody who knows the id of a stored response may read it.
-            "id": hashlib.sha256(one.rid.encode()).hexdigest()[:8],
-            "seconds": max(0.0, now - one.arrival_time),
-        }
-        if isinstance(one, ImageJob):
-            step, steps = one.progress
-            yield {**row, "phase": "draw" if steps else "queue", "step": step, "steps": steps}
+        # Hash the id: everybody who knows the id of a stored response may read it.
+        row_id = hashlib.sha256(request.rid.encode()).hexdigest()[:8]
+        seconds = max(0.0, now - request.arrival_time)
+        if isinstance(request, ImageJob):
+            step, steps = request.progress
+            yield ImageRow(row_id, seconds, "draw" if steps else "queue", step, steps)
         else:
-            begun = "queue" if one.started is None else "prefill"
-            yield {
-                **row,
-                "phase": "decode" if one.output_ids else begun,
-                "prompt_tokens": len(one.prompt_ids),
-                "completion_tokens": len(one.output_ids),
-                "cached_tokens": one.cached_tokens,
-            }
+            waits: Literal["queue", "prefill"] = "queue" if request.started is None else "prefill"
+            yield RequestRow(
+                row_id,
+                seconds,
+                "decode" if request.output_ids else waits,
+                len(request.prompt_ids),
+                len(request.output_ids),
+                request.cached_tokens,
+            )

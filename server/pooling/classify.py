@@ -5,20 +5,38 @@ from __future__ import annotations
 import time
 import uuid
 from functools import partial
+from typing import Literal
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ..core.answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import InvalidRequest
 from ..http.body import JsonRoute
 from ..serving.state import json_response
-from .answers import ClassifyAnswer
 from .inputs import Input, InputEncoder
 from .requests import ClassifyRequest
-from .state import PoolingServingDep
+from .state import PoolingServingDep, PoolingUsage
 
 router = APIRouter(route_class=JsonRoute)
+
+
+class ClassifyResult(Answer):
+    """`probs` has a number for each label. `label` is the label with the largest one."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyAnswer(Answer, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ClassifyResult]
+    usage: PoolingUsage
 
 
 @router.post("/v1/classify", responses=answers(ClassifyAnswer, errors=BODY_ERRORS))
@@ -39,22 +57,16 @@ async def classify(body: ClassifyRequest, serving: PoolingServingDep) -> Respons
     shares = await serving.pool(rid, inputs)
     tokens = sum(len(each.token_ids) for each in inputs)
     return json_response(
-        {
-            "id": rid,
-            "object": "list",
-            "created": int(time.time()),
-            "model": serving.model_name,
-            "data": [
-                {
-                    "index": index,
-                    "label": labels[int(row.argmax())],
-                    "probs": row.tolist(),
-                    "num_classes": len(labels),
-                }
+        ClassifyAnswer(
+            id=rid,
+            created=int(time.time()),
+            model=serving.model_name,
+            data=[
+                ClassifyResult(index, labels[int(row.argmax())], row.tolist(), len(labels))
                 for index, row in enumerate(shares)
             ],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
+            usage=PoolingUsage(tokens, tokens),
+        )
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -13,16 +14,30 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.pooling.prompts import Prompts, Start
-from ..core.answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import InvalidRequest
 from ..http.body import JsonRoute
-from .answers import EmbeddingsAnswer
 from .client import Vectors
 from .inputs import Input, InputEncoder
 from .requests import EmbeddingsRequest
-from .state import PoolingServingDep
+from .state import PoolingServingDep, PoolingUsage
 
 router = APIRouter(route_class=JsonRoute)
+
+
+class EmbeddingAnswer(Answer, kw_only=True):
+    """`embedding` is a list of numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str | msgspec.Raw
+
+
+class EmbeddingsAnswer(Answer, kw_only=True):
+    object: Literal["list"] = "list"
+    model: str
+    data: list[EmbeddingAnswer]
+    usage: PoolingUsage
 
 
 @router.post("/v1/embeddings", responses=answers(EmbeddingsAnswer, errors=BODY_ERRORS))
@@ -50,7 +65,7 @@ async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep)
     tokens = sum(len(each.token_ids) for each in inputs)
     # Run in a thread, because encoding two million numbers takes a second.
     content = await serving.threads.run(
-        _answer,
+        _encoded,
         shortened(vectors, body.dimensions, normalizes=info.normalizes),
         serving.model_name,
         tokens,
@@ -105,20 +120,16 @@ def shortened(vectors: Vectors, dimensions: int | None, *, normalizes: bool) -> 
     return vectors
 
 
-def _answer(vectors: Vectors, model: str, tokens: int, *, as_text: bool) -> bytes:
-    rows: Sequence[object] = (
-        [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+def _encoded(vectors: Vectors, model: str, tokens: int, *, as_text: bool) -> bytes:
+    rows: Iterable[str | msgspec.Raw] = (
+        (base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors)
         if as_text
-        else [msgspec.Raw(msgspec.json.encode(row.tolist())) for row in vectors]
+        else (msgspec.Raw(msgspec.json.encode(row.tolist())) for row in vectors)
     )
     return msgspec.json.encode(
-        {
-            "object": "list",
-            "model": model,
-            "data": [
-                {"object": "embedding", "index": index, "embedding": row}
-                for index, row in enumerate(rows)
-            ],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
+        EmbeddingsAnswer(
+            model=model,
+            data=[EmbeddingAnswer(index=index, embedding=row) for index, row in enumerate(rows)],
+            usage=PoolingUsage(tokens, tokens),
+        )
     )

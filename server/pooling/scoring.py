@@ -9,22 +9,61 @@ import time
 import uuid
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from ...runtime.pooling.prompts import Start
-from ..core.answers import BODY_ERRORS, answers
+from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import InvalidRequest
 from ..http.body import JsonRoute
 from ..serving.state import json_response
-from .answers import RerankAnswer, ScoreAnswer
 from .client import Vectors
 from .requests import RerankRequest, ScoreRequest
-from .state import PoolingServing, PoolingServingDep
+from .state import PoolingServing, PoolingServingDep, PoolingUsage
 
 router = APIRouter(route_class=JsonRoute)
+
+
+class RankedDocument(Answer):
+    text: str
+
+
+class RerankResult(Answer):
+    """`index` is the index of the document in the request."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | UnsetType = UNSET
+
+
+class RerankAnswer(Answer):
+    """Results sorted by score, best first."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: PoolingUsage
+
+
+class ScoreResult(Answer, kw_only=True):
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class ScoreAnswer(Answer, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ScoreResult]
+    usage: PoolingUsage
+
+
 _RERANKED = answers(RerankAnswer, errors=BODY_ERRORS)
 _SCORED = answers(ScoreAnswer, errors=BODY_ERRORS)
 
@@ -43,16 +82,15 @@ async def rerank(body: RerankRequest, serving: PoolingServingDep) -> Response:
     # The sort is stable: equal scores keep the order of the request.
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
     results = [
-        {
-            "index": index,
-            "relevance_score": scores[index],
-            **({"document": {"text": body.documents[index]}} if body.return_documents else {}),
-        }
+        RerankResult(
+            index,
+            scores[index],
+            RankedDocument(body.documents[index]) if body.return_documents else UNSET,
+        )
         for index in order
     ]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return json_response(
-        {"id": rid, "model": serving.model_name, "results": results, "usage": usage}
+        RerankAnswer(rid, serving.model_name, results, PoolingUsage(tokens, tokens))
     )
 
 
@@ -67,17 +105,13 @@ async def score(body: ScoreRequest, serving: PoolingServingDep) -> Response:
         serving, rid, body.sides, body.names, starts, body.truncate_prompt_tokens
     )
     return json_response(
-        {
-            "id": rid,
-            "object": "list",
-            "created": int(time.time()),
-            "model": serving.model_name,
-            "data": [
-                {"object": "score", "index": index, "score": value}
-                for index, value in enumerate(scores)
-            ],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
+        ScoreAnswer(
+            id=rid,
+            created=int(time.time()),
+            model=serving.model_name,
+            data=[ScoreResult(index=index, score=value) for index, value in enumerate(scores)],
+            usage=PoolingUsage(tokens, tokens),
+        )
     )
 
 

@@ -6,19 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends
 
 from ...runtime.core.pooling_messages import INPUTS_PER_REQUEST, PoolingInfo
 from ...runtime.pooling.folder import PoolingFolder
 from ..config.pooling import PoolingServerConfig
+from ..core.answers import Answer
 from ..core.errors import InvalidRequest
 from ..core.limits import Limits
 from ..engine.state import EngineUnavailable
 from ..observability.metrics import Figure, MetricRegistry
 from ..observability.request_record import current_record
-from ..serving.state import AnyServing, TextThreads, serving_of
+from ..serving.state import AnyServing, ModelCard, TextThreads, serving_of
 from .client import PoolingClient, Vectors
 from .inputs import Input, InputEncoder, pool_requests
 
@@ -41,6 +42,13 @@ class PoolingMetrics(MetricRegistry):
             ("num_inputs", "Texts, or pairs, that were computed.", stats.inputs_total),
             ("prompt_tokens", "Tokens of these.", stats.tokens_total),
         ]
+
+
+class PoolingUsage(Answer):
+    """The tokens of all inputs, under both of OpenAI's names."""
+
+    prompt_tokens: int
+    total_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +84,10 @@ class PoolingServing(AnyServing):
             tells_pairs=self.folder.tells_pairs,
         )
 
-    def model_card(self) -> dict[str, Any]:
-        return {**AnyServing.model_card(self), "max_model_len": self.info.context_length}
+    def model_card(self) -> ModelCard:
+        card = AnyServing.model_card(self)
+        card.max_model_len = self.info.context_length
+        return card
 
     def check_room(self, inputs: int, param: str) -> None:
         """Raise `InvalidRequest`, `QueueFull` or `EngineUnavailable` if inputs do not fit."""

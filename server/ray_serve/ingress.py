@@ -120,8 +120,8 @@ async def _cut(started: ResponseStart, send: Send, scope: Scope) -> None:
     kind = dict(started.headers).get(b"content-type", b"")
     if not kind.startswith(b"text/event-stream"):
         raise ConnectionError("the replica of this request ended")
-    _, body = _gone().told(scope["path"], "", scope["headers"])
-    await _send_body(send, event(body), more=False)
+    _, answer = _gone().answer_for(scope["path"], "", scope["headers"])
+    await _send_body(send, event(answer), more=False)
 
 
 def _gone() -> ApiError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any
+from typing import Literal
 
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from ... import __version__
 from ...runtime.core.sampling_params import SamplingParams
 from ...runtime.tokenizer.output_processor import RequestState
-from ..core.answers import Health, Version, answers
+from ..core.answers import Answer, answers
 from ..core.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
 from ..engine.state import EngineState, EngineUnavailable
 from .collector import generate_all, unless_client_goes
@@ -25,10 +26,21 @@ generate_router = APIRouter()
 GENERATE_TIMEOUT = 20.0  # Seconds in which a healthy server generates one token.
 
 
+class Health(Answer):
+    """The health of a server. `replicas` has their states if some do not serve."""
+
+    status: EngineState | Literal["degraded"]
+    replicas: list[EngineState] | UnsetType = UNSET
+
+
+class Version(Answer):
+    version: str
+
+
 @router.get("/live", responses=answers(Health))
 async def live(serving: AnyServingDep) -> Response:
     """200 as long as this process answers, whatever its engine's state is: for liveness probes."""
-    return json_response({"status": serving.engine.state})
+    return json_response(Health(serving.engine.state))
 
 
 @router.get("/health", responses=answers(Health, errors=(503,)))
@@ -74,14 +86,14 @@ async def metrics(serving: AnyServingDep) -> Response:
 
 @router.get("/version", responses=answers(Version))
 async def version() -> Response:
-    return json_response({"version": __version__})
+    return json_response(Version(__version__))
 
 
-def _health(serving: AnyServing) -> dict[str, Any]:
-    states = [each.state for each in serving.engine.replicas]
+def _health(serving: AnyServing) -> Health:
+    states = [replica.state for replica in serving.engine.replicas]
     if all(state is EngineState.READY for state in states):
-        return {"status": serving.engine.state}
-    return {"status": "degraded", "replicas": states}
+        return Health(serving.engine.state)
+    return Health("degraded", states)
 
 
 def _not_ready(request: Request, serving: AnyServing) -> Response | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...runtime.tokenizer.output_processor import RequestOutput
+from ..core.answers import Answer
 from ..core.errors import ApiError, ClientGone, as_api_error
 from ..observability.metrics import Metrics
 from .collector import Collector, Update, unless_client_goes
@@ -24,12 +25,12 @@ DONE = b"data: [DONE]\n\n"
 encode_json = msgspec.json.Encoder().encode
 
 
-def event(content: Any) -> bytes:
+def event(content: Answer | msgspec.Raw) -> bytes:
     """Return one server-sent event with JSON data."""
     return b"data: " + encode_json(content) + b"\n\n"
 
 
-def named_event(name: str, content: Any) -> bytes:
+def named_event(name: str, content: Answer | msgspec.Raw) -> bytes:
     """Return a server-sent event with a name."""
     return b"event: %b\n" % name.encode() + event(content)
 

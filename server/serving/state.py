@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, ParamSpec, 
 
 import msgspec
 from fastapi import Depends
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +22,7 @@ from ... import __version__
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.sampling.defaults import SamplingDefaults
 from ..auth.accounts import check_access, may_use
+from ..core.answers import Answer
 from ..core.errors import InvalidRequest, NotFound
 from ..core.limits import MAX_SEQUENCES, Limits
 from ..engine.interface import Engine, TextEngine
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Kind = Literal["text", "images", "pooling"]  # What a server's model generates.
 DEFAULT_MODEL = "default"  # Name of the served model, as for SGLang. A missing name means the same.
 # Texts of at least so many characters are processed in a thread, so that the event loop is free.
 THREAD_FROM = 8192
@@ -60,6 +63,18 @@ class TextThreads:
         )
 
 
+class ModelCard(Answer, kw_only=True):
+    """`max_model_len` is set for language models and pooling models."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "piecework"
+    root: str
+    parent: None = None
+    max_model_len: int | UnsetType = UNSET
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyServing:
     """One server of any kind: what health, metrics, models and errors need.
@@ -69,7 +84,7 @@ class AnyServing:
     """
 
     purpose: ClassVar[str]
-    kind: ClassVar[Literal["text", "images", "pooling"]]
+    kind: ClassVar[Kind]
 
     engine: Engine
     config: CommonServerConfig
@@ -103,16 +118,11 @@ class AnyServing:
         """
         return any(map(may_use, self.config.model_names))
 
-    def model_card(self) -> dict[str, Any]:
+    def model_card(self) -> ModelCard:
         """Return the model's entry of `/v1/models`."""
-        return {
-            "id": self.model_name,
-            "object": "model",
-            "created": self.started,
-            "owned_by": "piecework",
-            "root": self.config.engine.model_path,
-            "parent": None,
-        }
+        return ModelCard(
+            id=self.model_name, created=self.started, root=self.config.engine.model_path
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +180,10 @@ class Serving(AnyServing):
         """
         return _fingerprint(self.config.engine.model_path, self.info.dtype, self.info.device)
 
-    def model_card(self) -> dict[str, Any]:
-        return {**AnyServing.model_card(self), "max_model_len": self.limits.context_length}
+    def model_card(self) -> ModelCard:
+        card = AnyServing.model_card(self)
+        card.max_model_len = self.limits.context_length
+        return card
 
     def check_room(self, sequences: int, param: str) -> None:
         """Check whether the engine has room for `sequences` more sequences.
@@ -241,5 +253,5 @@ AnyServingDep = Annotated[AnyServing, Depends(serving_of)]
 ServingDep = Annotated[Serving, Depends(serving_of)]
 
 
-def json_response(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def json_response(content: Answer | Sequence[Answer] | msgspec.Raw) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

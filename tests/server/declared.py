@@ -7,8 +7,7 @@ from functools import cache
 from typing import Any
 
 import httpx
-from http_fixtures import events, make_app
-from jsonschema import Draft202012Validator
+from http_fixtures import events, make_app, validate
 from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
@@ -20,11 +19,6 @@ def default_document() -> dict[str, Any]:
         json.dumps(make_app(ScriptedEngine(toy_tokenizer())).openapi())
     )
     return made
-
-
-def validate(document: dict[str, Any], part: dict[str, Any], value: Any) -> None:
-    """Raises for a value that a schema inside of the document does not allow."""
-    Draft202012Validator({**part, "components": document["components"]}).validate(value)
 
 
 def check_answer(

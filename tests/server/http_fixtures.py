@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from jsonschema import Draft202012Validator
 from scripted_engine import ScriptedEngine
 
 from piecework.cli.core.flags import ServerConfig
@@ -38,12 +41,62 @@ def make_app(
 
 
 def client_of(app: FastAPI, **settings: Any) -> httpx.AsyncClient:
-    """A client that calls the application in process; an exception in the application is raised
-    here.
+    """A client that calls the application in process.
+
+    An exception in the application is raised here. JSON that `/openapi.json` does not declare
+    raises `jsonschema.ValidationError`.
     """
-    return httpx.AsyncClient(
+    client = httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test", timeout=30, **settings
     )
+    client.event_hooks["response"].append(partial(_check_json, app))
+    return client
+
+
+async def _check_json(app: FastAPI, response: httpx.Response) -> None:
+    """Validate each JSON value of a response, also those of events, by the application's schema."""
+    await response.aread()
+    kind = response.headers.get("content-type", "").partition(";")[0]
+    if kind not in ("application/json", "text/event-stream") or not response.content:
+        return
+    method, path = response.request.method.lower(), response.request.url.path
+    if path == "/openapi.json":
+        return
+    document = _document(app)
+    patterns = {name: re.sub(r"\\{\w+\\}", ".+", re.escape(name)) for name in document["paths"]}
+    found = [
+        name
+        for name in sorted(patterns, key=lambda name: ("{" in name, -len(name)))
+        if re.fullmatch(patterns[name], path) and method in document["paths"][name]
+    ]
+    # The errors of unknown paths have one of the formats of the models' endpoint.
+    operation = (
+        document["paths"][found[0]][method] if found else document["paths"]["/v1/models"]["get"]
+    )
+    declared = operation["responses"]
+    content = declared.get(str(response.status_code), declared["default"])["content"]
+    if kind == "application/json":
+        validate(document, content[kind]["schema"], response.json())
+        return
+    for line in response.text.splitlines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            validate(document, content[kind]["schema"], json.loads(line[6:]))
+
+
+_documents: dict[frozenset[int], dict[str, Any]] = {}
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The document of an application; applications of the same routers declare the same."""
+    routers = frozenset(id(getattr(route, "original_router", route)) for route in app.routes)
+    if routers not in _documents:
+        _documents[routers] = json.loads(json.dumps(app.openapi()))
+    return _documents[routers]
+
+
+def validate(document: dict[str, Any], part: dict[str, Any], value: Any) -> None:
+    """Raises for a value that a schema inside of the document does not allow."""
+    Draft202012Validator({**part, "components": document["components"]}).validate(value)
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from declared import check_answer, check_request, default_document, validate
+from declared import check_answer, check_request, default_document
 from fastapi.routing import APIRoute
-from http_fixtures import MODEL, client_of, make_app
+from http_fixtures import MODEL, client_of, make_app, validate
 from jsonschema.validators import SPECIFICATIONS
 from scripted_engine import ScriptedEngine
 

@@ -53,7 +53,7 @@ class Numbers:
         return b"end"
 
     def error(self, error: ApiError) -> bytes:
-        return event(error.body())
+        return event(error.answer())
 
     def _event(self, output: RequestOutput) -> bytes:
         assert 13 not in output.token_ids

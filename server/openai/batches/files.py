@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import IO, Annotated, Any, Literal
+from collections.abc import AsyncGenerator, Sequence
+from typing import IO, Annotated, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query
@@ -14,15 +14,27 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from ...core.answers import answers
+from ...core.answers import Answer, answers
 from ...core.errors import BodyTooLarge, ClientGone, InvalidRequest, Unavailable, UnsupportedMedia
 from ...serving.sse import CONNECTION
 from ...serving.state import json_response
-from .paging import page
-from .protocol import DeletedFile, FileAnswer, FileList
+from .paging import Page, page
+from .records import FileRecord
 from .service import Batches, BatchesDep
 
 router = APIRouter()
+
+
+class FileList(Page):
+    data: Sequence[FileRecord]
+
+
+class DeletedFile(Answer, kw_only=True):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
 MAX_FILE_BYTES = 200 * 2**20  # OpenAI's limit for the file of a batch.
 _AROUND = 2**16  # Bytes of a form besides its file.
 _PART = 2**16  # Bytes of a file that are sent at once.
@@ -50,7 +62,7 @@ _FORM = {
 
 @router.post(
     "/v1/files",
-    responses=answers(FileAnswer, errors=(400, 404, 413, 415, 503)),
+    responses=answers(FileRecord, errors=(400, 404, 413, 415, 503)),
     openapi_extra=_FORM,
 )
 async def upload_file(request: Request, batches: BatchesDep) -> Response:
@@ -70,7 +82,7 @@ async def upload_file(request: Request, batches: BatchesDep) -> Response:
         batches.uploads -= 1
 
 
-async def _keep(request: Request, batches: Batches) -> Any:
+async def _keep(request: Request, batches: Batches) -> FileRecord:
     parser = MultiPartParser(request.headers, _bounded(request), max_files=1, max_fields=16)
     try:
         form = await parser.parse()
@@ -154,13 +166,11 @@ async def list_files(
 ) -> Response:
     """List the files, the newest first."""
     storage = await batches.storage()
-    files: list[Any] = [
-        each for each in list(storage.files.values()) if purpose in (None, each.purpose)
-    ]
-    return json_response(page(files if order == "asc" else files[::-1], after, limit))
+    files = [file for file in list(storage.files.values()) if purpose in (None, file.purpose)]
+    return json_response(page(FileList, files if order == "asc" else files[::-1], after, limit))
 
 
-@router.get("/v1/files/{file_id}", responses=answers(FileAnswer, errors=(404, 503)))
+@router.get("/v1/files/{file_id}", responses=answers(FileRecord, errors=(404, 503)))
 async def retrieve_file(file_id: str, batches: BatchesDep) -> Response:
     """Return a file's description."""
     return json_response(await batches.file(file_id))
@@ -170,7 +180,7 @@ async def retrieve_file(file_id: str, batches: BatchesDep) -> Response:
 async def delete_file(file_id: str, batches: BatchesDep) -> Response:
     """Delete a file."""
     await batches.delete_file(file_id)
-    return json_response({"id": file_id, "object": "file", "deleted": True})
+    return json_response(DeletedFile(id=file_id))
 
 
 @router.get(

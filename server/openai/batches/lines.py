@@ -17,7 +17,7 @@ import msgspec
 
 from ...core.errors import InvalidRequest
 from ...http.body import MAX_BODY_BYTES, check_structure
-from .records import fault
+from .records import BatchFault
 
 MAX_LINES = 50_000
 _MAX_FAULTS = 100
@@ -61,9 +61,9 @@ def read_lines(path: Path, endpoint: str, skip: Set[str] = frozenset()) -> Itera
             yield line
 
 
-def check_lines(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
+def check_lines(path: Path, endpoint: str) -> tuple[int, list[BatchFault]]:
     """Return the number of requests in a file, and its faults."""
-    faults: list[dict[str, Any]] = []
+    faults: list[BatchFault] = []
     seen: set[str] = set()
     for number, raw in _raw_lines(path):
         try:
@@ -81,11 +81,11 @@ def check_lines(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
                     f"a batch may have at most {MAX_LINES} lines; send several batches",
                 )
         except LineFault as error:
-            faults.append(fault(error.code, f"{error}.", param=error.param, line=number))
+            faults.append(BatchFault(error.code, f"{error}.", error.param, number))
             if len(faults) >= _MAX_FAULTS or error.code == "too_many_requests":
                 break
     if not seen and not faults:
-        faults.append(fault("empty_file", "The file has no lines."))
+        faults.append(BatchFault("empty_file", "The file has no lines."))
     return len(seen), faults
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+from ...core.answers import Answer
 from ...core.errors import InvalidRequest
 
+L = TypeVar("L", bound="Page")
 
-def page(records: Sequence[Any], after: str | None, limit: int) -> dict[str, Any]:
+
+class Page(Answer, kw_only=True):
+    object: Literal["list"] = "list"
+    data: Sequence[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def page(kind: type[L], records: Sequence[Any], after: str | None, limit: int) -> L:
     """Return the `limit` records after the record `after`.
 
     Raise `InvalidRequest` if no record has this id.
@@ -24,10 +35,9 @@ def page(records: Sequence[Any], after: str | None, limit: int) -> dict[str, Any
             )
         begin = places[0] + 1
     shown = records[begin : begin + limit]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "has_more": begin + limit < len(records),
-    }
+    return kind(
+        data=shown,
+        first_id=shown[0].id if shown else None,
+        last_id=shown[-1].id if shown else None,
+        has_more=begin + limit < len(records),
+    )

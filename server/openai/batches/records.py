@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Literal
 
 import msgspec
+
+from ...core.answers import Answer
+
+Purpose = Literal["batch", "batch_output"]
 
 
 class Status(StrEnum):
@@ -21,20 +26,34 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-class FileRecord(msgspec.Struct, kw_only=True):
+class FileRecord(Answer, kw_only=True):
     """A file. Times are in seconds since 1970."""
 
     id: str
-    object: str = "file"
+    object: Literal["file"] = "file"
     bytes: int
     created_at: int
     expires_at: int
     filename: str
-    purpose: str
-    status: str = "processed"
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
 
 
-class RequestCounts(msgspec.Struct):
+class BatchFault(Answer):
+    """One error of a batch. `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class BatchFaults(Answer, kw_only=True):
+    object: Literal["list"] = "list"
+    data: Sequence[BatchFault]
+
+
+class BatchCounts(Answer):
     """Numbers of lines: all lines, lines with an answer, lines with an error."""
 
     total: int = 0
@@ -42,13 +61,13 @@ class RequestCounts(msgspec.Struct):
     failed: int = 0
 
 
-class BatchRecord(msgspec.Struct, kw_only=True):
+class BatchRecord(Answer, kw_only=True):
     """A batch. Times are in seconds since 1970."""
 
     id: str
-    object: str = "batch"
+    object: Literal["batch"] = "batch"
     endpoint: str
-    errors: dict[str, Any] | None = None
+    errors: BatchFaults | None = None
     input_file_id: str
     completion_window: str
     status: Status = Status.VALIDATING
@@ -63,7 +82,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
+    request_counts: BatchCounts = msgspec.field(default_factory=BatchCounts)
     metadata: dict[str, str] | None = None
 
     @property
@@ -81,14 +100,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         if f"{status}_at" in self.__struct_fields__:
             setattr(self, f"{status}_at", int(now))
 
-    def fail(self, faults: list[dict[str, Any]], now: float) -> None:
+    def fail(self, faults: Sequence[BatchFault], now: float) -> None:
         """End the batch with these errors."""
-        self.errors = {"object": "list", "data": faults}
+        self.errors = BatchFaults(data=faults)
         self.become(Status.FAILED, now)
-
-
-def fault(
-    code: str, message: str, *, param: str | None = None, line: int | None = None
-) -> dict[str, Any]:
-    """Return one of a batch's errors. `line` counts from 1."""
-    return {"code": code, "message": message, "param": param, "line": line}

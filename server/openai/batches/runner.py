@@ -20,7 +20,7 @@ from ...engine.interface import Engine
 from ...engine.state import EngineState
 from .in_process import InProcessAnswer
 from .lines import Line, answer_line, answered_ids, check_lines, error_line, read_lines
-from .records import BatchRecord, FileRecord, RequestCounts, Status, fault
+from .records import BatchCounts, BatchFault, BatchRecord, FileRecord, Status
 from .storage import Storage, StorageFull
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class BatchRun:
         if faults:
             record.fail(faults, self._storage.clock())
         else:
-            record.request_counts = RequestCounts(total)
+            record.request_counts = BatchCounts(total)
             record.become(Status.IN_PROGRESS, self._storage.clock())
         await self._disk(self._storage.save_batch, record)
 
@@ -268,7 +268,7 @@ class BatchRun:
     async def _fail(self, code: str, message: str) -> None:
         with suppress(OSError):
             await self._disk(self._make_files)
-        self._record.fail([fault(code, message)], self._storage.clock())
+        self._record.fail([BatchFault(code, message)], self._storage.clock())
         with suppress(OSError):
             await self._disk(self._storage.save_batch, self._record)
 

@@ -18,7 +18,7 @@ from ...config.server import BatchServerConfig
 from ...core.errors import InvalidRequest, NotFound, Unavailable
 from ...engine.interface import Engine
 from .in_process import InProcessAnswer, post
-from .records import BatchRecord, FileRecord, Status
+from .records import BatchRecord, FileRecord, Purpose, Status
 from .runner import BatchRun
 from .storage import Storage, StorageFull
 
@@ -133,7 +133,7 @@ class Batches:
         storage = await self.storage()
         return await self.disk(_found, storage, file_id)
 
-    async def add_file(self, content: IO[bytes], filename: str, purpose: str) -> FileRecord:
+    async def add_file(self, content: IO[bytes], filename: str, purpose: Purpose) -> FileRecord:
         storage = await self.storage()
         await self.disk(storage.drop_old)
         return await self.save(storage.add_file, content, filename, purpose)

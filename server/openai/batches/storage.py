@@ -21,7 +21,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from ....runtime.files.kept_folder import hold_lock
-from .records import BatchRecord, FileRecord
+from .records import BatchRecord, FileRecord, Purpose
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Storage:
 
     # Files.
 
-    def add_file(self, content: IO[bytes], filename: str, purpose: str) -> FileRecord:
+    def add_file(self, content: IO[bytes], filename: str, purpose: Purpose) -> FileRecord:
         """Store a copy of `content`. Raise `StorageFull` or `OSError`."""
         size = content.seek(0, os.SEEK_END)
         content.seek(0)
@@ -96,7 +96,7 @@ class Storage:
         """Return the path of a file's content."""
         return self._folder / "files" / f"{record.id}.content"
 
-    def _new_file(self, filename: str, purpose: str, size: int) -> FileRecord:
+    def _new_file(self, filename: str, purpose: Purpose, size: int) -> FileRecord:
         now = int(self.clock())
         return FileRecord(
             id=f"file-{secrets.token_hex(16)}",

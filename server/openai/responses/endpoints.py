@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...core.answers import BODY_ERRORS, answers
+from ...core.answers import BODY_ERRORS, Answer, answers
 from ...core.errors import NotFound
 from ...http.body import JsonRequest, JsonRoute
 from ...serving.collector import Collector, generate_all
 from ...serving.sse import EventStream
 from ...serving.state import ServingDep, json_response
 from ..conversation import chat_prompt
-from .answer import RESPONSE_ID, Answer, new_id
-from .answers import DeletedResponse, InputItems, InputTokenCount, ResponseAnswer, ResponseEvent
 from .chat import begin_within, chat_of, wire_names
-from .items import Item, characters, item_id
+from .items import ContextItem, Item, characters, item_id
+from .live import LiveResponse
+from .output import ResponseEvent
 from .requests import ResponsesRequest
+from .response import RESPONSE_ID, ResponseAnswer, new_id
 from .service import Responses
-from .stream import JobStream, ResponseWriter
+from .stream import ErrorEvent, JobStream, ResponseWriter
 
 logger = logging.getLogger(__name__)
 
 router = APIRouter()
 body_router = APIRouter(route_class=JsonRoute)
 _FIRST_INPUT = 2**15  # Number of the first input item. Output items are numbered from 0.
+
+
+class DeletedResponse(Answer, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputTokenCount(Answer, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class InputItems(Answer, kw_only=True):
+    """A page of input items."""
+
+    object: Literal["list"] = "list"
+    data: Sequence[ContextItem | msgspec.Raw]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 async def _responses_of(request: Request) -> Responses:
@@ -42,7 +65,7 @@ ResponsesDep = Annotated[Responses, Depends(_responses_of)]
 
 @body_router.post(
     "/v1/responses",
-    responses=answers(ResponseAnswer, stream=ResponseEvent, errors=BODY_ERRORS),
+    responses=answers(ResponseAnswer, stream=ResponseEvent | ErrorEvent, errors=BODY_ERRORS),
 )
 async def create_response(
     body: ResponsesRequest, request: JsonRequest, serving: ServingDep, responses: ResponsesDep
@@ -53,11 +76,11 @@ async def create_response(
     size = request.size + characters(items)
     conversation = await begin_within(serving, body, items, response_id, size=size)
     is_stored = body.store and responses.keeps
-    answer = Answer(serving, body, response_id, conversation, is_stored=is_stored, size=size)
+    answer = LiveResponse(serving, body, response_id, conversation, is_stored=is_stored, size=size)
     collector = Collector(serving, conversation.requests)
     if body.background:
         job = responses.start(answer, own, collector, body.stream)
-        return JobStream(job, 0) if body.stream else json_response(answer.shown())
+        return JobStream(job, 0) if body.stream else json_response(answer.as_answer())
     # Free the items, because Python objects take many times their text and the answer may take
     # minutes.
     packed = msgspec.json.encode(own if is_stored else [])
@@ -74,7 +97,7 @@ async def create_response(
     for _ in answer.push(output):
         pass
     keep()
-    return json_response(answer.shown())
+    return json_response(answer.as_answer())
 
 
 async def _context(
@@ -120,12 +143,12 @@ async def count_input_tokens(
             add_special_tokens=False,
             counting=True,
         )
-    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+    return json_response(InputTokenCount(input_tokens=len(prompt.ids)))
 
 
 @router.get(
     "/v1/responses/{response_id}",
-    responses=answers(ResponseAnswer, stream=ResponseEvent, errors=(400, 404, 503)),
+    responses=answers(ResponseAnswer, stream=ResponseEvent | ErrorEvent, errors=(400, 404, 503)),
 )
 async def retrieve_response(
     response_id: str,
@@ -140,14 +163,14 @@ async def retrieve_response(
     if stream:
         begin = 0 if starting_after is None else starting_after + 1
         return JobStream(await responses.followed(response_id), begin)
-    return json_response((await responses.find(response_id)).response)
+    return _encoded((await responses.find(response_id)).response)
 
 
 @router.delete("/v1/responses/{response_id}", responses=answers(DeletedResponse, errors=(404, 503)))
 async def delete_response(response_id: str, responses: ResponsesDep) -> Response:
     """Delete a response. A background response is cancelled."""
     await responses.delete(response_id)
-    return json_response({"id": response_id, "object": "response", "deleted": True})
+    return json_response(DeletedResponse(id=response_id))
 
 
 @router.post(
@@ -156,7 +179,7 @@ async def delete_response(response_id: str, responses: ResponsesDep) -> Response
 )
 async def cancel_response(response_id: str, responses: ResponsesDep) -> Response:
     """Cancel a background response. A response that has ended stays unchanged."""
-    return json_response(await responses.cancel(response_id))
+    return _encoded(await responses.cancel(response_id))
 
 
 @router.get(
@@ -187,11 +210,15 @@ async def list_input_items(
         items = items[places[0] + 1 :]
     page = items[:limit]
     return json_response(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > limit,
-        }
+        InputItems(
+            data=[msgspec.Raw(msgspec.json.encode(item)) for item in page],
+            first_id=page[0]["id"] if page else None,
+            last_id=page[-1]["id"] if page else None,
+            has_more=len(items) > limit,
+        )
     )
+
+
+def _encoded(response: dict[str, Any]) -> Response:
+    """Return a stored response, which is a decoded `ResponseAnswer`."""
+    return Response(msgspec.json.encode(response), media_type="application/json")

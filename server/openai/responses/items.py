@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
+import msgspec
 import pydantic_core
+from msgspec import UNSET, UnsetType
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
+from ...core.answers import Answer
 from ...core.schemas import WireModel
+from ..logprobs import ChosenLogprob
 
-Item = dict[str, Any]  # An input or output item in the API's format.
+Item = dict[str, Any]  # A `ContextItem` as decoded JSON.
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _NEEDED = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
@@ -116,6 +121,93 @@ def _known(kind: str) -> str:
     return kind
 
 
+class OutputText(Answer, kw_only=True):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: Sequence[None] = ()
+    logprobs: Sequence[ChosenLogprob | msgspec.Raw] | UnsetType = UNSET
+
+
+class InputText(Answer, kw_only=True):
+    type: Literal["input_text"] = "input_text"
+    text: str
+
+
+class ReasoningText(Answer, kw_only=True):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputMessage(Answer, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class InputMessage(Answer, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    status: ItemStatus
+    role: Literal["user", "system", "developer"]
+    content: list[InputText]
+
+
+class ReasoningItem(Answer, kw_only=True):
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    status: ItemStatus
+    summary: Sequence[None] = ()
+    content: list[ReasoningText]
+
+
+class FunctionCallItem(Answer, kw_only=True):
+    """`arguments` is JSON text."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    arguments: str
+
+
+class CustomCallItem(Answer, kw_only=True):
+    id: str
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str
+
+
+class FunctionCallOutputItem(Answer, kw_only=True):
+    id: str
+    type: Literal["function_call_output"] = "function_call_output"
+    status: ItemStatus
+    call_id: str
+    output: str
+
+
+class CustomCallOutputItem(FunctionCallOutputItem, kw_only=True):
+    type: Literal["custom_tool_call_output"] = "custom_tool_call_output"  # type: ignore[assignment]
+
+
+class OtherItem(Answer):
+    """An item of a tool that is not a function, as the client sent it."""
+
+    is_open = True
+
+    id: str
+    type: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
+ContextItem = InputMessage | OutputItem | FunctionCallOutputItem | CustomCallOutputItem | OtherItem
+
+
 class InputItem(WireModel):
     """One item of any type.
 
@@ -166,34 +258,39 @@ class InputItem(WireModel):
 
     def kept(self, item_id: str) -> Item:
         """Return the item in the API's format. `item_id` is used if the item has no id."""
-        item: Item = {"id": self.id or item_id, "type": self.kind, "status": "completed"}
+        about: dict[str, Any] = {"id": self.id or item_id, "status": "completed"}
+        texts = self.content or []
+        item: Answer
         match self.kind:
             case "message" if self.role == "assistant":
-                part: Item = {"type": "output_text", "annotations": []}
-                content = [{**part, "text": text} for text in self.content or ()]
-                return {**item, "role": self.role, "content": content}
+                item = OutputMessage(**about, content=[OutputText(text=text) for text in texts])
             case "message":
-                part = {"type": "input_text"}
-                content = [{**part, "text": text} for text in self.content or ()]
-                return {**item, "role": self.role, "content": content}
+                parts = [InputText(text=text) for text in texts]
+                item = InputMessage(**about, **self._given("role"), content=parts)
             case "function_call":
-                return {**item, **self._call(), "arguments": self.arguments}
+                call = self._given("call_id", "name", "namespace", "arguments")
+                item = FunctionCallItem(**about, **call)
             case "custom_tool_call":
-                del item["status"]
-                return {**item, **self._call(), "input": self.input}
-            case "function_call_output" | "custom_tool_call_output":
-                return {**item, "call_id": self.call_id, "output": self.output}
+                call = self._given("call_id", "name", "namespace", "input")
+                item = CustomCallItem(id=about["id"], **call)
+            case "function_call_output":
+                item = FunctionCallOutputItem(**about, **self._given("call_id", "output"))
+            case "custom_tool_call_output":
+                item = CustomCallOutputItem(**about, **self._given("call_id", "output"))
             case "reasoning":
-                text = "\n".join(self.content or ()) or self.summary or ""
-                parts = [{"type": "reasoning_text", "text": text}]
-                return {**item, "summary": [], "content": parts}
+                thought = ReasoningText(text="\n".join(texts) or self.summary or "")
+                item = ReasoningItem(**about, content=[thought])
             case "item_reference":
                 return {"type": self.kind, "id": self.id}
-        return {**self.members, "id": item["id"]}
+            case _:
+                return {**self.members, "id": about["id"]}
+        kept: Item = msgspec.to_builtins(item)
+        return kept
 
-    def _call(self) -> Item:
-        space = {} if self.namespace is None else {"namespace": self.namespace}
-        return {"call_id": self.call_id, "name": self.name, **space}
+    def _given(self, *names: str) -> dict[str, Any]:
+        """Return the members that the client sent."""
+        members = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in members.items() if value is not None}
 
 
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")  # Ids that `item_id` makes.

@@ -6,18 +6,18 @@ import asyncio
 from typing import Protocol
 
 from ...serving.collector import Collector, Update
-from .answer import Answer
 from .items import Item
+from .live import LiveResponse
 
-MAX_TOLD = 4 * 2**20  # Maximum size of the stored events of one stream, in bytes.
+MAX_EVENT_BYTES = 4 * 2**20  # Maximum size of the stored events of one stream, in bytes.
 
 
-class Events(Protocol):
+class Encoder(Protocol):
     """Encodes the events of a response."""
 
     def opening(self, *kinds: str) -> list[bytes]: ...
 
-    def told(self, updates: list[Update]) -> list[bytes]: ...
+    def encode(self, updates: list[Update]) -> list[bytes]: ...
 
     def last(self) -> list[bytes]: ...
 
@@ -26,39 +26,39 @@ class Job:
     """A response in the background.
 
     Attributes:
-        told: The events up to now, if the job is streamed.
-        is_cut: Whether the events took more than `MAX_TOLD` bytes and were dropped.
+        events: The events up to now, if the job is streamed.
+        is_cut: Whether the events took more than `MAX_EVENT_BYTES` bytes and were dropped.
         news: Set, and replaced, when there are new events or the job has ended.
     """
 
     def __init__(
-        self, answer: Answer, items: list[Item], collector: Collector, events: Events | None
+        self, answer: LiveResponse, items: list[Item], collector: Collector, encoder: Encoder | None
     ) -> None:
         self.answer = answer
         self.items = items
         self.collector = collector
-        self.is_streamed = events is not None
-        self.told: list[bytes] = []
+        self.is_streamed = encoder is not None
+        self.events: list[bytes] = []
         self.is_cut = False
         self.goes_on = True
         self.news = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self._events = events
+        self._encoder = encoder
         self._bytes = 0
-        if events is not None:
-            self._tell(events.opening("created", "queued"))
+        if encoder is not None:
+            self._add(encoder.opening("created", "queued"))
 
     @property
     def weight(self) -> int:
         """Upper limit of the memory that the job takes, in bytes."""
         if not self.goes_on:
-            return self.answer.size + self._bytes if self.told else 0
-        return self.answer.size + (MAX_TOLD if self.is_streamed else 0)
+            return self.answer.size + self._bytes if self.events else 0
+        return self.answer.size + (MAX_EVENT_BYTES if self.is_streamed else 0)
 
     async def run(self) -> None:
         while updates := await self.collector.next():
-            if self._events is not None:
-                self._tell(self._events.told(updates))
+            if self._encoder is not None:
+                self._add(self._encoder.encode(updates))
                 continue
             for _, output in updates:
                 for _ in self.answer.push(output):
@@ -67,16 +67,16 @@ class Job:
     def end(self) -> None:
         """Handle the end of the job, after the answer has its last state."""
         self.goes_on = False
-        self._tell([] if self._events is None else self._events.last())
+        self._add([] if self._encoder is None else self._encoder.last())
 
     def forget(self) -> None:
         """Drop the events. Readers that have started keep theirs."""
-        self.told = []
+        self.events = []
 
-    def _tell(self, events: list[bytes]) -> None:
-        self.told += events
+    def _add(self, events: list[bytes]) -> None:
+        self.events += events
         self._bytes += sum(map(len, events))
-        if self._bytes > MAX_TOLD:
-            self.told, self._events, self.is_cut = [], None, True
+        if self._bytes > MAX_EVENT_BYTES:
+            self.events, self._encoder, self.is_cut = [], None, True
         news, self.news = self.news, asyncio.Event()
         news.set()

@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import msgspec
 import pydantic_core
+from msgspec import UNSET, UnsetType
 
+from ...core.answers import Answer
 from ...parsing.events import Arguments, CallBegins, Event, Text, Thought
-from ..logprobs import TokenTrail
-from .items import Item, item_id
+from ..logprobs import ChosenLogprob, TokenTrail
+from .items import (
+    CustomCallItem,
+    FunctionCallItem,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    item_id,
+)
+from .response import ResponseAnswer
 from .tools import CUSTOM_INPUT, CustomTool, ToldTool
 
-_PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+
+class ResponseEvent(Answer, kw_only=True):
+    """One event of a stream. The type says which members it has."""
+
+    type: str
+    response: ResponseAnswer | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    part: OutputText | ReasoningText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+    logprobs: Sequence[ChosenLogprob | msgspec.Raw] | UnsetType = UNSET
+    sequence_number: int = 0
 
 
 class OutputItems:
@@ -29,7 +59,7 @@ class OutputItems:
     def __init__(
         self, key: str, tools: Mapping[str, ToldTool], tokens: TokenTrail | None = None
     ) -> None:
-        self.items: list[Item] = []
+        self.items: list[OutputItem] = []
         self._key = key
         self._tools = tools
         self._tokens = tokens
@@ -37,100 +67,111 @@ class OutputItems:
         self._pieces: list[str] = []
         self._logprobs: list[msgspec.Raw] = []
 
-    def push(self, event: Event) -> Iterator[dict[str, Any]]:
+    def push(self, event: Event) -> Iterator[ResponseEvent]:
         """Yield the events of the stream in their order, without sequence numbers."""
         logprobs = self._tokens.read(event) if self._tokens else []
         match event:
             case Text(text):
-                yield from self._continue("message", role="assistant")
+                if not (self._is_open and isinstance(self.items[-1], OutputMessage)):
+                    yield from self.begin_message()
                 self._logprobs += logprobs
-                yield self._delta("response.output_text.delta", text, logprobs=logprobs)
+                yield self._delta("output_text", text, logprobs=logprobs, content_index=0)
             case Thought(text):
-                yield from self._continue("reasoning", summary=[])
-                yield self._delta("response.reasoning_text.delta", text)
+                if not (self._is_open and isinstance(self.items[-1], ReasoningItem)):
+                    thought_id = self._id("reasoning")
+                    yield from self._begin(
+                        ReasoningItem(id=thought_id, status="in_progress", content=[])
+                    )
+                yield self._delta("reasoning_text", text, content_index=0)
             case CallBegins(name):
                 yield from self._begin_call(self._tools[name])
-            case Arguments(text) if self.items[-1]["type"] == "custom_tool_call":
+            case Arguments(text) if isinstance(self.items[-1], CustomCallItem):
                 self._pieces.append(text)
             case Arguments(text):
-                yield self._delta("response.function_call_arguments.delta", text)
+                yield self._delta("function_call_arguments", text)
 
-    def close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
+    def close(self, status: ItemStatus = "completed") -> Iterator[ResponseEvent]:
         """End the open item, if there is one, with the status `status`."""
         if not self._is_open:
             return
-        self._is_open, item, text = False, self.items[-1], "".join(self._pieces)
-        if item["type"] == "function_call":
-            item |= {"arguments": text, "status": status}
-            yield self._event("response.function_call_arguments.done", arguments=text)
-        elif item["type"] == "custom_tool_call":
-            item["input"] = text = _custom_input(text)
-            yield self._event("response.custom_tool_call_input.delta", delta=text)
-            yield self._event("response.custom_tool_call_input.done", input=text)
-        else:
-            kind = _PARTS[item["type"]]
-            part = self._part(kind, text)
-            item |= {"content": [part], "status": status}
-            logprobs = {"logprobs": self._logprobs} if kind == "output_text" else {}
-            yield self._event(f"response.{kind}.done", content_index=0, text=text, **logprobs)
-            yield self._event("response.content_part.done", content_index=0, part=part)
-        yield self._of_item("response.output_item.done")
+        self._is_open, text = False, "".join(self._pieces)
+        match item := self.items[-1]:
+            case FunctionCallItem():
+                item.arguments, item.status = text, status
+                yield self._event("function_call_arguments.done", arguments=text)
+            case CustomCallItem():
+                item.input = text = _custom_input(text)
+                yield self._event("custom_tool_call_input.delta", delta=text)
+                yield self._event("custom_tool_call_input.done", input=text)
+            case OutputMessage():
+                content = OutputText(text=text, logprobs=self._logprobs)
+                item.content, item.status = [content], status
+                yield self._event(
+                    "output_text.done", content_index=0, text=text, logprobs=self._logprobs
+                )
+                yield self._event("content_part.done", content_index=0, part=content)
+            case ReasoningItem():
+                thought = ReasoningText(text=text)
+                item.content, item.status = [thought], status
+                yield self._event("reasoning_text.done", content_index=0, text=text)
+                yield self._event("content_part.done", content_index=0, part=thought)
+        yield self._of_item("done")
 
-    def empty_message(self) -> Iterator[dict[str, Any]]:
-        """Begin a message without text, for a model that generates nothing."""
-        yield from self._begin("message", role="assistant")
+    def begin_message(self) -> Iterator[ResponseEvent]:
+        """Begin a message without text."""
+        message = OutputMessage(id=self._id("message"), status="in_progress", content=[])
+        yield from self._begin(message)
 
-    def _continue(self, kind: str, **members: Any) -> Iterator[dict[str, Any]]:
-        if not self._is_open or self.items[-1]["type"] != kind:
-            yield from self._begin(kind, **members)
-
-    def _begin_call(self, tool: ToldTool) -> Iterator[dict[str, Any]]:
-        members: Item = {"call_id": f"call_{secrets.token_hex(12)}", "name": tool.tool.name}
-        if tool.namespace is not None:
-            members["namespace"] = tool.namespace
-        if isinstance(tool.tool, CustomTool):
-            yield from self._begin("custom_tool_call", **members, input="")
-        else:
-            yield from self._begin("function_call", **members, arguments="")
-
-    def _begin(self, kind: str, **members: Any) -> Iterator[dict[str, Any]]:
-        yield from self.close()
-        item = {
-            "id": item_id(kind, self._key, len(self.items)),
-            "type": kind,
-            "status": "in_progress",
-            **members,
+    def _begin_call(self, tool: ToldTool) -> Iterator[ResponseEvent]:
+        members: dict[str, Any] = {
+            "call_id": f"call_{secrets.token_hex(12)}",
+            "name": tool.tool.name,
+            "namespace": UNSET if tool.namespace is None else tool.namespace,
         }
-        if kind in _PARTS:
-            item["content"] = []
-        if kind == "custom_tool_call":
-            del item["status"]
+        if isinstance(tool.tool, CustomTool):
+            yield from self._begin(
+                CustomCallItem(id=self._id("custom_tool_call"), **members, input="")
+            )
+        else:
+            call_id = self._id("function_call")
+            yield from self._begin(
+                FunctionCallItem(id=call_id, status="in_progress", **members, arguments="")
+            )
+
+    def _id(self, kind: str) -> str:
+        return item_id(kind, self._key, len(self.items))
+
+    def _begin(self, item: OutputItem) -> Iterator[ResponseEvent]:
+        yield from self.close()
         self.items.append(item)
         self._is_open, self._pieces, self._logprobs = True, [], []
-        yield self._of_item("response.output_item.added")
-        if kind in _PARTS:
-            part = self._part(_PARTS[kind], "")
-            yield self._event("response.content_part.added", content_index=0, part=part)
+        yield self._of_item("added")
+        match item:
+            case OutputMessage():
+                part = OutputText(text="", logprobs=[])
+                yield self._event("content_part.added", content_index=0, part=part)
+            case ReasoningItem():
+                thought = ReasoningText(text="")
+                yield self._event("content_part.added", content_index=0, part=thought)
 
-    def _part(self, kind: str, text: str) -> dict[str, Any]:
-        part: dict[str, Any] = {"type": kind, "text": text}
-        if kind == "output_text":
-            part |= {"annotations": [], "logprobs": self._logprobs}
-        return part
-
-    def _delta(self, kind: str, text: str, **members: Any) -> dict[str, Any]:
+    def _delta(self, kind: str, text: str, **members: Any) -> ResponseEvent:
         self._pieces.append(text)
-        if self.items[-1]["type"] in _PARTS:
-            members["content_index"] = 0
-        return self._event(kind, delta=text, **members)
+        return self._event(f"{kind}.delta", delta=text, **members)
 
-    def _event(self, kind: str, **members: Any) -> dict[str, Any]:
-        index = len(self.items) - 1
-        return {"type": kind, "item_id": self.items[index]["id"], "output_index": index, **members}
+    def _event(self, kind: str, **members: Any) -> ResponseEvent:
+        return ResponseEvent(
+            type=f"response.{kind}",
+            item_id=self.items[-1].id,
+            output_index=len(self.items) - 1,
+            **members,
+        )
 
-    def _of_item(self, kind: str) -> dict[str, Any]:
-        item = dict(self.items[-1])
-        return {"type": kind, "output_index": len(self.items) - 1, "item": item}
+    def _of_item(self, kind: str) -> ResponseEvent:
+        return ResponseEvent(
+            type=f"response.output_item.{kind}",
+            output_index=len(self.items) - 1,
+            item=copy(self.items[-1]),
+        )
 
 
 def _custom_input(arguments: str) -> str:

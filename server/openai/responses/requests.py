@@ -70,7 +70,7 @@ class TextFormat(WireModel):
             raise disagreement("text.format", "the type json_schema needs a name and a schema")
         return self
 
-    def shown(self) -> dict[str, Any]:
+    def as_answer(self) -> dict[str, Any]:
         """Return the format as a response repeats it."""
         return self.model_dump(by_alias=True, exclude_none=True)
 

@@ -11,14 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+import msgspec
+
 from ....runtime.files.kept_folder import kept_folder
 from ...config.server import ServerConfig
 from ...core.errors import InvalidRequest, NotFound, Unavailable, as_api_error
 from ...serving.collector import Collector
 from ...serving.state import Serving
-from .answer import Answer
 from .items import Item
-from .job import MAX_TOLD, Job
+from .job import MAX_EVENT_BYTES, Job
+from .live import LiveResponse
 from .requests import ResponsesRequest
 from .store import MEMORY, ResponseStore, Stored, connect
 from .stream import ResponseEvents
@@ -130,7 +132,7 @@ class Responses:
     async def find(self, response_id: str) -> Stored:
         """Return a stored or running response. Raise `NotFound`."""
         if (job := self._jobs.get(response_id)) is not None:
-            return Stored(job.answer.shown(), job.items)
+            return Stored(_decoded(job.answer), job.items)
         stored = await self._ask(self._store.get, response_id) if self.keeps else None
         if stored is None:
             raise _not_found(response_id)
@@ -154,7 +156,7 @@ class Responses:
         if not gone and job is None:
             raise _not_found(response_id)
 
-    def keep(self, answer: Answer, items: list[Item]) -> None:
+    def keep(self, answer: LiveResponse, items: list[Item]) -> None:
         """Write a response in the store's thread. Later calls of `find` will find it."""
         if not answer.is_stored or self._is_closed:
             return
@@ -163,17 +165,19 @@ class Responses:
             return
         self._waiting += answer.size
         put = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._store.put, answer.shown(), items
+            self._thread, self._store.put, answer.as_answer(), items
         )
         put.add_done_callback(partial(self._was_put, answer))
 
-    def start(self, answer: Answer, items: list[Item], collector: Collector, stream: bool) -> Job:
+    def start(
+        self, answer: LiveResponse, items: list[Item], collector: Collector, stream: bool
+    ) -> Job:
         """Generate the response, even if its client disconnects.
 
         Raise `Unavailable`, and the engine's error if it takes no request.
         """
         under_way = sum(job.weight for job in self._jobs.values())
-        if under_way + answer.size + stream * MAX_TOLD > _MAX_BACKGROUND_BYTES:
+        if under_way + answer.size + stream * MAX_EVENT_BYTES > _MAX_BACKGROUND_BYTES:
             raise Unavailable(
                 f"Background responses of {_MAX_BACKGROUND_BYTES} bytes are under way. Try again "
                 "in 5 s.",
@@ -206,7 +210,7 @@ class Responses:
         job = self._jobs.get(response_id)
         if job is not None:
             await self._stop(job)
-            return job.answer.shown()
+            return _decoded(job.answer)
         response = (await self.find(response_id)).response
         if not response["background"]:
             raise InvalidRequest(
@@ -256,7 +260,7 @@ class Responses:
         if job.answer.id in self._jobs:
             self.keep(job.answer, job.items)
 
-    def _was_put(self, answer: Answer, put: asyncio.Future[None]) -> None:
+    def _was_put(self, answer: LiveResponse, put: asyncio.Future[None]) -> None:
         self._waiting -= answer.size
         later = asyncio.get_running_loop().call_later
         job = self._jobs.get(answer.id)
@@ -269,7 +273,7 @@ class Responses:
                 del self._jobs[response_id]
         elif job is not None and not job.goes_on:
             # Keep the job as long as its end may be read.
-            later(_FOLLOWED_SECONDS if job.told else 0, self._jobs.pop, answer.id, None)
+            later(_FOLLOWED_SECONDS if job.events else 0, self._jobs.pop, answer.id, None)
 
     async def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -282,6 +286,12 @@ class Responses:
                 "Stored responses cannot be read now; send the whole conversation as input.",
                 code="store_unavailable",
             ) from None
+
+
+def _decoded(answer: LiveResponse) -> dict[str, Any]:
+    """Return a response as the store returns it."""
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(answer.as_answer()))
+    return decoded
 
 
 def _not_found(response_id: str) -> NotFound:

@@ -23,8 +23,8 @@ import msgspec
 
 from ...core.errors import InvalidRequest, NotFound
 from ...core.limits import MAX_MESSAGES
-from .answer import LIVE, RESPONSE_ID
 from .items import ITEM_ID, Item
+from .response import LIVE, RESPONSE_ID, ResponseAnswer, ResponseError
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +32,9 @@ MEMORY = ":memory:"
 _OURS = 0x50575253  # SQLite's application id of our files.
 _ROW_BYTES = 4096  # Upper limit of the bytes that a row takes beside its content.
 _MAX_READ = 16 * 2**20  # Bytes of stored responses that one request may load.
-_INTERRUPTED = {
-    "code": "server_error",
-    "message": "The server ended while it made this response; create it again.",
-}
+_INTERRUPTED = ResponseError(
+    "server_error", "The server ended while it made this response; create it again."
+)
 _TABLE = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY,
@@ -48,6 +47,12 @@ CREATE TABLE IF NOT EXISTS responses (
 );
 CREATE INDEX IF NOT EXISTS by_use ON responses (used);
 """
+
+
+class _Head(msgspec.Struct):
+    id: str
+    previous_response_id: str | None
+    status: str
 
 
 class Stored(NamedTuple):
@@ -108,7 +113,7 @@ class ResponseStore:
         self._size = 0
         self._opened: sqlite3.Connection | None = None
 
-    def put(self, response: dict[str, Any], items: Sequence[Item]) -> None:
+    def put(self, response: ResponseAnswer | dict[str, Any], items: Sequence[Item]) -> None:
         """Store a response or its new state."""
         content, own = msgspec.json.encode(response), msgspec.json.encode(items)
         size = len(content) + len(own) + _ROW_BYTES
@@ -119,16 +124,17 @@ class ResponseStore:
             )
             return
         with self._transaction() as connection:
-            self._drop("id = ?", response["id"])
+            head = msgspec.json.decode(content, type=_Head)
+            self._drop("id = ?", head.id)
             self._drop("used < ?", self._clock() - self._max_age)
             while self._size + size > self._max_bytes:
                 self._drop("id IN (SELECT id FROM responses ORDER BY used LIMIT 1)")
             connection.execute(
                 "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
-                    response["id"],
-                    response["previous_response_id"],
-                    response["status"],
+                    head.id,
+                    head.previous_response_id,
+                    head.status,
                     self._clock(),
                     size,
                     own,

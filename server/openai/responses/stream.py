@@ -5,35 +5,50 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Literal
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ...core.answers import Answer
 from ...core.errors import ApiError, ClientGone
 from ...serving import sse
 from ...serving.collector import Update, unless_client_goes
-from ...serving.sse import encode_json
-from .answer import Answer
+from ...serving.sse import named_event
 from .job import Job
+from .live import LiveResponse
+from .output import ResponseEvent
 
 _PART = 2**16  # Bytes of events that are sent at once. The last event may exceed them.
 _LAST = {"completed": "completed", "failed": "failed"}
 
 
+class ErrorEvent(Answer, kw_only=True):
+    """The event that ends a stream without a response."""
+
+    type: Literal["error"] = "error"
+    code: str | None
+    message: str
+    param: str | None
+    sequence_number: int
+
+
 class ResponseEvents:
     """Encodes the events of one response. An event's place is its sequence number."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: LiveResponse) -> None:
         self._answer = answer
         self._count = 0
         self._has_begun = False
 
     def opening(self, *kinds: str) -> list[bytes]:
         """Return the events that come before any token."""
-        return self._written(self._of_response(kind) for kind in kinds)
+        return self._written(
+            ResponseEvent(type=f"response.{kind}", response=self._answer.as_answer())
+            for kind in kinds
+        )
 
-    def told(self, updates: list[Update]) -> list[bytes]:
+    def encode(self, updates: list[Update]) -> list[bytes]:
         """Return the events of new output."""
         before = []
         if not self._has_begun:
@@ -45,31 +60,25 @@ class ResponseEvents:
     def last(self) -> list[bytes]:
         return self.opening(_LAST.get(self._answer.status, "incomplete"))
 
-    def _of_response(self, kind: str) -> dict[str, Any]:
-        return {"type": f"response.{kind}", "response": self._answer.shown()}
-
-    def _written(self, events: Iterable[dict[str, Any]]) -> list[bytes]:
+    def _written(self, events: Iterable[ResponseEvent]) -> list[bytes]:
         written = []
         for event in events:
-            written.append(_named({**event, "sequence_number": self._count}))
+            event.sequence_number = self._count
+            written.append(named_event(event.type, event))
             self._count += 1
         return written
-
-
-def _named(event: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
 
 
 class ResponseWriter:
     """An `EventWriter` of one response. `at_end` is called once, before the last event."""
 
-    def __init__(self, answer: Answer, at_end: Callable[[], None]) -> None:
+    def __init__(self, answer: LiveResponse, at_end: Callable[[], None]) -> None:
         self._answer = answer
         self._at_end = at_end
         self._events = ResponseEvents(answer)
 
     def events(self, updates: list[Update]) -> bytes:
-        return b"".join(self._events.told(updates))
+        return b"".join(self._events.encode(updates))
 
     def end(self) -> bytes:
         self._at_end()
@@ -90,7 +99,7 @@ class JobStream(Response):
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._job, self._told = job, job.told
+        self._job, self._events = job, job.events
         self._place = begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,11 +114,18 @@ class JobStream(Response):
         while not is_over:
             news, is_over = job.news, job.is_cut or not job.goes_on
             body = self._part()
-            has_more = self._place < len(self._told)
+            has_more = self._place < len(self._events)
             if job.is_cut:
                 message = "The stream is too long to be kept; fetch the response instead."
-                error = {"type": "error", "code": "stream_too_long", "message": message}
-                body = _named({**error, "param": None, "sequence_number": self._place})
+                body = named_event(
+                    "error",
+                    ErrorEvent(
+                        code="stream_too_long",
+                        message=message,
+                        param=None,
+                        sequence_number=self._place,
+                    ),
+                )
             elif has_more:
                 is_over = False
             await send({"type": "http.response.body", "body": body, "more_body": not is_over})
@@ -130,8 +146,8 @@ class JobStream(Response):
         wait.
         """
         events, size = [], 0
-        while self._place < len(self._told) and size < _PART:
-            events.append(self._told[self._place])
+        while self._place < len(self._events) and size < _PART:
+            events.append(self._events[self._place])
             size += len(events[-1])
             self._place += 1
         return b"".join(events)

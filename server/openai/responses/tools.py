@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from ...core.answers import Answer
 from ...core.errors import UNION_TAG
 from ...core.schemas import WireModel, disagreement, type_of
 from ..tools import FUNCTION_NAME, MAX_TOOLS, FunctionDefinition
@@ -30,20 +31,41 @@ _LONGEST_NAME = 64
 CUSTOM_INPUT = "input"  # The argument of a custom tool's function.
 
 
+class ResponseTool(Answer, kw_only=True):
+    type: Literal["function"] = "function"
+    name: str
+    description: str | None
+    parameters: dict[str, Any]
+    strict: bool
+
+
+class ResponseCustomTool(Answer, kw_only=True):
+    type: Literal["custom"] = "custom"
+    name: str
+    description: str | None
+    format: dict[str, Any]
+
+
+class ResponseNamespace(Answer, kw_only=True):
+    type: Literal["namespace"] = "namespace"
+    name: str
+    description: str
+    tools: Sequence[ResponseTool | ResponseCustomTool]
+
+
 class FunctionTool(FunctionDefinition):
     """A function that the client runs."""
 
     type: Literal["function"] = "function"
 
-    def shown(self) -> dict[str, Any]:
+    def as_answer(self) -> ResponseTool:
         """Return the tool as a response repeats it."""
-        return {
-            "type": "function",
-            "name": self.name,
-            "description": self.description or None,
-            "parameters": self.parameters,
-            "strict": self.strict,
-        }
+        return ResponseTool(
+            name=self.name,
+            description=self.description or None,
+            parameters=self.parameters,
+            strict=self.strict,
+        )
 
     def function(self) -> dict[str, Any]:
         """Return the function as chats declare it."""
@@ -61,9 +83,11 @@ class CustomTool(WireModel):
     description: str = ""
     format: dict[str, Any] = Field(default_factory=lambda: {"type": "text"})
 
-    def shown(self) -> dict[str, Any]:
+    def as_answer(self) -> ResponseCustomTool:
         """Return the tool as a response repeats it."""
-        return {**self.model_dump(), "description": self.description or None}
+        return ResponseCustomTool(
+            name=self.name, description=self.description or None, format=self.format
+        )
 
     def function(self) -> dict[str, Any]:
         """Return the function as chats declare it."""
@@ -134,14 +158,13 @@ class NamespaceTool(WireModel):
     description: str = ""
     tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
 
-    def shown(self) -> dict[str, Any]:
+    def as_answer(self) -> ResponseNamespace:
         """Return the tools as a response repeats them."""
-        return {
-            "type": "namespace",
-            "name": self.name,
-            "description": self.description,
-            "tools": [tool.shown() for tool in self.tools],
-        }
+        return ResponseNamespace(
+            name=self.name,
+            description=self.description,
+            tools=[tool.as_answer() for tool in self.tools],
+        )
 
 
 DeclaredTool = Annotated[
@@ -226,7 +249,7 @@ class ChosenTool(WireModel):
         """Return whether `told` has the tool."""
         return any(tool.is_named(self.name or "", self.namespace) for tool in told)
 
-    def shown(self) -> dict[str, Any]:
+    def as_answer(self) -> dict[str, Any]:
         """Return the choice as a response repeats it."""
         return self.model_dump(exclude_none=True)
 
@@ -255,12 +278,12 @@ class ToolChoice(WireModel):
             raise disagreement("tool_choice", "tool_choice of the type allowed_tools needs tools")
         return self
 
-    def shown(self) -> Any:
+    def as_answer(self) -> str | dict[str, Any]:
         """Return the choice as a response repeats it."""
         if self.type in _WORDS:
             return self.type
         if self.type == "allowed_tools":
-            tools = [tool.shown() for tool in self.tools]
+            tools = [tool.as_answer() for tool in self.tools]
             return {"type": self.type, "mode": self.mode, "tools": tools}
         return self.model_dump(include={"type", "name", "namespace"}, exclude_none=True)
 

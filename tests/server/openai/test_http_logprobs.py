@@ -85,7 +85,7 @@ def alternatives(entry: TokenLogprob) -> tuple[dict[str, float], str]:
     tokenizer = toy_tokenizer()
     writer = CompletionLogprobs(tokenizer, [], "", count=len(entry.top), skip_special_tokens=True)
     written = writer.write([entry.token_id], [entry], None)
-    return json.loads(bytes(written["top_logprobs"][0])), written["tokens"][0]
+    return json.loads(bytes(written.top_logprobs[0])), written.tokens[0]
 
 
 def test_alternatives_that_are_parts_of_characters_stand_apart() -> None:

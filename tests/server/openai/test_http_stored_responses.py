@@ -303,7 +303,7 @@ def test_a_stream_of_the_background_goes_on_where_its_client_was_cut_off(
         whole = client.responses.create(**asked)
         with pytest.raises(openai.BadRequestError, match="has no stream"):
             client.responses.retrieve(whole.id, stream=True)
-        monkeypatch.setattr(job, "MAX_TOLD", 6000)
+        monkeypatch.setattr(job, "MAX_EVENT_BYTES", 6000)
         *_, cut = client.responses.create(**asked, stream=True)
         assert cut.type == "error" and cut.code == "stream_too_long"
 

@@ -10,13 +10,13 @@ from piecework.server.openai.responses.job import Job
 from piecework.server.openai.responses.stream import JobStream
 
 
-class Told:
-    """Encoded events."""
+class Encoder:
+    """Events that are encoded already."""
 
     def opening(self, *_: str) -> list[bytes]:
         return [b"%999d\n" % number for number in range(500)]
 
-    def told(self, _: Any) -> list[bytes]:
+    def encode(self, _: Any) -> list[bytes]:
         return []
 
     def last(self) -> list[bytes]:
@@ -25,7 +25,7 @@ class Told:
 
 async def test_a_slow_reader_has_little_waiting_and_reads_to_the_end() -> None:
     nothing: Any = None
-    job = Job(nothing, [], nothing, Told())
+    job = Job(nothing, [], nothing, Encoder())
     job.end()
     bodies: list[bytes] = []
 
@@ -42,8 +42,8 @@ async def test_a_slow_reader_has_little_waiting_and_reads_to_the_end() -> None:
 
 def test_what_can_still_be_read_weighs_what_it_was_made_from() -> None:
     answer: Any = SimpleNamespace(size=2**20)
-    job = Job(answer, [], answer, Told())
+    job = Job(answer, [], answer, Encoder())
     job.end()
-    assert job.weight == 2**20 + sum(map(len, job.told))
+    assert job.weight == 2**20 + sum(map(len, job.events))
     job.forget()
     assert job.weight == 0

@@ -111,13 +111,13 @@ async def test_large_answers_are_written_off_the_event_loop(
 ) -> None:
     monkeypatch.setattr(collector, "_WRITTEN_AT_ONCE", 100)
     threads = set()
-    encode = logprobs._as_json
+    encode = logprobs._encoded
 
     def seen(content: Any) -> Any:
         threads.add(threading.current_thread())
         return encode(content)
 
-    monkeypatch.setattr(logprobs, "_as_json", seen)
+    monkeypatch.setattr(logprobs, "_encoded", seen)
     body = body_of(path, n=2, top=4, tokens=20)
     assert (await client.post(path, json=body)).status_code == 200
     assert threads and threading.current_thread() not in threads
