@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PREFIX = "PIECEWORK_"
 # Variables without a flag.
-OTHER_VARIABLES = ("CACHE_DIR", "KERNELS_DIR", "DIST_KEY", "TORCH_COMPILE_MODE")
+OTHER_VARIABLES = ("CACHE_DIR", "KERNELS", "KERNELS_DIR", "DIST_KEY", "TORCH_COMPILE_MODE")
 _MODELS = "models"
 # Alternative flags: a source that sets one of them overrides the others too.
 _ONE_OF: tuple[frozenset[str], ...] = (frozenset({"api_key", "api_key_file"}),)
