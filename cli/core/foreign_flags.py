@@ -7,6 +7,7 @@ refused with advice.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ def add_foreign_flags(parser: Any) -> None:
             add(*names, action=partial(_Ignored, reason), **takes)
     for names, (setting, read) in _SAME.items():
         add(*names, dest=setting, type=read)
+    add("-sc", "--speculative-config", action=_SpeculativeConfig)
     add("--allowed-origins", dest="cors_origins", action=ListAction, items=r"\*|[a-z].*://.*")
     for flag, setting, value in _SWITCHES:
         add(flag, action="store_const", const=value, dest=setting)
@@ -70,6 +72,38 @@ class _Ignored(argparse.Action):
     ) -> None:
         if self._reason is not None:
             print(f"{parser.prog}: {option_string} is ignored: {self._reason}", file=sys.stderr)
+
+
+class _SpeculativeConfig(argparse.Action):
+    """vLLM's JSON of a method, a model and a number of tokens."""
+
+    def __call__(
+        self,
+        parser: Any,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            config = json.loads(str(values))
+            assert isinstance(config, dict)
+        except (ValueError, AssertionError):
+            parser.error(f'{option_string}: not a JSON object such as {{"method": "ngram"}}')
+        method, model = config.get("method"), config.get("model")
+        if method not in (None, "ngram", "draft_model"):
+            parser.error(f"{option_string}: method {method!r} is not ngram or draft_model")
+        count = config.get("num_speculative_tokens")
+        if count is not None and (type(count) is not int or count < 1):
+            parser.error(f"{option_string}: num_speculative_tokens must be at least 1")
+        if method == "ngram":
+            namespace.speculative_algorithm = "ngram"
+        elif isinstance(model, str):
+            namespace.speculative_draft_model_path = model
+        else:
+            parser.error(f"{option_string}: give a method, or the path of a draft model as model")
+        if count is not None:
+            name = "num_draft_tokens" if method == "ngram" else "num_steps"
+            setattr(namespace, f"speculative_{name}", count)
 
 
 def _number_unless(none: int) -> Callable[[str], int | None]:
@@ -135,6 +169,8 @@ _SAME: dict[tuple[str, ...], tuple[str, Callable[[str], Any]]] = {
     ("--task",): ("runner", _runner),
     ("-tp",): ("tp_size", whole_number),
     ("-dp",): ("dp_size", whole_number),
+    ("-md", "--model-draft"): ("speculative_draft_model_path", str),
+    ("--draft", "--draft-n", "--draft-max"): ("speculative_num_steps", whole_number),
 }
 # Flags without a value: our setting, and the value to set.
 _SWITCHES = (

@@ -44,6 +44,7 @@ ONE_VALUE: Mapping[tuple[str, ...], tuple[tuple[str, ...], str]] = {
         ("auto",),
         "a request turns reasoning off by chat_template_kwargs or reasoning_effort",
     ),
+    ("--speculative-eagle-topk",): (("1",), "drafts are chains, not trees"),
     ("--disaggregation-mode",): (("null",), "one engine computes prompts and answers"),
 }
 
@@ -217,7 +218,11 @@ CHOICES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
 
 _TOOLS = "--tool-call-parser sets the format of calls; nothing else needs a flag"
 _LORA = "LoRA adapters are not supported; merge the adapter into its model and serve the result"
-_SPECULATION = "speculative decoding is not supported"
+_SPECULATION = (
+    "a proposal is accepted if it is the token that would have been sampled; "
+    "--speculative-algorithm, --speculative-draft-model-path, --speculative-num-steps and "
+    "--speculative-num-draft-tokens set the rest"
+)
 _POOLING = "modules.json and the architecture decide how states become vectors or scores"
 _SIZES = "--cuda-graph-bs and --piecewise-cuda-graph-tokens set the captured sizes"
 _FOLDER_SAYS = "change the model's config.json instead"
@@ -262,8 +267,8 @@ REFUSED: Mapping[str, str] = {
     "--fully-sharded-loras|--long-lora-.*|--qlora-.*|--enable-prompt-adapter|"
     "--max-prompt-adapter.*|--default-mm-loras|--specialize-active-lora": _LORA,
     "--control-vector(-.*)?": "control vectors are not supported",
-    "--speculative-.*|--num-speculative-tokens|-sc|--spec-.*|--draft.*|"
-    "-(m|t|tb|C|Cr|Cb|ctk|ctv|hf|hfr|ot|cmoe|ncmoe|dev|ngl)d|--.*-draft(-.*)?|"
+    "--speculative-.*|--spec-.*|--draft.*|"
+    "-(t|tb|C|Cr|Cb|ctk|ctv|hf|hfr|ot|cmoe|ncmoe|dev|ngl)d|--.*-draft(-.*)?|"
     "--enable-multi-layer-eagle|-lcs|-lcd|--lookup-cache-.*|"
     "--ngram-.*|--typical-acceptance-.*|--disable-logprobs-during-spec-decoding": (_SPECULATION),
     "--guided-decoding-.*|--structured-outputs-.*|--grammar-backend|--constrained-json-.*": (

@@ -23,6 +23,9 @@ SAME: Mapping[str, str] = {
     "data_parallel_size": "dp_size",
     "generation_config": "sampling_defaults",
     "enforce_eager": "disable_cuda_graph",
+    "num_speculative_tokens": "speculative_num_steps",
+    "speculative_model": "speculative_draft_model_path",
+    "speculative_draft_model": "speculative_draft_model_path",
 }
 _VALUES: Mapping[str, Mapping[str, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
@@ -30,6 +33,8 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
     "sampling_defaults": {"auto": "model", "vllm": "openai"},
     "load_format": dict.fromkeys(("safetensors", "gguf", "hf"), "auto"),
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq"},
+    # A draft model is used whatever else guesses.
+    "speculative_algorithm": {"NGRAM": "ngram", "STANDALONE": "prediction"},
     "attention_backend": {
         "FLASHINFER": "flashinfer",
         "TRITON_ATTN": "triton",
