@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from types import MappingProxyType
@@ -323,8 +323,13 @@ class Platform:
         """
         return False
 
-    def has_kernels(self, *, at_low_priority: bool = False) -> bool:
-        """Return whether this process has the device's kernels. Compile them if needed."""
+    def prepare_kernels(
+        self, formats: Callable[[], Iterable[str]], *, at_low_priority: bool = False
+    ) -> bool:
+        """Compile missing kernels, together with those for weights in these formats of GGUF files.
+
+        Return whether this process has the device's kernels.
+        """
         return True
 
     def make_batch_invariant(self) -> bool:

@@ -119,10 +119,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _rows(compiler: str, mca: str | None, num_rows: int) -> Iterator[str]:
     """Raises `ValueError` where the compiler's loops are not those that are looked for."""
     (variant,) = (each for each in build.VARIANTS if each.name == "avx512_vnni")
-    source = str(parts.SOURCES / "integers.cpp")
-    command = [compiler, *compiling.FLAGS, *variant.flags, "-S", source, "-o", "-"]
     run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True)
-    loops = list(loops_of(run(command).stdout))
+    loops = []
+    for part in parts.formats():
+        (source,) = parts.sources_of(part)
+        given = [f"-D{each}" for each in source.defines]
+        command = [compiler, *compiling.FLAGS, *variant.flags, *given, "-S", str(source.path)]
+        loops += loops_of(run([*command, "-o", "-"]).stdout)
     names = run(["c++filt"], input="\n".join(name for name, _ in loops)).stdout.splitlines()
     bodies = defaultdict[str, list[list[str]]](list)
     for name, (_, body) in zip(names, loops, strict=True):

@@ -17,6 +17,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from gguf import GGML_QUANT_SIZES
@@ -38,7 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--formats", default=",".join(_FORMATS), help="default: %(default)s")
     parser.add_argument("--tokens", default="1,2,4,8", help="rows of x; default: %(default)s")
     parser.add_argument("--own-pages", action="store_true", help="also without huge pages")
-    parser.add_argument("--beside", metavar="FILE", help="kernels to compare these with")
+    parser.add_argument(
+        "--beside",
+        metavar="FILE",
+        help="the core of other kernels; the libraries of formats are beside it",
+    )
     parser.add_argument(
         "--weights", type=int, default=8, help="of 16 million numbers each; default: %(default)s"
     )
@@ -64,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--beside: {error}")
         if not hasattr(other, "piecework_linear"):
             parser.error(f"--beside: {arguments.beside} is a library without these kernels")
+        _add_formats(other, Path(arguments.beside), names)
         builds.insert(0, other)
     tokens = [int(count) for count in counts]
     sets: dict[tuple[str, str], list[torch.Tensor]] = {}
@@ -87,6 +93,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells = " | ".join(_cell(size, seconds[name, pages, count]) for count in tokens)
         print(f"| {name} | {pages} | {cells} |")
     return 0
+
+
+def _add_formats(core: ctypes.CDLL, file: Path, names: Sequence[str]) -> None:
+    """Add the formats whose libraries are in the folder of `file` to a core of the kernels."""
+    for name in names:
+        found = sorted(file.parent.glob(f"*-{name}-*.so"), key=lambda path: path.stat().st_mtime)
+        if found:
+            table = getattr(ctypes.CDLL(str(found[-1])), f"piecework_format_{name}")
+            table.restype = ctypes.c_void_p
+            core.piecework_add_format(ctypes.c_void_p(table()))
 
 
 def _is_known(kernels: NativeLinear, name: str) -> bool:

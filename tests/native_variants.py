@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from piecework.kernels.attention import AttentionBackend
-from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import build, compiler
 from piecework.kernels.cpu.native.attention import NativeAttention
 
 needs_kernels = pytest.mark.usefixtures("native_kernels")
@@ -57,7 +57,7 @@ def built_variants() -> list[CDLL]:
 
 def _has_flags(variant: build.Variant) -> bool:
     try:
-        return build._has_flags(variant)
+        return compiler.has_flags(variant)
     except OSError:
         return False
 

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from .matrix_units import panels_pay
 from .native import compiler
 from .native import ops as native_ops
 from .native.attention import NativeAttention, native_or_torch
-from .native.build import leave_out_missing, load_kernels
+from .native.build import leave_out_missing, load_kernels, prepare_kernels
 from .native.instruction_sets import instruction_sets
 from .native.linear import NativeLinear
 from .native.step import make_native_step
@@ -184,8 +184,11 @@ class CpuPlatform(Platform):
     def leave_out_kernels(self) -> bool:
         return _has_vectors() and leave_out_missing()
 
-    def has_kernels(self, *, at_low_priority: bool = False) -> bool:
+    def prepare_kernels(
+        self, formats: Callable[[], Iterable[str]], *, at_low_priority: bool = False
+    ) -> bool:
         compiler.niceness = _NICENESS if at_low_priority else 0
+        prepare_kernels(formats)
         return load_kernels() is not None
 
     def make_batch_invariant(self) -> bool:

@@ -8,12 +8,14 @@ over all requests. If the user sets the variable to `wait`, the first process co
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from ...kernels.platform import Platform
 from ..config.engine import EngineConfig
 from ..distributed.ranks import Ranks
 from ..files.folder import weight_files
+from ..files.gguf_reader import open_gguf
 from ..process.parent import KERNELS
 
 # Larger weights take longer to load twice than the kernels take to compile.
@@ -21,28 +23,41 @@ _MOST_BYTES = 2**30
 _UNPACKED = 4  # Bytes that plain torch needs for a byte of a GGUF file, at most.
 
 
-def awaits_kernels(config: EngineConfig, path: str, platform: Platform, ranks: Ranks) -> bool:
-    """Return whether this process computes without kernels that are not compiled yet.
+def starts_without_kernels(
+    config: EngineConfig, path: str, platform: Platform, ranks: Ranks
+) -> bool:
+    """Return whether this process computes without kernels that are not compiled yet. If not,
+    compile them.
 
     A larger model waits for the kernels, and so does an engine whose results must not depend on the
-    time of the start, or that would publish the events of two prefix caches.
+    time of the start, or that would publish the events of two prefix caches. Raise `ValueError` if
+    this process replaces one without kernels, but has none either.
     """
-    return (
-        os.environ.get(KERNELS) == "later"
+    file, role = Path(path), os.environ.get(KERNELS)
+    if (
+        role == "later"
         and config.startup == "fast"
         and config.attention_backend == "auto"
         and not config.batch_invariant
         and config.kv_events_config is None
         and ranks.size == 1
-        and _bytes_of(Path(path), config) <= _MOST_BYTES
+        and _bytes_of(file, config) <= _MOST_BYTES
         and platform.leave_out_kernels()
-    )
-
-
-def require_kernels(platform: Platform) -> None:
-    """Raise `ValueError` if this process replaces one without kernels, but has none either."""
-    if os.environ.get(KERNELS) == "required" and not platform.has_kernels(at_low_priority=True):
+    ):
+        return True
+    is_successor = role == "required"
+    formats = partial(_stored_formats, file)
+    has_kernels = platform.prepare_kernels(formats, at_low_priority=is_successor)
+    if is_successor and not has_kernels:
         raise ValueError("the kernels cannot be compiled; the warning above says why")
+    return False
+
+
+def _stored_formats(file: Path) -> set[str]:
+    """Return the names of the formats of the tensors in a GGUF file."""
+    if file.suffix != ".gguf":
+        return set()
+    return {tensor.tensor_type.name for tensor in open_gguf(file).tensors}
 
 
 def _bytes_of(path: Path, config: EngineConfig) -> int:

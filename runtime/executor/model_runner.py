@@ -37,7 +37,7 @@ from ..loader.loader import load_model, random_model
 from ..loader.parallel import Shard
 from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
-from .first_start import awaits_kernels, require_kernels
+from .first_start import starts_without_kernels
 from .memory_profile import profile_memory
 from .start_clock import StartClock
 from .step import PendingStep
@@ -72,8 +72,8 @@ class ModelRunner:
         )
         self.model_path = path = resolve_model_path(config.model_path)
         check_engine(path, config)
-        require_kernels(self.platform)
-        self._awaits_kernels = awaits_kernels(config, path, self.platform, ranks)
+        with self.clock.phase("kernels"):
+            self._awaits_kernels = starts_without_kernels(config, path, self.platform, ranks)
         if self._awaits_kernels:
             config = replace(config, disable_cuda_graph=True)
         with self.clock.phase("kernels"):

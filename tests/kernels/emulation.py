@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native import build, parts
 from piecework.kernels.cpu.native import compiler as compiling
 
 SOURCES = Path(build.__file__).parent
@@ -53,11 +53,16 @@ def compile_program(
     """
     folder.mkdir()
     flags = [*compiling.FLAGS, level, *variant.flags, *others]
-    sources = [*SOURCES.glob("*.cpp"), _OWN / "kernel_outputs.cpp", _OWN / "kernel_steps.cpp"]
-    made = [folder / f"{source.stem}.o" for source in sources]
+    formats = folder / "formats.cpp"
+    formats.write_text(_with_formats())
+    own = [formats, _OWN / "kernel_outputs.cpp", _OWN / "kernel_steps.cpp"]
+    sources = [each for part in parts.all_parts() for each in parts.sources_of(part)]
+    sources += map(parts.Source, own)
+    made = [folder / f"{source.name}.o" for source in sources]
 
-    def compile_one(source: Path, to: Path) -> None:
-        command = [compiler, *flags, f"-I{SOURCES}", "-c", str(source), "-o", str(to)]
+    def compile_one(source: parts.Source, to: Path) -> None:
+        given = [f"-I{SOURCES}", *(f"-D{each}" for each in source.defines)]
+        command = [compiler, *flags, *given, "-c", str(source.path), "-o", str(to)]
         subprocess.run(command, check=True, timeout=1800)
 
     with ThreadPoolExecutor(2) as pool:
@@ -66,6 +71,17 @@ def compile_program(
     link = [compiler, *flags, *(["-static"] * static), *map(str, made), "-o", str(program)]
     subprocess.run(link, check=True, timeout=120)
     return program
+
+
+def _with_formats() -> str:
+    """C++ that adds all block formats before `main` begins."""
+    names = [f"piecework_format_{name}" for name in parts.formats()]
+    declared = "".join(f'extern "C" const void* {name}();\n' for name in names)
+    added = "".join(f"  piecework_add_format({name}()),\n" for name in names)
+    return (
+        f'extern "C" void piecework_add_format(const void*);\n{declared}'
+        f"static const bool is_complete = (\n{added}  true);\n"
+    )
 
 
 def outputs(program: Path, *emulator: str) -> Lines:

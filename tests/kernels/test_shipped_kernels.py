@@ -45,7 +45,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     (folder / "answer.cpp").write_text(_THREADS)
     monkeypatch.setattr(parts, "SOURCES", folder)
-    monkeypatch.setattr(ship, "PARTS", (parts.CORE,))
+    monkeypatch.setattr(ship, "all_parts", lambda: [parts.CORE])
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path / "built"))
     monkeypatch.setenv("CXX", "g++")
     build.load_kernels.cache_clear()

@@ -11,14 +11,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from ...cache_folder import (
 )
 from ...toolchain import version_of
 from . import parts
-from .compiler import BUILD_BYTES, FLAGS, MAKING, check_flags, compile_libraries, find_compiler
+from .compiler import BUILD_BYTES, FLAGS, MAKING, compile_libraries, find_compiler, has_flags
 from .instruction_sets import instruction_sets
 from .openmp import find_openmp, open_to_all
 from .parts import CORE, all_sources, sources_of
@@ -70,34 +69,47 @@ class Kernels(ctypes.CDLL):
         if missing := [name for name in names if name not in self._parts]:
             with _place(self._folder) as folder:
                 for name, path in _provide(self._variant, missing, folder).items():
-                    self._parts[name] = ctypes.CDLL(str(path))
+                    self._parts[name] = part = ctypes.CDLL(str(path))
+                    if (table := getattr(part, f"piecework_format_{name}", None)) is not None:
+                        table.restype = ctypes.c_void_p
+                        self.piecework_add_format(ctypes.c_void_p(table()))
 
 
-def prepare_kernels(*names: str) -> None:
-    """Load these parts, and the core, now. Parts that cannot be built are reported later."""
-    _prepared.extend(names)
-    if (kernels := load_kernels()) is not None:
-        with suppress(OSError, subprocess.SubprocessError):
-            kernels.need(*names)
+def prepare_kernels(formats: Callable[[], Iterable[str]]) -> None:
+    """If the kernels must be compiled, compile them now together with those of some formats.
+
+    Others are compiled one after another when they are asked for. `formats` may have names that are
+    no parts.
+    """
+    if _are_missing():
+        _prepared.extend(set(formats()).intersection(parts.formats()))
+        load_kernels()
 
 
 def leave_out_missing() -> bool:
     """Make `load_kernels` return None in this process if the kernels must be compiled first.
 
-    Return whether that is so, and another process can compile them. Call it before `load_kernels`.
+    Return whether that is so. Call it before `load_kernels`.
     """
     global _is_left_out
+    _is_left_out = _are_missing()
+    return _is_left_out
+
+
+def _are_missing() -> bool:
+    """Return whether kernels for this CPU must be compiled, and can be."""
     if sys.platform == "win32":
         return False
     try:
         for variant in runnable_variants():
-            if variant.needs and _has_flags(variant):
-                paths = (shipped_library(variant), _kept_library(variant, kernels_folder()))
-                _is_left_out = not any(path.exists() for path in paths)
-                break
+            paths = shipped_library(variant), _kept_library(variant, kernels_folder())
+            if any(path.exists() for path in paths):
+                return False
+            if variant.needs and has_flags(variant):
+                return True
     except OSError:  # There is no compiler.
         return False
-    return _is_left_out
+    return False
 
 
 @cache
@@ -319,13 +331,3 @@ def _remove_abandoned(folder: Path) -> None:
     for left in folder.glob(f"*{MAKING}*"):
         if not is_held(folder / f"{left.name.partition(MAKING)[0]}.lock"):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _has_flags(variant: Variant) -> bool:
-    """Return whether the compiler has the variant's flags. Raise `OSError` without a compiler."""
-    compiler = find_compiler()
-    try:
-        check_flags(compiler, variant, os.environ | {"TMPDIR": tempfile.gettempdir()})
-    except OSError:
-        return False
-    return True

@@ -109,6 +109,16 @@ def check_flags(compiler: str, variant: Variant, environment: dict[str, str]) ->
     _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull], environment)
 
 
+def has_flags(variant: Variant) -> bool:
+    """Return whether the compiler has the variant's flags. Raise `OSError` without a compiler."""
+    compiler = find_compiler()
+    try:
+        check_flags(compiler, variant, os.environ | {"TMPDIR": tempfile.gettempdir()})
+    except OSError:
+        return False
+    return True
+
+
 def _precompiled(compiler: str, flags: list[str], environment: dict[str, str]) -> list[str]:
     """Return the flags that include the precompiled header, or none if it cannot be built."""
     header = Path(environment["TMPDIR"]) / "kernels.h"

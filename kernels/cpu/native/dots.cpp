@@ -1,4 +1,5 @@
 // The products of linear.h by dot products of bfloat16, if the CPU has them.
+#include "format.h"
 #include "linear.h"
 #include "tiles.h"
 #include "weights.h"
@@ -36,23 +37,6 @@ void dot_products(const uint32_t* panel, const bf16* x, int pairs, float* c, boo
   }
 }
 
-// The groups of a panel as pairs of columns, [columns / 2][32][2].
-template <class Kind>
-void narrow_panel(const uint8_t* panel, int groups, uint32_t* out) {
-  for (int g = 0; g < groups; ++g, out += Kind::kColumns / 2 * kPanel)
-    for (int part = 0; part < kParts; ++part) {
-      floats a{}, b{};
-      Kind::each(panel + static_cast<int64_t>(g) * Kind::kBytes, part, [&](int begin, auto i, floats c, floats d) __attribute__((always_inline)) {
-        if constexpr (i % 2 == 1) {
-          uint32_t* to = out + (begin + i) / 2 * kPanel + part * kWide;
-          store(to, paired(a, c));
-          store(to + kLanes, paired(b, d));
-        }
-        a = c, b = d;
-      });
-    }
-}
-
 }  // namespace
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, const Span& span, float* to, bool adds) {
@@ -61,9 +45,7 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
   if (linear.format != kBf16) {
     pairs_.resize(kColumnsAtOnce / 2 * kPanel);
     weights = pairs_.data();
-    with_format(linear.format, [&](auto kind) {
-      narrow_panel<decltype(kind)>(panel, (span.columns + kind.kColumns - 1) / kind.kColumns, pairs_.data());
-    });
+    kernels_of(linear.format).narrow_pairs(panel, span.columns, pairs_.data());
   }
   int begin = span.begin;
   if (amx::kHasTiles && span.tokens >= amx::kLeastRows && !is_batch_invariant() && amx::are_usable()) {

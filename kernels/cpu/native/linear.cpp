@@ -1,4 +1,5 @@
 // Linear layers as C functions: weights laid out in panels, and products with any number of rows.
+#include "format.h"
 #include "linear.h"
 
 #include <unistd.h>
@@ -67,48 +68,6 @@ void pack_scales(const float* scales, int columns, const uint8_t* const* rows, i
     for (int g = 0; g < columns; ++g)
       out[g * kPanel + r] = has_nan ? std::numeric_limits<float>::quiet_NaN() : scales[r * columns + g] * (is_fp8 ? 256.0f : 1.0f);
   }
-}
-
-// The largest bits of a row but the sign, which are those of its largest number, or, of a format with scales, of the largest they allow.
-struct Largest {
-  uint32_t bits[kPanel] = {};
-
-  void meet(int r, float number) { bits[r] = std::max(bits[r], bits_as<uint32_t>(number) & 0x7fffffffu); }
-};
-
-Largest largest_of(Bf16, const uint8_t* panel, int groups) {
-  Largest largest;
-  for (int g = 0; g < groups; ++g, panel += Bf16::kBytes) {
-    for (int r = 0; r < kPanel; ++r) {
-      const uint32_t pair = load<uint32_t>(panel + 4 * r);
-      largest.bits[r] = std::max({largest.bits[r], pair << 16 & 0x7fffffffu, pair & 0x7fff0000u});
-    }
-  }
-  return largest;
-}
-
-Largest largest_of(Fp8, const uint8_t* panel, int groups) {
-  Largest largest;
-  for (int k = 0; k < groups * Fp8::kColumns; ++k, panel += kPanel)
-    for (int r = 0; r < kPanel; ++r) largest.meet(r, to_float(fp8{panel[r]}) * 0x1p-8f);
-  return largest;
-}
-
-template <class Numbers, class Scales>
-Largest largest_of(Blocks<Numbers, Scales> kind, const uint8_t* panel, int blocks) {
-  Largest largest;
-  for (int b = 0; b < blocks; ++b, panel += kind.kBytes)
-    for (int group = 0; group < kind.kUnits * kind.kGroups; ++group)
-      for (int row = 0; row < kPanel; row += kLanes) {
-        const floats scale = Scales::scale(kind.scales(panel), group, row);
-        floats minimum{};
-        if constexpr (Scales::kHasMinimum) minimum = Scales::minimum(kind.scales(panel), group, row);
-        for (int r = 0; r < kLanes; ++r) {
-          largest.meet(row + r, minimum[r]);
-          largest.meet(row + r, minimum[r] + Numbers::kMost * scale[r]);
-        }
-      }
-  return largest;
 }
 
 // What `row_powers` gives, kept where it and its inverse are normal numbers.
@@ -203,10 +162,9 @@ extern "C" void piecework_pack(int format, const void* const* rows, int count, i
     if (row_size > 0)
       pack_scales(scales + static_cast<int64_t>(first) * row_size, row_size, bytes_of, size, columns, format != kInt8, powers + kPanel);
     if (format == kInt8) continue;
-    with_format(format, [&](auto of) {
-      const int groups = (columns + of.kColumns - 1) / of.kColumns;
-      write_row_powers(largest_of(of, to, groups), reinterpret_cast<uint8_t*>(powers));
-    });
+    Largest largest;
+    kernels_of(format).find_largest(to, columns, largest);
+    write_row_powers(largest, reinterpret_cast<uint8_t*>(powers));
   }
 }
 

@@ -148,9 +148,6 @@ class Multiplier {
   void scale(const Linear& linear, const uint8_t* panel, const RowsOf<Number>& x, const Span& span, int segment, const float* numbers,
              bool adds);
 
-  template <class Kind>
-  void multiply_as(const uint8_t* weight, const Rows& x, const Span& span, float* to, bool adds);
-
   Aligned<float> tile_, part_, widened_;
   Aligned<float> x_sums_[2];  // of each 16 and of each 32 columns
   Aligned<uint32_t> pairs_;

@@ -5,6 +5,8 @@ and `piecework::native_scaled_linear` for quantised activations.
 from __future__ import annotations
 
 import ctypes
+import logging
+import subprocess
 from collections.abc import Sequence
 from itertools import chain
 from math import prod
@@ -13,12 +15,14 @@ from typing import NamedTuple
 import torch
 
 from ..machine.huge_pages import Slabs
-from .build import load_kernels
+from .build import Kernels, load_kernels
 from .embedding import OP as EMBEDDING_OP
 from .gguf_formats import gguf_formats
 from .linear_struct import INTEGERS, Layout, linear_struct
 from .moe import OP as EXPERTS_OP
 from .runs import MOST_RUNS, PanelRun, offsets_of, runs_of
+
+logger = logging.getLogger(__name__)
 
 PANEL = 32  # Rows of a weight that are interleaved.
 
@@ -156,7 +160,7 @@ class NativeLinear:
     scaled_op = torch.ops.piecework.native_scaled_linear.default
 
     def __init__(
-        self, library: ctypes.CDLL, *, packs_numbers: bool = True, activations: str = "bf16"
+        self, library: Kernels, *, packs_numbers: bool = True, activations: str = "bf16"
     ) -> None:
         """`packs_numbers`: whether to pack weights that are not quantised. `activations`: see
         `Platform.linear_kernels`.
@@ -185,7 +189,7 @@ class NativeLinear:
             takes_integers = all(each and each & INTEGERS for each in layouts)
             return Layout.MIXED | INTEGERS if takes_integers else Layout.MIXED
         if block := self._blocks.get(kind):
-            if in_features % block.columns:
+            if in_features % block.columns or not self._has(kind):
                 return None
             layout = block.layout
             return layout | INTEGERS if self._takes_integers(layout) else layout
@@ -193,14 +197,25 @@ class NativeLinear:
             return None
         return _NUMBERS[kind].layout
 
+    def _has(self, kind: str) -> bool:
+        """Return whether there are kernels for a block format. They are compiled if needed."""
+        try:
+            self._library.need(kind)
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.warning("the CPU kernels lack %s, whose weights are unpacked: %s", kind, error)
+            return False
+        return True
+
     def _takes_integers(self, layout: int) -> bool:
         return self._activations == "int8" or (
             self._activations == "auto" and self._library.piecework_prefers_integers(layout) > 0
         )
 
     def _layout_of(self, kind: str) -> int:
-        block = self._blocks.get(kind)
-        return block.layout if block else _NUMBERS[kind].layout
+        if (block := self._blocks.get(kind)) is None:
+            return _NUMBERS[kind].layout
+        self._library.need(kind)
+        return block.layout
 
     def packed_shape(self, kind: str, in_features: int, out_features: int) -> tuple[int, int]:
         if runs := runs_of(kind):

@@ -9,10 +9,11 @@ SOURCES = Path(__file__).parent
 
 CORE = "core"  # What every model needs.
 RECURRENT = "recurrent"  # Layers with a recurrent state.
-_FILES = {RECURRENT: ("recurrent", "recurrent_prompts", "recurrent_scan")}
-PARTS = (CORE, *_FILES)
+_RECURRENT_FILES = ("recurrent", "recurrent_prompts", "recurrent_scan")
+_FORMAT_FILE = "format"  # Compiled once for each block format of GGUF files.
+_LISTS = ("block", "formats")  # Headers in the folder of the formats that are no format.
 # Files that take the longest to compile, longest first.
-_LONGEST = ("integers", "products", "step", "recurrent_prompts", "attention_bytes", "attention")
+_LONGEST = ("step", "recurrent_prompts", "attention_bytes", "attention", _FORMAT_FILE)
 
 
 class Source(NamedTuple):
@@ -33,15 +34,24 @@ class Source(NamedTuple):
         return _LONGEST.index(name) if is_long else len(_LONGEST), -self.path.stat().st_size
 
 
+def formats() -> list[str]:
+    """Return the names of all block formats, which are parts. Each has a header of its name."""
+    headers = (path.stem for path in (SOURCES / "gguf").glob("*.h"))
+    return sorted(name.upper() for name in headers if name not in _LISTS)
+
+
+def all_parts() -> list[str]:
+    return [CORE, RECURRENT, *formats()]
+
+
 def sources_of(part: str) -> tuple[Source, ...]:
     """Return the files of a part."""
-    names = _FILES.get(part)
-    if names is None:
-        others = {name for each in _FILES.values() for name in each}
-        return tuple(
-            Source(path) for path in sorted(SOURCES.glob("*.cpp")) if path.stem not in others
-        )
-    return tuple(Source(SOURCES / f"{name}.cpp") for name in names)
+    if part == RECURRENT:
+        return tuple(Source(SOURCES / f"{name}.cpp") for name in _RECURRENT_FILES)
+    if part != CORE:
+        return (Source(SOURCES / f"{_FORMAT_FILE}.cpp", (f"PIECEWORK_FORMAT={part}",)),)
+    others = (*_RECURRENT_FILES, _FORMAT_FILE)
+    return tuple(Source(path) for path in sorted(SOURCES.glob("*.cpp")) if path.stem not in others)
 
 
 def all_sources() -> list[tuple[str, str]]:

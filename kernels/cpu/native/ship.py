@@ -18,7 +18,7 @@ from ...toolchain import is_clang
 from .build import shipped_library
 from .compiler import compile_libraries, find_compiler
 from .openmp import OpenMP
-from .parts import PARTS, sources_of
+from .parts import all_parts, sources_of
 from .variants import VARIANTS, Variant
 
 # Do not link OpenMP: the path of torch's library is known only where the package is installed.
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _made(compiler: str, variant: Variant) -> bool:
-    libraries = {shipped_library(variant, part): sources_of(part) for part in PARTS}
+    libraries = {shipped_library(variant, part): sources_of(part) for part in all_parts()}
     folder = next(iter(libraries)).parent
     try:
         folder.mkdir(exist_ok=True)
