@@ -123,8 +123,8 @@ def _rows(compiler: str, mca: str | None, num_rows: int) -> Iterator[str]:
     loops = []
     for part in parts.formats():
         (source,) = parts.sources_of(part)
-        given = [f"-D{each}" for each in source.defines]
-        command = [compiler, *compiling.FLAGS, *variant.flags, *given, "-S", str(source.path)]
+        flags = [*compiling.FLAGS, *variant.flags, *source.flags]
+        command = [compiler, *flags, "-S", str(source.path)]
         loops += loops_of(run([*command, "-o", "-"]).stdout)
     names = run(["c++filt"], input="\n".join(name for name, _ in loops)).stdout.splitlines()
     bodies = defaultdict[str, list[list[str]]](list)

@@ -61,7 +61,7 @@ def compile_program(
     made = [folder / f"{source.name}.o" for source in sources]
 
     def compile_one(source: parts.Source, to: Path) -> None:
-        given = [f"-I{SOURCES}", *(f"-D{each}" for each in source.defines)]
+        given = [f"-I{SOURCES}", *source.flags]
         command = [compiler, *flags, *given, "-c", str(source.path), "-o", str(to)]
         subprocess.run(command, check=True, timeout=1800)
 

@@ -23,7 +23,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "weights.h").write_text("#pragma once\ninline int number() { return 42; }\n")
-    (sources / "integers.cpp").write_text('extern "C" int zero() { return 0; }')
+    (sources / "step.cpp").write_text('extern "C" int zero() { return 0; }')
     (sources / "rest.cpp").write_text(
         '#include "weights.h"\nextern "C" int answer() { return number(); }'
     )
@@ -47,7 +47,7 @@ def test_files_begin_with_a_header_that_was_compiled_but_for_the_one_that_takes_
     said = commands("compiler", "")
     (header,) = (line for line in said if "-x c++-header" in line)
     (rest,) = (line for line in said if "rest.cpp" in line)
-    (longest,) = (line for line in said if "integers.cpp" in line)
+    (longest,) = (line for line in said if "step.cpp" in line)
     assert f"-include {header.rpartition(' ')[2].removesuffix('.gch')} " in rest
     assert "-include" not in longest
 

@@ -225,7 +225,8 @@ def _place(folder: Path | None) -> Iterator[Path]:
 
 def shipped_library(variant: Variant, part: str = CORE) -> Path:
     """Return the path in the package of a part that was compiled from these sources (`ship.py`)."""
-    made_from = [variant.name, variant.flags, FLAGS, part, all_sources()]
+    files = [source.flags for source in sources_of(part)]
+    made_from = [variant.name, variant.flags, FLAGS, part, files, all_sources()]
     return parts.SOURCES / "shipped" / f"{_name(variant, part, made_from)}.so"
 
 
@@ -243,6 +244,7 @@ def _kept_library(variant: Variant, folder: Path, part: str = CORE) -> Path:
         version_of(compiler),
         find_openmp(compiler),
         part,
+        [source.flags for source in sources_of(part)],
         all_sources(),
     ]
     return folder / f"{_name(variant, part, made_from)}.so"

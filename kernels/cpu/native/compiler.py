@@ -84,9 +84,8 @@ def compile_libraries(
             # The first file takes longest, so it does not wait for the header.
             included = [] if source is sources[0] else header.result()
             made = f"{folder}/{source.name}.o"
-            given = [f"-D{each}" for each in source.defines]
-            command = [compiler, *flags, *included, *given, "-c", str(source.path), "-o", made]
-            _run(command, environment)
+            file = [*source.flags, "-c", str(source.path), "-o", made]
+            _run([compiler, *flags, *included, *file], environment)
             progress.advance(source.name)
             return made
 

@@ -12,19 +12,22 @@ RECURRENT = "recurrent"  # Layers with a recurrent state.
 _RECURRENT_FILES = ("recurrent", "recurrent_prompts", "recurrent_scan")
 _FORMAT_FILE = "format"  # Compiled once for each block format of GGUF files.
 _LISTS = ("block", "formats")  # Headers in the folder of the formats that are no format.
+# Flags of some files. What takes long in `step` is not its loops, which are vectorised either way.
+_FLAGS = {"step": ("-O2",)}
 # Files that take the longest to compile, longest first.
 _LONGEST = ("step", "recurrent_prompts", "attention_bytes", "attention", _FORMAT_FILE)
 
 
 class Source(NamedTuple):
-    """A file to compile, with macros that are defined meanwhile."""
+    """A file to compile. `flags` follow those of all files."""
 
     path: Path
-    defines: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        return "-".join((self.path.stem, *(each.rpartition("=")[2] for each in self.defines)))
+        defined = (each.partition("=")[2] for each in self.flags)
+        return "-".join((self.path.stem, *filter(None, defined)))
 
     @property
     def place(self) -> tuple[int, int]:
@@ -49,9 +52,13 @@ def sources_of(part: str) -> tuple[Source, ...]:
     if part == RECURRENT:
         return tuple(Source(SOURCES / f"{name}.cpp") for name in _RECURRENT_FILES)
     if part != CORE:
-        return (Source(SOURCES / f"{_FORMAT_FILE}.cpp", (f"PIECEWORK_FORMAT={part}",)),)
+        return (Source(SOURCES / f"{_FORMAT_FILE}.cpp", (f"-DPIECEWORK_FORMAT={part}",)),)
     others = (*_RECURRENT_FILES, _FORMAT_FILE)
-    return tuple(Source(path) for path in sorted(SOURCES.glob("*.cpp")) if path.stem not in others)
+    return tuple(
+        Source(path, _FLAGS.get(path.stem, ()))
+        for path in sorted(SOURCES.glob("*.cpp"))
+        if path.stem not in others
+    )
 
 
 def all_sources() -> list[tuple[str, str]]:
