@@ -27,7 +27,8 @@ def main() -> None:
     folders = parser.parse_args().folders or [Path(__file__).parents[1]]
     found = [measure(folder) for folder in folders]
     for name in dict.fromkeys(name for figures in found for name in figures):
-        print(f"{name[:60]:<60}", *(f"{figures.get(name, '-'):>10,}" for figures in found))
+        cells = (f"{figures[name]:>10,}" if name in figures else f"{'-':>10}" for figures in found)
+        print(f"{name[:60]:<60}", *cells)
 
 
 def measure(root: Path) -> dict[str, float]:
