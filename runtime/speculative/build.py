@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..cache.kv_cache import KVCache
+from ..cache.kinds import make_cache
 from ..config.engine import EngineConfig
 from ..executor.model_runner import ModelRunner
 from ..files.resolve import resolve_model_path
@@ -93,7 +93,7 @@ def _draft_model(
             f"{flag} {path}: the draft model needs {needed / 2**30:.1f} GiB with its KV cache, and "
             f"{free / 2**30:.1f} GiB are free: lower --max-total-tokens or --mem-fraction-static"
         )
-    cache = KVCache(
+    cache = make_cache(
         runner.pool.num_pages,
         runner.pool.page_size,
         share_prefixes=not config.disable_radix_cache,

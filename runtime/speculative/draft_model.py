@@ -85,7 +85,7 @@ class DraftModel:
         for request in counts:
             twin = self._twin(request)
             missing = twin.num_tokens - twin.num_computed
-            new = self._cache.whole_pages(twin, min(missing, budget))
+            new = self._cache.limit(twin, min(missing, budget))
             if new > 0 and self._cache.reserve(twin, new):
                 first.append(Scheduled(twin, new))
                 budget -= new

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy_runner import ToyRunner, assert_idle, drain, make_core, tokens
 
-from piecework.runtime.cache.kv_cache import KVCache
+from piecework.runtime.cache.kinds import make_cache
 from piecework.runtime.core.batch import Batch
 from piecework.runtime.core.generation import GenerateRequest, TokenOutput
 from piecework.runtime.core.sampling_params import SamplingParams
@@ -40,7 +40,7 @@ def test_drafts_change_no_answer(drafts: type[ToyRunner], pages: int, overlap: b
     for seed in range(3):
         drafter = DraftModel(
             drafts(pages, 4),
-            KVCache(pages, 4, share_prefixes=seed != 1),
+            make_cache(pages, 4, share_prefixes=seed != 1),
             steps=1 + 2 * seed,
             vocab_size=101,
         )
