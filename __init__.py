@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .runtime.config.engine import PassConfig as PassConfig
     from .runtime.core.sampling_params import SamplingParams as SamplingParams
     from .runtime.llm import LLM as LLM
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from ..kernels.attention import AttentionMetadata, KVLayout
-from ..kernels.detect import detect
-from ..kernels.platform import Platform
+from ..kernels.platform.detect import detect
+from ..kernels.platform.platform import Platform
 from .gpu_checks import made_up_step
 from .gpu_engines import Scale, milliseconds
 

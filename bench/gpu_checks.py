@@ -16,9 +16,9 @@ import torch
 from ..kernels import ops, reference
 from ..kernels.attention import AttentionBackend, AttentionMetadata, KVLayout
 from ..kernels.cache_format import CACHE_DTYPES, pages_shape, store
-from ..kernels.detect import detect
 from ..kernels.paged_attention import TorchAttention
-from ..kernels.platform import Platform
+from ..kernels.platform.detect import detect
+from ..kernels.platform.platform import Platform
 from ..runtime.core.generation import GenerateRequest
 from ..runtime.core.sampling_params import SamplingParams
 from .gpu_engines import LLAMA_TINY, QWEN3_TINY, Scale, close, make_engine

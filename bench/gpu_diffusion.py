@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ..compilation.regional import CompiledModels
-from ..kernels.detect import detect
-from ..kernels.platform import Platform
+from ..kernels.platform.detect import detect
+from ..kernels.platform.platform import Platform
 from .gpu_engines import LeftOut, Scale
 
 _STEPS = 20

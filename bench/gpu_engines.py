@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels.platform import Platform
+from ..kernels.platform.platform import Platform
 from ..runtime.config.engine import EngineConfig
 from ..runtime.core.batch import Batch, build_batch
 from ..runtime.core.generation import GenerateRequest

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..kernels.detect import detect
-from ..kernels.platform import Platform
+from ..kernels.platform.detect import detect
+from ..kernels.platform.platform import Platform
 from .gpu_engines import Scale, milliseconds, no_grad
 
 _TOKENS = (1, 16, 256, 4096)

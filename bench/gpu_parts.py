@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..kernels.detect import detect
+from ..kernels.platform.detect import detect
 from ..runtime.config.model import ModelConfig
 from ..runtime.config.resolve import resolve_steps
 from ..runtime.core.generation import GenerateRequest

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import transformers
 
-from ..kernels.detect import detect
-from ..kernels.platform import Platform
+from ..kernels.platform.detect import detect
+from ..kernels.platform.platform import Platform
 from .gpu_engines import LeftOut, Scale
 from .gpu_prompts import gsm8k_prompts
 

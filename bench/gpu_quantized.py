@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels import reference
-from ..kernels.detect import detect
-from ..kernels.platform import Platform
+from ..kernels.platform.detect import detect
+from ..kernels.platform.platform import Platform
 from .gpu_engines import Scale, no_grad
 from .gpu_ops import microseconds
 

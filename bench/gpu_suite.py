@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from .. import __version__
+from ..version import __version__
 from .gpu_report import markdown, outcome
 
 _RESULTS = Path(__file__).parent / "results"

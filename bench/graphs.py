@@ -25,7 +25,7 @@ from ..compilation.cache import CompileCache
 from ..compilation.piece_maker import PieceMaker
 from ..kernels.cache_folder import kernels_folder
 from ..kernels.cpu.machine.cores import choose_threads
-from ..kernels.detect import detect
+from ..kernels.platform.detect import detect
 from ..runtime.config.engine import EngineConfig
 from ..runtime.config.resolve import resolve_steps
 from ..runtime.core.batch import Batch

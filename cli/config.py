@@ -124,7 +124,7 @@ def _rows(arguments: argparse.Namespace, *configs: Any) -> Iterator[Row]:
 
 def _chosen(config: EngineConfig) -> dict[str, Any]:
     """Return the values chosen for this machine, without the KV cache's size (it needs weights)."""
-    from ..kernels.detect import detect
+    from ..kernels.platform.detect import detect
     from ..runtime.config.resolve import resolve_steps
     from ..runtime.files.resolve import resolve_model_path
     from ..runtime.loader.loader import read_model_config

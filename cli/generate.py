@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import __version__
 from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.process.progress import progress_bar
+from ..version import __version__
 from .core.flags import add_config_arguments, given, report
 from .output_config import OutputConfig
 

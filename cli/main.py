@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .. import __version__
+from ..version import __version__
 from . import bench, cache, chat, completion, config, explain, generate, key, models, pull, serve
 from .core.flags import EXIT_USER_ERROR, ArgumentParser, report
 from .core.settings import parse, with_sources

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..kernels import ops
-from ..kernels.platform import Platform
+from ..kernels.platform.graph_capture import GraphCapture
 from .core.errors import CaptureError
 from .recording import Recordable, Recorder, Recording
 
@@ -97,7 +97,7 @@ class Graphs:
     def __init__(
         self,
         forward: Recordable,
-        platform: Platform,
+        platform: GraphCapture,
         *,
         buffers: Sequence[torch.Tensor],
         sizes: Sequence[int],

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import fx
 
-from ..kernels.platform import Platform
+from ..kernels.platform.compilation import Compilation
 from . import torch_private
 from .shapes import TensorSpec
 
@@ -148,7 +148,7 @@ class InductorCompiler:
 _COMPILERS = (EagerCompiler.name, InductorCompiler.name)
 
 
-def piece_compiler(name: str | None, platform: Platform) -> PieceCompiler:
+def piece_compiler(name: str | None, platform: Compilation) -> PieceCompiler:
     """Return the compiler of that name, or the default of the platform.
 
     If the platform does not support the name, log a warning and return the default.

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from torch import fx
 
 from ..kernels import ops
-from ..kernels.platform import Platform
+from ..kernels.platform.compilation import Compilation
 from .passes.common import norm_quant, norm_rotary, silu_quant
 from .passes.common.allreduce_norm import AllreduceNorm
 from .passes.common.async_tp import AsyncTp
@@ -61,7 +61,7 @@ class Target(NamedTuple):
         asked: Whether the user has requested the pass.
     """
 
-    platform: Platform
+    platform: Compilation
     fuses: bool
     ranks: int
     long: bool
@@ -176,7 +176,7 @@ class PassManager:
     def __init__(
         self,
         config: PassConfig,
-        platform: Platform,
+        platform: Compilation,
         *,
         fuses: bool,
         ranks: int = 1,

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import nn
 
-from .. import __version__
-from ..kernels.platform import Platform
+from ..kernels.platform.compilation import Compilation
+from ..version import __version__
 from .by_length import ForwardByLength
 from .cache import CompileCache, entry_key
 from .compiler import CompiledPiece, EagerCompiler, PieceLoader
@@ -97,7 +97,7 @@ class PieceStore:
         long: Whether the entries are those of the forward for long steps.
     """
 
-    platform: Platform
+    platform: Compilation
     compiler: PieceLoader
     cache: CompileCache
     max_tokens: int

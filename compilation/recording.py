@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from ..kernels.graph import Graph, HostArguments, Work
-from ..kernels.platform import Platform
+from ..kernels.platform.graph_capture import GraphCapture
 from .core.split_ops import Implementation
 
 
@@ -65,7 +65,7 @@ class Recordable(Protocol):
 class Recorder:
     """Collects the steps of one recording in the order of their replay."""
 
-    def __init__(self, platform: Platform, pool: Any, stream: Any) -> None:
+    def __init__(self, platform: GraphCapture, pool: Any, stream: Any) -> None:
         self._platform, self._pool, self._stream = platform, pool, stream
         self._steps: list[Callable[[], Any]] = []
         self._watched: dict[str, torch.Tensor] = {}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..kernels.platform import Platform
+from ..kernels.platform.compilation import Compilation
 from .cache import inductor_folder
 from .torch_private import (
     CompileLog,
@@ -46,7 +46,7 @@ class CompiledModels:
     """
 
     def __init__(
-        self, models: Mapping[str, torch.nn.Module], platform: Platform, *, regional: bool
+        self, models: Mapping[str, torch.nn.Module], platform: Compilation, *, regional: bool
     ) -> None:
         # Put Inductor's cache beside that of pieces, unless the user has chosen another folder.
         folder = inductor_folder()

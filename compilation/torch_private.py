@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
-from ..kernels.platform import CompileOptions
+from ..kernels.platform.compilation import CompileOptions
 from ..kernels.toolchain import version_of
 from .core.errors import CompileError, TraceError
 from .shapes import Extent, TensorSpec, TokenShapes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple
 
-from ..kernels.platform import Platform
+from ..kernels.platform.step_defaults import StepDefaults
 from ..runtime.cache.kinds import make_cache
 from ..runtime.cache.kv_cache import KVCache
 from ..runtime.cache.pool import is_windowed, page_bytes, shared_pages, window_of
@@ -71,7 +71,7 @@ def memory_of(shape: Shape, gib: int, *, shares: bool) -> Memory:
         num_kv_heads=1, head_dim=2, intermediate_size=1, norm_eps=1e-6,
         max_position_embeddings=CONTEXT, rope_theta=1e4,
     )  # fmt: skip
-    steps = resolve_steps(EngineConfig(), model, Platform())
+    steps = resolve_steps(EngineConfig(), model, StepDefaults())
     window = window_of(layouts, CONTEXT)
     assert window is not None
     own, others = (

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ..kernels.attention import KVLayout
-from ..kernels.platform import Platform
+from ..kernels.platform.step_defaults import StepDefaults
 from ..runtime.cache.pool import is_windowed, page_bytes, shared_pages, window_of
 from ..runtime.config.engine import EngineConfig
 from ..runtime.config.model import ModelConfig
@@ -70,7 +70,7 @@ def room(shape: Shape, length: int, memory: int, *, windows: bool) -> Room:
         num_kv_heads=1, head_dim=2, intermediate_size=1, norm_eps=1e-6,
         max_position_embeddings=length, rope_theta=1e4,
     )  # fmt: skip
-    steps = resolve_steps(EngineConfig(), model, Platform())
+    steps = resolve_steps(EngineConfig(), model, StepDefaults())
     window, size = window_of(layouts, length) if windows else None, steps.page_size
     own = [each for each in layouts if is_windowed(each, window)]
     others = [each for each in layouts if not is_windowed(each, window)]

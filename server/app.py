@@ -11,8 +11,8 @@ from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from .. import __version__
 from ..runtime.sampling.defaults import SamplingDefaults
+from ..version import __version__
 from . import models
 from .anthropic import messages
 from .auth.accounts import Accounts

@@ -6,9 +6,9 @@ import json
 import shlex
 from collections.abc import Mapping
 
-from .. import __version__
 from ..runtime.config.engine import EngineConfig
 from ..runtime.core.engine_info import EngineInfo, GraphInfo
+from ..version import __version__
 from .config.server import CommonServerConfig, ServerConfig
 
 _MIB = 2**20

@@ -9,7 +9,7 @@ import torch
 from piecework.compilation.capture import Reason
 from piecework.compilation.core.errors import TraceError
 from piecework.compilation.piece_maker import PieceMaker
-from piecework.kernels.detect import detect
+from piecework.kernels.platform.detect import detect
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.graphs.compile_pieces import make_pieces

@@ -12,7 +12,7 @@ from piecework.kernels.chunked_attention import with_chunks
 from piecework.kernels.collectives import TENSOR_PARALLEL, get_group
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
-from piecework.kernels.platform import Platform
+from piecework.kernels.platform.platform import Platform
 from piecework.runtime.cache.pool import KVPool, in_cache_dtype
 from piecework.runtime.cache.states import StatePool
 from piecework.runtime.core.forward_context import PagedAttention

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ...kernels import ops
-from ...kernels.platform import Platform
+from ...kernels.platform.device import Device
 from .context import PassContext
 from .rewrite import inline, replace
 
@@ -42,7 +42,7 @@ class Pattern:
         """The name of `replacement` in `kernels.ops`."""
         return self.replacement._schema.name.removeprefix("piecework::")
 
-    def applies(self, platform: Platform) -> bool:
+    def applies(self, platform: Device) -> bool:
         """Whether the platform has a kernel for the replacement. Without one, a compiler that fuses
         is as fast.
         """

@@ -17,8 +17,11 @@ from .. import ops
 from ..attention import AttentionBackend, KVLayout
 from ..collectives import Group
 from ..graph import HostArguments
+from ..memory_info import MemoryInfo
 from ..paged_attention import TorchAttention
-from ..platform import ALONE, MemoryInfo, MemoryUse, Place, Platform
+from ..platform.device import ALONE, Place
+from ..platform.memory import MemoryUse
+from ..platform.platform import Platform
 from ..step_parts import StepKernels
 from . import packed_linear
 from .graph import CpuGraph, CpuGraphPool

@@ -14,8 +14,10 @@ import torch
 from .. import ops, reference
 from ..attention import AttentionBackend, KVLayout
 from ..graph import DeviceGraph, HostArguments, side_stream
+from ..memory_info import MemoryInfo
 from ..paged_attention import TorchAttention
-from ..platform import MemoryInfo, MemoryUse, Platform
+from ..platform.memory import MemoryUse
+from ..platform.platform import Platform
 from .attention import FlashInferAttention, obstacle
 from .collectives import CudaGroup
 from .libraries import has_flashinfer, installed, names

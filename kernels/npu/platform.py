@@ -16,7 +16,11 @@ from .. import ops
 from ..attention import AttentionBackend, KVLayout
 from ..graph import DeviceGraph, HostArguments, side_stream
 from ..linear import LinearKernels
-from ..platform import ALONE, CompileOptions, MemoryInfo, MemoryUse, Place, Platform
+from ..memory_info import MemoryInfo
+from ..platform.compilation import CompileOptions
+from ..platform.device import ALONE, Place
+from ..platform.memory import MemoryUse
+from ..platform.platform import Platform
 from . import ops as npu_ops
 from .attention import AscendAttention
 from .collectives import NpuGroup

@@ -10,7 +10,7 @@ import torch
 
 from ...kernels.attention import KVLayout
 from ...kernels.cache_format import CACHE_DTYPES, pages_shape
-from ...kernels.platform import Platform
+from ...kernels.platform.memory import Memory
 from .slabs import SharedPages
 
 
@@ -122,7 +122,7 @@ class KVPool:
         *,
         num_pages: int,
         page_size: int,
-        platform: Platform,
+        platform: Memory,
         window: int | None = None,
         window_pages: int = 0,
         shared: SharedPages | None = None,
@@ -177,7 +177,7 @@ class KVPool:
             if layout.index_size:
                 self.index[number] = next(tensors)
 
-    def _share(self, shared: SharedPages, windowed: list[bool], platform: Platform) -> None:
+    def _share(self, shared: SharedPages, windowed: list[bool], platform: Memory) -> None:
         """Lay out shared slabs: keys of a layer, its values, then the next layer of the kind."""
         layout, tensors = self.layouts[0], self.num_slabs * shared.tensors
         dtype = layout.cache_dtype or layout.dtype

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...kernels.platform import Platform
+from ...kernels.platform.memory import Memory
 from ...kernels.staging import to_device
 from ...kernels.state import StateLayout
 
@@ -23,9 +23,7 @@ class StatePool:
     are counted.
     """
 
-    def __init__(
-        self, layouts: Sequence[StateLayout], *, num_slots: int, platform: Platform
-    ) -> None:
+    def __init__(self, layouts: Sequence[StateLayout], *, num_slots: int, platform: Memory) -> None:
         self.num_slots = num_slots
         self.slot_bytes = slot_bytes(layouts)
         self.device = platform.device()

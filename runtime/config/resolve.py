@@ -8,7 +8,7 @@ from bisect import bisect_right
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
-from ...kernels.platform import Platform
+from ...kernels.platform.step_defaults import StepDefaults
 from ..cache.slabs import SharedPages
 from .engine import EngineConfig
 from .model import ModelConfig
@@ -66,7 +66,9 @@ _MOST_TOKENS_OF_STATES = 2**22
 _STATES_SHARE = 0.5
 
 
-def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) -> ResolvedConfig:
+def resolve_steps(
+    config: EngineConfig, model: ModelConfig, platform: StepDefaults
+) -> ResolvedConfig:
     """Choose what steps depend on. The KV cache has the least pages until `resolve_cache`.
 
     Raises `ValueError` for a context that the model does not have.

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ...kernels.platform import Platform
+from ...kernels.platform.device import Device
 
 _TOKENS = 64  # Tokens of the trial, more than any kernel's smallest tile.
 
 
 def choose_attention(
-    models: Mapping[str, torch.nn.Module], asked: str, platform: Platform, *, masked: bool
+    models: Mapping[str, torch.nn.Module], asked: str, platform: Device, *, masked: bool
 ) -> None:
     """Let `models` compute attention by the backend `asked`, one of `ATTENTION_BACKENDS`. "auto"
     changes nothing. `masked`: some tokens may be padding.
@@ -45,7 +45,7 @@ def choose_attention(
             ) from error
 
 
-def _try(model: Any, backend: Any, platform: Platform, masked: bool) -> None:
+def _try(model: Any, backend: Any, platform: Device, masked: bool) -> None:
     from diffusers.models.attention_dispatch import dispatch_attention_fn
 
     processors = [getattr(module, "processor", None) for module in model.modules()]

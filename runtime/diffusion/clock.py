@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from ...kernels.platform import MemoryUse, Platform
+from ...kernels.platform.memory import Memory, MemoryUse
 
 
 class Stage(StrEnum):
@@ -26,7 +26,7 @@ class Stage(StrEnum):
 class Clock:
     """Milliseconds of each stage and step, and the memory used after each stage."""
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: Memory) -> None:
         self._platform = platform
         self.stages: dict[Stage, float] = dict.fromkeys(Stage, 0.0)
         self.steps: list[float] = []

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ...kernels.detect import detect
+from ...kernels.platform.detect import detect
 from ..core.image_params import DiffusionParams, InvalidParams
 from ..core.messages import DiffusionInfo, DiffusionReady, GenerateImage, ImageStep
 from ..distributed.processes import start_processes

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ...kernels.platform import Platform
+from ...kernels.platform.memory import Memory
 from ..files.resolve import PIPELINE_FILE
 from .config import DiffusionConfig
 from .offload import is_offloaded
@@ -22,7 +22,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def load_pipeline(folder: Path, config: DiffusionConfig, platform: Platform) -> Any:
+def load_pipeline(folder: Path, config: DiffusionConfig, platform: Memory) -> Any:
     """Return the diffusers pipeline of `folder`, on the device. Raise `ValueError` with a
     remedy.
     """
@@ -71,7 +71,7 @@ def _from_pretrained(
     dtypes: Mapping[str, torch.dtype],
     left_out: Mapping[str, None],
     config: DiffusionConfig,
-    platform: Platform,
+    platform: Memory,
 ) -> Any:
     """Return the pipeline on the device, except for offloaded parts. Raise `ValueError` with
     diffusers' error in one line.

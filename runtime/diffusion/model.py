@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ...compilation.regional import CompiledModels
-from ...kernels.detect import detect
-from ...kernels.platform import Place
+from ...kernels.platform.detect import detect
+from ...kernels.platform.device import Place
 from ..core.image_params import DiffusionParams, InvalidParams
 from ..distributed.ranks import ALONE, Ranks
 from ..files.resolve import find_model

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.platform import Platform
+from ...kernels.platform.memory import Memory
 from .config import DiffusionConfig
 
 # By the beginning of a part's name: the setting for the part.
@@ -26,7 +26,7 @@ def is_offloaded(name: str, config: DiffusionConfig) -> bool:
     )
 
 
-def check_offload(config: DiffusionConfig, platform: Platform) -> None:
+def check_offload(config: DiffusionConfig, platform: Memory) -> None:
     """Raise `ValueError` if the weights are in the CPU's memory anyway."""
     for setting in _KINDS.values():
         if getattr(config, setting) and not platform.has_own_memory:
@@ -36,7 +36,7 @@ def check_offload(config: DiffusionConfig, platform: Platform) -> None:
             )
 
 
-def offload(pipeline: Any, config: DiffusionConfig, platform: Platform) -> None:
+def offload(pipeline: Any, config: DiffusionConfig, platform: Memory) -> None:
     """Keep the weights of the parts that `config` names on the device only while they run: a
     transformer's per block, others' per layer.
 

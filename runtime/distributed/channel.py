@@ -18,12 +18,12 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
 from ...kernels.collectives import CollectiveError
-from ...kernels.platform import Platform
+from ...kernels.platform.rank_groups import RankGroups
 from .ranks import Diverged, EngineEnded, RankEnded
 
 T = TypeVar("T")
 # Sets the group of this rank. Takes (platform, rank, size).
-MakeGroup = Callable[[Platform, int, int], None]
+MakeGroup = Callable[[RankGroups, int, int], None]
 
 
 class Kind(Enum):
@@ -95,7 +95,7 @@ class Leader:
     def check(self, digest: Any) -> None:
         self._send(Kind.STEP, digest)
 
-    def make_group(self, platform: Platform) -> None:
+    def make_group(self, platform: RankGroups) -> None:
         self._make_group(platform, 0, self.size)
 
     def close(self, *, reason: str | None = None, lost: bool = False) -> None:
@@ -163,7 +163,7 @@ class Follower:
         if (leading := self._receive(Kind.STEP)) != digest:
             raise Diverged(f"rank {self.rank} computes step {digest}, rank 0 {leading}")
 
-    def make_group(self, platform: Platform) -> None:
+    def make_group(self, platform: RankGroups) -> None:
         self._make_group(platform, self.rank, self.size)
 
     def close(self, *, reason: str | None = None, lost: bool = False) -> None:

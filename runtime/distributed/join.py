@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
-from ... import __version__
 from ...compilation.piece_store import source_hash
+from ...version import __version__
 from ..config.engine import EngineConfig
 from ..config.nodes import split_address
 from ..files.resolve import resolve_model_path

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ...kernels.collectives import TENSOR_PARALLEL, get_group, has_group, set_group
-from ...kernels.detect import detect
-from ...kernels.platform import Platform
+from ...kernels.platform.detect import detect
+from ...kernels.platform.rank_groups import RankGroups
 from ..config.engine import DIST_TIMEOUT, EngineConfig
 from ..files.resolve import resolve_model_path
 from ..loader.loader import read_model_config
@@ -170,7 +170,7 @@ def _group_maker(store: Any, seconds: float) -> MakeGroup:
     `seconds` is the timeout of its collectives.
     """
 
-    def make_group(platform: Platform, rank: int, size: int) -> None:
+    def make_group(platform: RankGroups, rank: int, size: int) -> None:
         set_group(TENSOR_PARALLEL, platform.make_group(store, rank, size, seconds=seconds))
 
     return make_group

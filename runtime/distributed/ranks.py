@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
-from ...kernels.platform import Platform
+from ...kernels.platform.rank_groups import RankGroups
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Ranks(Protocol):
         """
         ...
 
-    def make_group(self, platform: Platform) -> None:
+    def make_group(self, platform: RankGroups) -> None:
         """Set the group of the collectives. Wait for all ranks."""
         ...
 
@@ -123,7 +123,7 @@ class Alone:
     def check(self, digest: Any) -> None:
         pass
 
-    def make_group(self, platform: Platform) -> None:
+    def make_group(self, platform: RankGroups) -> None:
         pass
 
     def close(self, *, reason: str | None = None, lost: bool = False) -> None:

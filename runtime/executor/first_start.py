@@ -11,7 +11,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from ...kernels.platform import Platform
+from ...kernels.platform.device_kernels import DeviceKernels
 from ..config.engine import EngineConfig
 from ..distributed.ranks import Ranks
 from ..files.folder import weight_files
@@ -24,7 +24,7 @@ _UNPACKED = 4  # Bytes that plain torch needs for a byte of a GGUF file, at most
 
 
 def starts_without_kernels(
-    config: EngineConfig, path: str, platform: Platform, ranks: Ranks
+    config: EngineConfig, path: str, platform: DeviceKernels, ranks: Ranks
 ) -> bool:
     """Return whether this process computes without kernels that are not compiled yet. If not,
     compile them.

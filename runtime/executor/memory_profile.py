@@ -10,7 +10,9 @@ import torch
 
 from ...compilation.histogram import LengthHistogram
 from ...compilation.whole import BreakableForward
-from ...kernels.platform import Platform
+from ...kernels.platform.device import Device
+from ...kernels.platform.memory import Memory
+from ...kernels.platform.platform import Platform
 from ..config.engine import Backend
 from ..config.resolved import ResolvedConfig
 from ..core.forward_context import PagedAttention
@@ -96,7 +98,7 @@ def profile_memory(
 @torch.inference_mode()
 def _run_largest_steps(
     model: CausalLM,
-    platform: Platform,
+    platform: Device,
     config: ResolvedConfig,
     attention: PagedAttention,
     compute_logits: ComputeLogits,
@@ -113,7 +115,7 @@ def _run_largest_steps(
     platform.synchronize()
 
 
-def _own_bytes(platform: Platform) -> int:
+def _own_bytes(platform: Memory) -> int:
     """Return the bytes of live tensors and of all memory outside the allocator, where the driver
     keeps graphs.
     """

@@ -15,9 +15,10 @@ from ...compilation.piece_store import weight_bytes
 from ...kernels.attention import AttentionBackend
 from ...kernels.chunked_attention import with_chunks
 from ...kernels.collectives import TENSOR_PARALLEL, Group, get_group
-from ...kernels.detect import detect
 from ...kernels.linear import LinearKernels
-from ...kernels.platform import Place, Platform
+from ...kernels.platform.detect import detect
+from ...kernels.platform.device import Place
+from ...kernels.platform.platform import Platform
 from ..cache.pool import KVPool, in_cache_dtype, is_windowed, page_bytes, shared_pages, window_of
 from ..cache.states import StatePool, slot_bytes
 from ..config.engine import EngineConfig

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ...kernels import ops
-from ...kernels.platform import Platform
+from ...kernels.platform.device import Device
 from ...kernels.staging import to_device
 from ..core.forward_context import PagedAttention
 from ..graphs.dummy_batch import dummy_batch
@@ -19,9 +19,7 @@ _MANY_DECODES = 256  # So many fill the device. A single decode is split over it
 
 
 @torch.inference_mode()
-def warm_up(
-    model: CausalLM, attention: PagedAttention, platform: Platform, *, longest: int
-) -> None:
+def warm_up(model: CausalLM, attention: PagedAttention, platform: Device, *, longest: int) -> None:
     """Run prefills and decodes, few and many, up to `longest` tokens of context.
 
     They store keys and values in the reserved page only.
@@ -52,7 +50,7 @@ def sample(logits: torch.Tensor) -> None:
 def run_dummy_batch(
     model: CausalLM,
     attention: PagedAttention,
-    platform: Platform,
+    platform: Device,
     query_lens: list[int],
     seq_lens: list[int],
 ) -> torch.Tensor:

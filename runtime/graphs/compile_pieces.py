@@ -23,7 +23,7 @@ from ...compilation.core.errors import TraceError
 from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PreparedForward
 from ...compilation.torch_private import change_inductor
-from ...kernels.detect import detect
+from ...kernels.platform.detect import detect
 from ..config.model import ModelConfig
 from ..config.resolved import ResolvedConfig
 from ..layers.attention import register_attention

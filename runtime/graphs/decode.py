@@ -11,7 +11,7 @@ from ...compilation.capture import Agree, Graphs
 from ...compilation.sizes import decode_sizes, parse_list
 from ...compilation.whole import FullForward
 from ...kernels.attention import AttentionMetadata, GraphAttention, HostPlan
-from ...kernels.platform import Platform
+from ...kernels.platform.graph_capture import GraphCapture
 from ...kernels.state import StateMetadata
 from ..config.engine import BATCH_SIZES, BATCH_SIZES_FLAG
 from ..config.resolved import ResolvedConfig
@@ -32,7 +32,7 @@ class DecodeGraph:
         self,
         forward: Callable[..., torch.Tensor],
         eager: Callable[..., torch.Tensor],
-        platform: Platform,
+        platform: GraphCapture,
         config: ResolvedConfig,
         attention: PagedAttention,
         agree: Agree | None = None,

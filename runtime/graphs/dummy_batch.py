@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ...kernels.attention import AttentionMetadata
-from ...kernels.platform import Platform
+from ...kernels.platform.device import Device
 from ..core.padding import RESERVED_PAGE, RESERVED_SLOT
 
 
@@ -25,7 +25,7 @@ class DummyBatch(NamedTuple):
 
 
 def dummy_batch(
-    query_lens: list[int], seq_lens: list[int], platform: Platform, page_size: int, seed: int = 0
+    query_lens: list[int], seq_lens: list[int], platform: Device, page_size: int, seed: int = 0
 ) -> DummyBatch:
     """Build a batch of the last `query_lens` tokens of sequences of `seq_lens` tokens.
 
@@ -54,7 +54,7 @@ def dummy_batch(
     )
 
 
-def dummy_prefill(num_tokens: int, seed: int, platform: Platform, page_size: int) -> DummyBatch:
+def dummy_prefill(num_tokens: int, seed: int, platform: Device, page_size: int) -> DummyBatch:
     """Build equal prompts of a page each. The last one may be shorter.
 
     They share the reserved page, so a slot is written several times in one step. The prompts are
@@ -65,7 +65,7 @@ def dummy_prefill(num_tokens: int, seed: int, platform: Platform, page_size: int
     return dummy_batch(lens, lens, platform, page_size, seed)
 
 
-def dummy_decode(batch_size: int, seed: int, platform: Platform, page_size: int) -> DummyBatch:
+def dummy_decode(batch_size: int, seed: int, platform: Device, page_size: int) -> DummyBatch:
     """Build decodes of `batch_size` requests of 1, 2, ... tokens up to a page, then from 1 again.
 
     Another seed starts at another length. This detects a graph that has recorded lengths.

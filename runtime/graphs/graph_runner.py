@@ -16,7 +16,7 @@ from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ...kernels.attention import AttentionMetadata, GraphAttention
-from ...kernels.platform import Platform
+from ...kernels.platform.platform import Platform
 from ...kernels.step_parts import StepCall
 from ..config.engine import Backend
 from ..config.resolved import ResolvedConfig

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from ...kernels.collectives import TENSOR_PARALLEL, set_group
-from ...kernels.platform import Platform
+from ...kernels.platform.rank_groups import RankGroups
 from ..distributed.ranks import Alone
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class LoneRank(Alone):
     def gather_objects(self, value: T) -> list[T]:
         return [value] * self.size
 
-    def make_group(self, platform: Platform) -> None:
+    def make_group(self, platform: RankGroups) -> None:
         set_group(TENSOR_PARALLEL, _ZeroGroup(self.size))
 
 

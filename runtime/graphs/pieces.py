@@ -18,7 +18,7 @@ from ...compilation.histogram import LengthHistogram
 from ...compilation.passes.config import PassConfig
 from ...compilation.piece_store import PieceStore
 from ...kernels.cache_folder import cache_folder
-from ...kernels.platform import Platform
+from ...kernels.platform.compilation import Compilation
 from ..config.model import ModelConfig
 from ..config.resolved import ResolvedConfig
 from ..quantization.methods import Kinds, named_linears
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=PieceStore)
 TRACE_TOKENS = 64
 
 
-def piece_store(kind: type[S], config: ResolvedConfig, platform: Platform) -> S:
+def piece_store(kind: type[S], config: ResolvedConfig, platform: Compilation) -> S:
     """Return the store of this machine's pieces. `kind` is `PieceStore`, which only loads pieces,
     or a subclass that makes them too.
 

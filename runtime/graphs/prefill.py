@@ -20,7 +20,7 @@ from ...compilation.piecewise import PiecewiseForward
 from ...compilation.self_check import CHECKED_TOKENS, check_pieces, traced_piece
 from ...compilation.sizes import FLAG, choose_sizes, parse_sizes, within_budget
 from ...compilation.whole import BreakableForward
-from ...kernels.platform import Platform
+from ...kernels.platform.graph_capture import GraphCapture
 from ..config.resolved import ResolvedConfig
 from ..core.engine_info import PieceCalls
 from ..core.forward_context import PagedAttention
@@ -39,7 +39,7 @@ class PrefillGraph:
     def __init__(
         self,
         model: nn.Module,
-        platform: Platform,
+        platform: GraphCapture,
         config: ResolvedConfig,
         attention: PagedAttention,
         seen: LengthHistogram,

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from ...compilation.piece_store import weight_bytes
 from ...kernels.attention import AttentionMetadata
-from ...kernels.detect import detect
-from ...kernels.platform import Platform
+from ...kernels.platform.detect import detect
+from ...kernels.platform.platform import Platform
 from ...kernels.varlen_attention import VarlenAttention, equal_runs
 from ..cache.pool import KVPool
 from ..config.encoder import EncoderConfig

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ...kernels.platform import Platform
+from ...kernels.platform.linear_packing import LinearPacking
 from ..layers.linear import Linear, Place
 from ..quantization.methods import named_linears
 from ..quantization.unquantized import Unquantized
@@ -21,7 +21,7 @@ from ..quantization.unquantized import Unquantized
 class PackedNumbers(Unquantized):
     """Multiplies by the packed weight. The plain weight is freed when the layer is finished."""
 
-    def __init__(self, platform: Platform, op: torch._ops.OpOverload) -> None:
+    def __init__(self, platform: LinearPacking, op: torch._ops.OpOverload) -> None:
         super().__init__()
         self._platform, self._op = platform, op
         self._packed: torch.Tensor
@@ -38,7 +38,7 @@ class PackedNumbers(Unquantized):
         return result
 
 
-def pack_numbers(model: nn.Module, platform: Platform) -> None:
+def pack_numbers(model: nn.Module, platform: LinearPacking) -> None:
     """Pack the weights of 32 bits of a loaded model, if the device has kernels for that."""
     op = platform.packed_linear()
     if op is None:

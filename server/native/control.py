@@ -10,8 +10,8 @@ from fastapi import APIRouter
 from msgspec import structs
 from starlette.responses import Response
 
-from ... import __version__
 from ...runtime.cache.kv_events import KVEventsConfig
+from ...version import __version__
 from ..core.answers import Answer, answers
 from ..engine.state import EngineState
 from ..http.body import JsonRoute

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ... import __version__
+from ...version import __version__
 from ..core.answers import Answer, answers
 from ..serving.state import Serving, ServingDep, json_response
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ... import __version__
+from ...version import __version__
 from .otlp import Endpoint, open_provider
 from .request_record import RequestRecord
 from .sequence_clock import SequenceClock

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ... import __version__
 from ...runtime.tokenizer.output_processor import RequestState
+from ...version import __version__
 from ..auth.accounts import current_key
 from ..core.answers import Answer, answers
 from ..engine.state import EngineState

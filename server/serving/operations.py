@@ -12,9 +12,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ... import __version__
 from ...runtime.core.sampling_params import SamplingParams
 from ...runtime.tokenizer.output_processor import RequestState
+from ...version import __version__
 from ..core.answers import Answer, answers
 from ..core.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
 from ..engine.state import EngineState, EngineUnavailable

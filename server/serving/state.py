@@ -18,9 +18,9 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ... import __version__
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.sampling.defaults import SamplingDefaults
+from ...version import __version__
 from ..auth.accounts import check_access, may_use
 from ..core.answers import Answer
 from ..core.errors import InvalidRequest, NotFound

@@ -24,7 +24,7 @@ from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.recording import Recordable
 from piecework.compilation.whole import BreakableForward, FullForward
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.platform import Platform
+from piecework.kernels.platform.platform import Platform
 
 SIZES = [4, 8, 16]
 PIECES = 4

@@ -17,10 +17,10 @@ from torch import nn
 from piecework.compilation.regional import CompiledModels
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.cuda.platform import CudaPlatform
-from piecework.kernels.platform import CompileOptions
+from piecework.kernels.platform.compilation import Compilation, CompileOptions
 
 
-class RecordingPlatform(CpuPlatform):
+class RecordingCompilation(Compilation):
     """Its backend keeps every graph and runs it as it is."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class RecordingPlatform(CpuPlatform):
         return graph.forward
 
 
-class FailingPlatform(CpuPlatform):
+class FailingCompilation(Compilation):
     def compile_options(self) -> CompileOptions:
         return CompileOptions(backend=self._compile)
 
@@ -92,7 +92,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @torch.no_grad()
 def test_each_class_of_blocks_is_compiled_once_for_all_models() -> None:
-    platform, first, second = RecordingPlatform(), NamingModel(depth=4), NamingModel(depth=2)
+    platform, first, second = RecordingCompilation(), NamingModel(depth=4), NamingModel(depth=2)
     expected = [first(inputs()), second(inputs())]
     compiled = CompiledModels(
         {"transformer": first, "transformer_2": second}, platform, regional=True
@@ -125,7 +125,7 @@ def test_what_all_blocks_are_given_is_copied_once(monkeypatch: pytest.MonkeyPatc
         return x
 
     before = run(inputs())
-    CompiledModels({"transformer": model}, RecordingPlatform(), regional=True)
+    CompiledModels({"transformer": model}, RecordingCompilation(), regional=True)
     assert torch.equal(run(inputs()), before)
     monkeypatch.setattr(torch.Tensor, "clone", clone)
     assert torch.equal(run(inputs()), before) and copies == []
@@ -137,7 +137,7 @@ def test_what_all_blocks_are_given_is_copied_once(monkeypatch: pytest.MonkeyPatc
 
 @torch.no_grad()
 def test_whole_models_are_one_graph() -> None:
-    platform, model = RecordingPlatform(), NamingModel(depth=4)
+    platform, model = RecordingCompilation(), NamingModel(depth=4)
     expected = model(inputs())
     compiled = CompiledModels({"transformer": model}, platform, regional=False)
     assert torch.equal(model(inputs()), expected)
@@ -153,7 +153,7 @@ def test_a_model_that_names_no_blocks_has_lists_of_equal_modules(
 ) -> None:
     model = Model()
     with caplog.at_level(logging.INFO):
-        compiled = CompiledModels({"transformer": model}, RecordingPlatform(), regional=True)
+        compiled = CompiledModels({"transformer": model}, RecordingCompilation(), regional=True)
     assert compiled.regions == {"Block": 3}
     assert "names no repeated blocks; its lists of equal modules: Block" in caplog.text
 
@@ -163,13 +163,13 @@ def test_a_model_without_blocks_is_refused() -> None:
         ValueError,
         match=r"transformer .Linear. has no repeated blocks; leave --regional-compile out",
     ):
-        CompiledModels({"transformer": nn.Linear(2, 2)}, RecordingPlatform(), regional=True)
+        CompiledModels({"transformer": nn.Linear(2, 2)}, RecordingCompilation(), regional=True)
 
 
 @torch.no_grad()
 def test_a_second_size_compiles_once_and_a_third_not_at_all() -> None:
     model = NamingModel()
-    compiled = CompiledModels({"transformer": model}, RecordingPlatform(), regional=True)
+    compiled = CompiledModels({"transformer": model}, RecordingCompilation(), regional=True)
     counts = []
     for length in (5, 5, 9, 12, 7):
         model(inputs(length))
@@ -181,7 +181,7 @@ def test_a_second_size_compiles_once_and_a_third_not_at_all() -> None:
 @torch.no_grad()
 def test_graph_breaks_are_told_with_their_place() -> None:
     model = NamingModel(BreakingBlock)
-    compiled = CompiledModels({"transformer": model}, RecordingPlatform(), regional=True)
+    compiled = CompiledModels({"transformer": model}, RecordingCompilation(), regional=True)
     model(inputs())
     (found,) = set(compiled.log.breaks)
     assert found.file == __file__
@@ -193,7 +193,7 @@ def test_graph_breaks_are_told_with_their_place() -> None:
 def test_a_compiler_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     model = NamingModel()
     expected = model(inputs())
-    compiled = CompiledModels({"transformer": model}, FailingPlatform(), regional=True)
+    compiled = CompiledModels({"transformer": model}, FailingCompilation(), regional=True)
     with pytest.raises(Exception, match="no compiler here") as raised:
         model(inputs())
     assert not compiled.give_up(ValueError("another error"))
@@ -207,7 +207,7 @@ def test_what_wraps_a_block_stays_when_the_compiler_fails() -> None:
     """diffusers splits tokens over ranks, and offloads weights, by a `forward` of its own."""
     model, wrapped = NamingModel(), []
     expected = model(inputs())
-    compiled = CompiledModels({"transformer": model}, FailingPlatform(), regional=True)
+    compiled = CompiledModels({"transformer": model}, FailingCompilation(), regional=True)
     first, inner = model.blocks[0], model.blocks[0].forward
 
     def outer(*arguments: Any) -> torch.Tensor:

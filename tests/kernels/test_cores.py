@@ -19,7 +19,7 @@ from piecework.kernels.cpu.machine import cores, host_memory
 from piecework.kernels.cpu.machine.cgroups import cpu_quota, memory_limit
 from piecework.kernels.cpu.machine.cores import Threads, choose_threads
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.platform import MemoryInfo
+from piecework.kernels.memory_info import MemoryInfo
 
 GIB = 2**30
 V1_CPU = "33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct"

@@ -19,7 +19,6 @@ from paged_steps import Step, quantized
 from recording_platform import RecordingPlatform
 from tried_here import TriedHere
 
-from piecework.kernels import detect
 from piecework.kernels.attention import KVLayout
 from piecework.kernels.cuda import attention, libraries
 from piecework.kernels.cuda import platform as cuda_platform
@@ -30,6 +29,7 @@ from piecework.kernels.cuda.attention import (
     obstacle,
 )
 from piecework.kernels.cuda.platform import CudaPlatform
+from piecework.kernels.platform import detect
 from piecework.kernels.triton import attention as triton_attention
 
 ON_GPU = torch.cuda.is_available() and importlib.util.find_spec("flashinfer") is not None

@@ -11,7 +11,7 @@ import torch
 from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.platform import MemoryInfo
+from piecework.kernels.memory_info import MemoryInfo
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.executor import model_runner
 from piecework.runtime.llm import LLM

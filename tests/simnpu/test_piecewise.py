@@ -26,7 +26,7 @@ from piecework.kernels.attention import AttentionMetadata
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
-from piecework.kernels.platform import Platform
+from piecework.kernels.platform.platform import Platform
 from piecework.runtime.cache.pool import KVPool
 from piecework.runtime.core.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention

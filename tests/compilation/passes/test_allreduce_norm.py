@@ -15,6 +15,7 @@ from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.torch_private import Trace
 from piecework.kernels import collectives, reference
 from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.kernels.platform.compilation import Compilation
 from tests.thread_ranks import ThreadRanks, on_ranks, thread_ranks
 
 RANKS = 2
@@ -106,13 +107,14 @@ def test_a_group_that_does_it_at_once_is_asked(dtype: torch.dtype) -> None:
 
 
 def test_by_itself_it_runs_where_the_device_gains_and_says_why_not() -> None:
-    class Gains(CpuPlatform):
+    class Gains(Compilation):
+        device_type = "cpu"
+
         def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
             return (torch.float16,)
 
-    class Not(CpuPlatform):
-        def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
-            return ()
+    class Not(Compilation):
+        device_type = "cpu"
 
     taken, left = (
         PassManager(PassConfig(), each(), fuses=True, ranks=RANKS) for each in (Gains, Not)

@@ -13,17 +13,17 @@ from piecework.compilation.passes.common import norm_quant, norm_rotary, silu_qu
 from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.passes.pattern import Fusion
 from piecework.kernels import ops, reference
-from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.kernels.platform.compilation import Compilation
 
 NORM_QUANT = Fusion("norm_quant", norm_quant.PATTERNS)
 NORM_ROTARY = Fusion("norm_rotary", norm_rotary.PATTERNS)
 SILU_QUANT = Fusion("silu_quant", silu_quant.PATTERNS)
 
 
-class Fusing(CpuPlatform):
+class Fusing(Compilation):
     """A device whose compiler may fuse what ops mean."""
 
-    pieces_keep_bits = False
+    device_type = "cpu"
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from piecework.compilation.passes.context import PassContext
 from piecework.compilation.torch_private import Trace, trace
 from piecework.kernels import ops, reference
 from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.kernels.platform.compilation import Compilation
 
 SIZE = 16
 NOTHING_KNOWN = PassContext(frozenset())
@@ -49,10 +50,10 @@ class Block(nn.Module):
         return normed + total
 
 
-class Fusing(CpuPlatform):
+class Fusing(Compilation):
     """A device whose compiler may fuse what ops mean."""
 
-    pieces_keep_bits = False
+    device_type = "cpu"
 
 
 def inputs(tokens: int) -> list[torch.Tensor]:

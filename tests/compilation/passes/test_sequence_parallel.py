@@ -16,6 +16,7 @@ from piecework.compilation.passes.common.sequence_parallel import SequenceParall
 from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.torch_private import Trace
 from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.kernels.platform.compilation import Compilation
 from tests.thread_ranks import on_ranks, thread_ranks
 
 CASES = [
@@ -82,7 +83,9 @@ def test_a_residual_that_is_not_split_keeps_its_sums_whole() -> None:
 
 
 def test_only_a_forward_of_long_steps_on_several_ranks_splits_rows() -> None:
-    class Gains(CpuPlatform):
+    class Gains(Compilation):
+        device_type = "cpu"
+
         def sequence_parallel_obstacle(self) -> str | None:
             return None
 

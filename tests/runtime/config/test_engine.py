@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piecework.kernels.platform import Platform
+from piecework.kernels.platform.step_defaults import StepDefaults
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.config.resolve import WindowPages, resolve_cache, resolve_steps
@@ -28,7 +28,7 @@ def resolved(
     free: int = 1000 * MIB, page: int = MIB, slot: int = 0, **settings: Any
 ) -> ResolvedConfig:
     asked = EngineConfig(page_size=16, **settings)
-    steps = resolve_steps(asked, MODEL, Platform())
+    steps = resolve_steps(asked, MODEL, StepDefaults())
     return resolve_cache(
         steps, asked.max_total_tokens, free_bytes=free, page_bytes=page, slot_bytes=slot
     )
@@ -181,7 +181,7 @@ def test_windows_have_pages_for_one_request_and_a_chunk(
     asked = EngineConfig(
         page_size=16, max_running_requests=running, chunked_prefill_size=chunk, context_length=4000
     )
-    steps = resolve_steps(asked, MODEL, Platform())
+    steps = resolve_steps(asked, MODEL, StepDefaults())
     own = WindowPages(window, MIB)
     config = resolve_cache(steps, None, free_bytes=free * MIB, page_bytes=layers_beside, window=own)
     pages, own_pages = config.max_total_tokens // 16, config.window_pages - 1

@@ -13,7 +13,7 @@ import torch
 from diffusion_pipelines import FAMILIES, Folder, load, pixels
 
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.platform import CompileOptions
+from piecework.kernels.platform.compilation import CompileOptions
 from piecework.runtime.core.image_params import DiffusionParams
 
 ASKED: dict[str, Any] = {

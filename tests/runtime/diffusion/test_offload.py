@@ -12,7 +12,7 @@ import torch
 from diffusion_pipelines import FAMILIES, Folder, load, pixels
 
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.platform import CompileOptions
+from piecework.kernels.platform.compilation import CompileOptions
 from piecework.runtime.diffusion.config import DiffusionConfig
 
 ALL = {"dit_cpu_offload": True, "text_encoder_cpu_offload": True, "vae_cpu_offload": True}

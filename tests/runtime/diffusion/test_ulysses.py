@@ -20,7 +20,7 @@ import torch.distributed as dist
 from diffusion_pipelines import FAMILIES, Folder, load, pixels, run
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-from piecework.kernels.platform import Platform
+from piecework.kernels.platform.platform import Platform
 from piecework.lab.diffusion_tiny import Size, make_pipeline_folder
 from piecework.runtime.core.image_params import DiffusionParams, InvalidParams
 from piecework.runtime.core.messages import GenerateImage, ImageOutput

@@ -12,7 +12,7 @@ from diffusers import WanImageToVideoPipeline
 from diffusion_pipelines import load, pixels, reference, run
 
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.platform import CompileOptions
+from piecework.kernels.platform.compilation import CompileOptions
 from piecework.runtime.core.image_params import DiffusionParams, InvalidParams
 from piecework.runtime.diffusion.clock import Clock, Stage
 from piecework.runtime.diffusion.whole_pipeline import WholePipeline

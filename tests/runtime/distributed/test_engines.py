@@ -23,7 +23,7 @@ from piecework.compilation.core.errors import CaptureError
 from piecework.compilation.piece_store import PieceStore
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.recording import Recorder
-from piecework.kernels.platform import Platform
+from piecework.kernels.platform.platform import Platform
 from piecework.runtime import llm as llm_module
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core.engine_info import GraphInfo

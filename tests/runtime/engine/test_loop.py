@@ -14,7 +14,7 @@ from diffusion_pipelines import Folder
 from tiny_encoders import make_tiny_encoder
 from tiny_models import make_tiny_model
 
-from piecework.kernels.platform import Platform
+from piecework.kernels.platform.platform import Platform
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.image_params import DiffusionParams

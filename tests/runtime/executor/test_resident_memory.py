@@ -10,7 +10,7 @@ import pytest
 from gguf_models import Kind, write_gguf
 from tiny_models import make_tiny_model
 
-from piecework.kernels.platform import Platform
+from piecework.kernels.platform.platform import Platform
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.engine.build import build_engine
 

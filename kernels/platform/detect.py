@@ -31,7 +31,7 @@ def detect(device: str = "auto") -> Platform:
             "--device cpu"
         )
     platform: Platform = getattr(
-        import_module(f".{device}.platform", __package__), f"{device.capitalize()}Platform"
+        import_module(f"..{device}.platform", __package__), f"{device.capitalize()}Platform"
     )()
     return platform
 
