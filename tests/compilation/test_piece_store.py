@@ -100,7 +100,7 @@ EDITED = [
 
 def test_a_piece_of_an_edited_pass_is_another_until_it_is_edited_back(tmp_path: Path) -> None:
     root = Path(piecework.__file__).parent
-    for name in ("__init__.py", "compilation", "kernels"):
+    for name in ("__init__.py", "version.py", "compilation", "kernels"):
         copy: Callable[..., object] = shutil.copytree if (root / name).is_dir() else shutil.copy
         (tmp_path / "piecework").mkdir(exist_ok=True)
         copy(root / name, tmp_path / "piecework" / name)
