@@ -221,11 +221,13 @@ def test_kernels_of_another_version_of_the_compiler_are_built_anew(
     compiler, built = tmp_path / "c++", []
     monkeypatch.setenv("CXX", str(compiler))
 
-    def record(compiler: str, variant: object, openmp: object, library: Path) -> None:
-        built.append(library.name)
+    def record(
+        compiler: str, variant: object, openmp: object, libraries: dict[Path, object], lock: str
+    ) -> None:
+        built.append([library.name for library in libraries])
         raise OSError("only looked at")
 
-    monkeypatch.setattr(build, "compile_variant", record)
+    monkeypatch.setattr(build, "compile_libraries", record)
     for version in ("12", "12", "13"):
         toolchain.version_of.cache_clear()
         compiler.write_text(f"#!/bin/sh\necho c++ {version}\n")
