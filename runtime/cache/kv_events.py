@@ -106,7 +106,7 @@ class KVEventsConfig:
             self.replay_endpoint, number
         )
 
-    def told(self, number: int) -> dict[str, str | None] | None:
+    def addresses(self, number: int) -> dict[str, str | None] | None:
         """Describe the endpoints of replica `number` for `/server_info`. None if events are off."""
         if not self.is_on:
             return None

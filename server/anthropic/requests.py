@@ -229,7 +229,7 @@ class CountTokensRequest(WireModel):
     mcp_servers: Unsupported = None
 
     @property
-    def told(self) -> list[MessagesTool]:
+    def prompt_tools(self) -> list[MessagesTool]:
         """The tools that the prompt describes to the model."""
         return [tool for tool in self.tools if isinstance(tool, MessagesTool)]
 

@@ -87,7 +87,7 @@ def _options(body: CountTokensRequest) -> dict[str, Any]:
                     "strict": tool.strict,
                 }
             }
-            for tool in body.told
+            for tool in body.prompt_tools
         ],
     }
     if (choice := body.tool_choice) is not None:
@@ -162,8 +162,8 @@ class _Turn:
 def _result(block: ToolResultBlock, name: str) -> _Turn:
     text = text_of(block.content)
     # Chat templates have no member for errors.
-    told = f"Error: {text}" if block.is_error else text
-    return _Turn("tool", [told], about={"tool_call_id": block.tool_use_id, "name": name})
+    content = f"Error: {text}" if block.is_error else text
+    return _Turn("tool", [content], about={"tool_call_id": block.tool_use_id, "name": name})
 
 
 def _validated(kind: type[Options], members: dict[str, Any]) -> Options:

@@ -171,8 +171,15 @@ def as_api_error(error: Exception) -> ApiError:
                 code="engine_unavailable",
                 headers={"Retry-After": str(ENGINE_RETRY_SECONDS)},
             )
-        case HTTPException():
-            return _from_http_exception(error)
+        case HTTPException(status_code=404):
+            return NotFound("No such path.", headers=error.headers)
+        case HTTPException(status_code=405):
+            return MethodNotAllowed(
+                "This path does not take this method; the Allow header says which it takes.",
+                headers=error.headers,
+            )
+        case HTTPException() if error.status_code < 500:
+            return InvalidRequest(f"Bad request: {error.detail}.", headers=error.headers)
     return InternalError("Internal error; the server's log has the details.", code="internal_error")
 
 
@@ -210,19 +217,6 @@ def parameter_path(location: Sequence[str | int]) -> str | None:
         elif not part.startswith(UNION_TAG):
             path += f".{part}" if path else part
     return path or None
-
-
-def _from_http_exception(error: HTTPException) -> ApiError:
-    kinds = {404: NotFound, 405: MethodNotAllowed}
-    messages = {
-        404: "No such path.",
-        405: "This path does not take this method; the Allow header says which it takes.",
-    }
-    if error.status_code in kinds:
-        return kinds[error.status_code](messages[error.status_code], headers=error.headers)
-    if error.status_code < 500:
-        return InvalidRequest(f"Bad request: {error.detail}.", headers=error.headers)
-    return InternalError("Internal error; the server's log has the details.", code="internal_error")
 
 
 async def answer_error(request: Request, error: Exception) -> Response:

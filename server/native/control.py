@@ -89,7 +89,7 @@ async def server_info(serving: ServingDep) -> Response:
         [
             {
                 "state": engine.state,
-                "kv_events": events and events.told(number),
+                "kv_events": events and events.addresses(number),
                 **asdict(engine.stats),
             }
             for number, engine in enumerate(engines)

@@ -26,7 +26,7 @@ from ..serving.state import THREAD_FROM, Serving
 from .generation import generation_requests
 from .rendering import render_chat
 from .requests import ChatCompletionRequest, ChatOptions
-from .tools import ToolUse, chat_grammar, format_of, tool_use
+from .tools import chat_grammar, format_of, tool_use
 
 ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
@@ -54,16 +54,10 @@ class AnswerReader:
 
 
 class Thinking(NamedTuple):
-    """How the answers of one chat think.
-
-    Attributes:
-        is_open: Whether answers begin within a thought.
-        is_apart: Whether the thought is separated from the text.
-    """
+    """How the answers of one chat think. If `is_open`, they begin within a thought."""
 
     form: ReasoningFormat
     is_open: bool
-    is_apart: bool
 
 
 class Conversation(NamedTuple):
@@ -87,7 +81,7 @@ class Conversation(NamedTuple):
         """
         if self.thinking is None:
             return 0
-        form, is_open, _ = self.thinking
+        form, is_open = self.thinking
         for index, request in enumerate(self.requests):
             thoughts, tokens = self.counted.get(index, (0, 0))
             ids = request.output_ids
@@ -106,56 +100,42 @@ async def begin(
     """
     serving.check_model(body.model)
     serving.check_room(body.samples, "n")
+    tokenizer = serving.engine.tokenizer
     ids, opens_thought = await chat_prompt(
         serving, body, size=size, add_special_tokens=body.add_special_tokens
     )
     use, form = tool_use(serving, body), reasoning_of(serving)
-    thinking = form and Thinking(form, opens_thought, body.separate_reasoning)
+    thinking = form and Thinking(form, opens_thought)
     grammar = await chat_grammar(serving, body, use)
     if grammar is not None and form is not None:
-        special = serving.engine.tokenizer.special_ids(form.marks)
+        special = tokenizer.special_ids(form.marks)
         grammar = form.grammar(
             grammar, is_open=opens_thought, special=special, has_calls=use is not None
         )
-    visible = _visible(serving.engine.tokenizer, thinking, use)
-    budget = _budget(serving.engine.tokenizer, body, thinking)
+    # Parsers must see the special tokens that mark thoughts and calls.
+    marks = (*(form.marks if form else ()), *(use.form.marks if use else ()))
+    visible = frozenset(tokenizer.special_ids(marks).values())
+    budget: dict[str, Any] = {}
+    if body.thinking_budget is not None and form is not None:
+        budget = form.budget(tokenizer, body.thinking_budget[1], is_open=opens_thought)
     requests = generation_requests(serving, body, request_id, [ids], grammar, visible, **budget)
     # The messages are in the prompt now. Free their memory, because the answer may take minutes.
     body.messages.clear()
     body.chat_template_kwargs.clear()
-    readers = [AnswerReader(_parser(thinking, use)) for _ in requests]
-    is_plain = use is None and not (thinking and thinking.is_apart)
+    separate = form if body.separate_reasoning else None
+    readers = []
+    for _ in requests:
+        parser: Parser = PlainText() if use is None else use.parser()
+        if separate is not None:
+            parser = separate.parser(parser, is_open=opens_thought)
+        readers.append(AnswerReader(parser))
+    is_plain = use is None and separate is None
     return Conversation(requests, readers, thinking, is_plain, {})
 
 
 def reasoning_of(serving: Serving) -> ReasoningFormat | None:
     """Return the reasoning format of the served model, or None if it does not think."""
     return choose_reasoning(serving.config.reasoning_parser, serving.engine.tokenizer.templates)
-
-
-def _budget(
-    tokenizer: Tokenizer, body: ChatCompletionRequest, thinking: Thinking | None
-) -> dict[str, Any]:
-    """Return the parameters that bound the thought. Empty for a model that does not think."""
-    if body.thinking_budget is None or thinking is None:
-        return {}
-    _, tokens = body.thinking_budget
-    return thinking.form.budget(tokenizer, tokens, is_open=thinking.is_open)
-
-
-def _parser(thinking: Thinking | None, use: ToolUse | None) -> Parser:
-    rest = PlainText() if use is None else use.parser()
-    if thinking is None or not thinking.is_apart:
-        return rest
-    return thinking.form.parser(rest, is_open=thinking.is_open)
-
-
-def _visible(
-    tokenizer: Tokenizer, thinking: Thinking | None, use: ToolUse | None
-) -> frozenset[int]:
-    """Return the ids of special tokens that a parser must see."""
-    marks = (*(thinking.form.marks if thinking else ()), *(use.form.marks if use else ()))
-    return frozenset(tokenizer.special_ids(marks).values())
 
 
 class ChatPrompt(NamedTuple):
@@ -199,12 +179,8 @@ async def chat_prompt(
     ids = await serving.encode(
         text, add_special_tokens=add_special_tokens, param=None if counting else "messages"
     )
-    return ChatPrompt(ids, form is not None and form.is_open(text, _begun(options)))
-
-
-def _begun(options: ChatOptions) -> str:
-    """Return the text of the message that the answer continues, or ""."""
-    if not options.continue_final_message or not options.messages:
-        return ""
-    content = options.messages[-1].for_template()["content"]
-    return str(content[-1]["text"]) if content else ""
+    begun = ""  # The text of the message that the answer continues.
+    if options.continue_final_message and options.messages:
+        content = options.messages[-1].for_template()["content"]
+        begun = str(content[-1]["text"]) if content else ""
+    return ChatPrompt(ids, form is not None and form.is_open(text, begun))

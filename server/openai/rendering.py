@@ -29,10 +29,10 @@ def render_chat(templates: ChatTemplates, options: ChatOptions, form: ToolCallFo
     check_structure("".join([text for text in texts if isinstance(text, str)]).encode())
     render = partial(_render, templates, options, form)
     reads = template_reads(templates, tools=True)
-    if options.told and form.in_template and reads.tools:
+    if options.prompt_tools and form.in_template and reads.tools:
         # The template may refuse these tools, for example parameters without a description.
         with contextlib.suppress(ChatTemplateError):
-            return render(reads, tools=options.told)
+            return render(reads, tools=options.prompt_tools)
     return render(template_reads(templates, tools=False), tools=[])
 
 
@@ -55,11 +55,11 @@ def _render(
     messages = [message.for_template() for message in options.messages]
     messages = linked(joined(messages, reads), reads)
     if form.in_template:
-        messages = form.told(messages, options.told)
-    if options.told and not tools:
-        messages = tools_in_text(form, messages, options.told)
+        messages = form.for_template(messages, options.prompt_tools)
+    if options.prompt_tools and not tools:
+        messages = tools_in_text(form, messages, options.prompt_tools)
     if has_calls(messages):
-        if form.in_template or not options.told:
+        if form.in_template or not options.prompt_tools:
             text = calls_by_template(apply, messages, reads)
             if text is not None:
                 return text

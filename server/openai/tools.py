@@ -99,7 +99,7 @@ class ToolFields(WireModel):
         return self
 
     @property
-    def told(self) -> list[Tool]:
+    def prompt_tools(self) -> list[Tool]:
         """The tools that the prompt describes to the model."""
         functions = [tool.function for tool in self.tools] if self.tool_choice != "none" else []
         return [
@@ -131,7 +131,7 @@ class ToolUse(NamedTuple):
 
 def tool_use(serving: Serving, fields: ToolFields) -> ToolUse | None:
     """Return the tool use of a request, or None if it has no tools to call."""
-    tools, choice = fields.told, fields.tool_choice
+    tools, choice = fields.prompt_tools, fields.tool_choice
     if not tools:
         return None
     if isinstance(choice, NamedTool):

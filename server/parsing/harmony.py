@@ -173,7 +173,7 @@ class HarmonyFormat(InTemplate):
             ]
         )
 
-    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
+    def for_template(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         """Rename thoughts for the template, and drop them beside a text with calls, which it
         refuses.
         """

@@ -23,7 +23,7 @@ CALL, ARGUMENTS, CALL_END = (
 class KimiK2(JsonFormat):
     """A `JsonFormat` with numbered calls."""
 
-    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
+    def for_template(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         """Give calls the ids that the model learned."""
         ids: dict[str, str] = {}
         numbered = []

@@ -74,7 +74,7 @@ class LiteralFormat(InTemplate):
             parameters = Parameters(tool)
             required: list[str] = []
             optional: list[str] = []
-            for index, (key, schema, is_required) in enumerate(parameters.told()):
+            for index, (key, schema, is_required) in enumerate(parameters.arguments()):
                 parameters.check_name(key, _NAME, self.marks)
                 rule = f"argument_{number}_{index}"
                 (required if is_required else optional).append(rule)

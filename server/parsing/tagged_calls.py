@@ -76,7 +76,7 @@ class TaggedFormat(InTemplate):
         calls, lines = [], [r"TEXTS: /(.|\n)*/"]
         for number, tool in enumerate(tools):
             parameters, parts = Parameters(tool), []
-            for index, (key, schema, is_required) in enumerate(parameters.told()):
+            for index, (key, schema, is_required) in enumerate(parameters.arguments()):
                 parameters.check_name(key, _NAME, self.marks)
                 rule = f"argument_{number}_{index}"
                 parts.append(rule if is_required else f"{rule}?")

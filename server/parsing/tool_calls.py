@@ -116,7 +116,7 @@ class ToolCallFormat(Protocol):
         """Return a text of these calls as the model writes them."""
         ...
 
-    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
+    def for_template(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         """Return the messages, changed for chat templates of this format."""
         ...
 
@@ -127,5 +127,5 @@ class InTemplate:
     aliases: tuple[str, ...] = ()
     in_template = True
 
-    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
+    def for_template(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         return list(messages)

@@ -66,7 +66,7 @@ class Parameters:
         others = self.object.get("additionalProperties", True)
         return others if isinstance(others, dict) else {}
 
-    def told(self) -> Iterator[tuple[str, Any, bool]]:
+    def arguments(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield (name, schema, whether it is required) of each argument.
 
         Raise `ValueError` if the function is strict and the schema has more keywords.

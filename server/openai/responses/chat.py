@@ -16,7 +16,7 @@ from ..requests import ChatCompletionRequest
 from .items import Item, messages_of
 from .other_calls import plain_items
 from .requests import ResponsesRequest, TextFormat
-from .tools import ToldTool, ToolChoice
+from .tools import PromptTool, ToolChoice
 
 # Parameters that have the same name in chats.
 _SAME = (
@@ -50,7 +50,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
     fields: dict[str, Any] = {
         name: getattr(body, name) for name in _SAME if name in body.model_fields_set
     }
-    plain = plain_items(items, body.told)
+    plain = plain_items(items, body.prompt_tools)
     _check_calls(plain)
     fields["messages"] = messages_of(plain, body.instructions)
     fields["max_completion_tokens"] = body.max_output_tokens
@@ -58,7 +58,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
     fields["response_format"] = _response_format(body.text.format)
     if body.logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    tools = _allowed(body.told, body.tool_choice)
+    tools = _allowed(body.prompt_tools, body.tool_choice)
     if tools:
         fields["tools"] = [{"type": "function", "function": tool.function()} for tool in tools]
     if tools or body.tool_choice.type != "none":
@@ -162,7 +162,7 @@ def _response_format(form: TextFormat) -> dict[str, Any]:
     return {"type": form.type, "json_schema": schema}
 
 
-def _allowed(tools: Sequence[ToldTool], choice: ToolChoice) -> Sequence[ToldTool]:
+def _allowed(tools: Sequence[PromptTool], choice: ToolChoice) -> Sequence[PromptTool]:
     """Return the tools of the prompt: with `allowed_tools`, only these."""
     if choice.type != "allowed_tools":
         return tools
@@ -173,11 +173,11 @@ def _allowed(tools: Sequence[ToldTool], choice: ToolChoice) -> Sequence[ToldTool
     ]
 
 
-def _choice(tools: Sequence[ToldTool], choice: ToolChoice) -> Any:
+def _choice(tools: Sequence[PromptTool], choice: ToolChoice) -> Any:
     match choice.type:
         case "function" | "custom":
             name = choice.name or ""
-            named = [tool.told for tool in tools if tool.is_named(name, choice.namespace)]
+            named = [tool.function_name for tool in tools if tool.is_named(name, choice.namespace)]
             return {"type": "function", "function": {"name": named[0] if named else name}}
         case "allowed_tools":
             return choice.mode

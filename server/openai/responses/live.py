@@ -27,7 +27,7 @@ from .response import (
     ResponseUsage,
     Status,
 )
-from .tools import HostedTool, told_names
+from .tools import HostedTool, by_function_name
 
 
 class LiveResponse:
@@ -66,7 +66,7 @@ class LiveResponse:
             TokenTrail(self._tokenizer, conversation.requests[0]) if body.logprobs else None
         )
         key = response_id.removeprefix(RESPONSE_ID)
-        self._output = OutputItems(key, told_names(body.told), self._tokens)
+        self._output = OutputItems(key, by_function_name(body.prompt_tools), self._tokens)
         self._output_tokens = 0
 
     def push(self, output: RequestOutput) -> Iterator[ResponseEvent]:

@@ -13,7 +13,7 @@ from typing import Any
 import pydantic_core
 
 from .items import Item
-from .tools import CUSTOM_INPUT, ToldTool, told_name
+from .tools import CUSTOM_INPUT, PromptTool, function_names
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ _ABOUT = {
 }
 
 
-def plain_items(items: Iterable[Item], told: Sequence[ToldTool]) -> list[Item]:
-    """Return the items with all calls and outputs as those of functions with the names in `told`.
+def plain_items(items: Iterable[Item], tools: Sequence[PromptTool]) -> list[Item]:
+    """Return the items with all calls and outputs as those of functions with the names in `tools`.
 
     Items with neither a call nor an output are left out and logged.
     """
@@ -37,10 +37,10 @@ def plain_items(items: Iterable[Item], told: Sequence[ToldTool]) -> list[Item]:
             case "message" | "reasoning" | "function_call_output":
                 plain.append(item)
             case "function_call":
-                plain.append({**item, "name": _told(item, told)})
+                plain.append({**item, "name": _function_name(item, tools)})
             case "custom_tool_call":
                 arguments = _json({CUSTOM_INPUT: item["input"]})
-                plain.append(_call(item, _told(item, told), arguments))
+                plain.append(_call(item, _function_name(item, tools), arguments))
             case "custom_tool_call_output":
                 plain.append({**item, "type": "function_call_output"})
             case kind:
@@ -56,14 +56,14 @@ def plain_items(items: Iterable[Item], told: Sequence[ToldTool]) -> list[Item]:
     return plain
 
 
-def _told(item: Item, told: Sequence[ToldTool]) -> str:
+def _function_name(item: Item, tools: Sequence[PromptTool]) -> str:
     """Return the name under which the model calls the tool."""
     name: str = item["name"]
     namespace = item.get("namespace")
-    for tool in told:
+    for tool in tools:
         if tool.tool.name == name and tool.namespace == namespace:
-            return tool.told
-    return name if namespace is None else next(told_name(namespace, name))
+            return tool.function_name
+    return name if namespace is None else next(function_names(namespace, name))
 
 
 def _other(item: Item) -> Iterator[Item]:

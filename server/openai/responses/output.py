@@ -26,7 +26,7 @@ from .items import (
     item_id,
 )
 from .response import ResponseAnswer
-from .tools import CUSTOM_INPUT, CustomTool, ToldTool
+from .tools import CUSTOM_INPUT, CustomTool, PromptTool
 
 
 class ResponseEvent(Answer, kw_only=True):
@@ -57,7 +57,7 @@ class OutputItems:
     """
 
     def __init__(
-        self, key: str, tools: Mapping[str, ToldTool], tokens: TokenTrail | None = None
+        self, key: str, tools: Mapping[str, PromptTool], tokens: TokenTrail | None = None
     ) -> None:
         self.items: list[OutputItem] = []
         self._key = key
@@ -122,7 +122,7 @@ class OutputItems:
         message = OutputMessage(id=self._id("message"), status="in_progress", content=[])
         yield from self._begin(message)
 
-    def _begin_call(self, tool: ToldTool) -> Iterator[ResponseEvent]:
+    def _begin_call(self, tool: PromptTool) -> Iterator[ResponseEvent]:
         members: dict[str, Any] = {
             "call_id": f"call_{secrets.token_hex(12)}",
             "name": tool.tool.name,

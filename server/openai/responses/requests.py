@@ -34,9 +34,9 @@ from .items import InputItem
 from .tools import (
     DeclaredTool,
     HostedTool,
-    ToldTool,
+    PromptTool,
     ToolChoice,
-    told_tools,
+    prompt_tools_of,
     word_as_choice,
 )
 
@@ -189,7 +189,7 @@ class ResponsesRequest(WireModel):
             raise disagreement("tools", "all namespaces together have too many tools; send 128")
         choice = self.tool_choice
         if choice.type == "allowed_tools" and not all(
-            tool.is_hosted or tool.is_among(self.told) for tool in choice.tools
+            tool.is_hosted or tool.is_among(self.prompt_tools) for tool in choice.tools
         ):
             raise disagreement("tool_choice", "tool_choice names a tool that is not in tools")
         if self.model is None:
@@ -199,9 +199,9 @@ class ResponsesRequest(WireModel):
         return self
 
     @cached_property
-    def told(self) -> list[ToldTool]:
+    def prompt_tools(self) -> list[PromptTool]:
         """The tools that the prompt describes to the model."""
-        return told_tools(self.tools)
+        return prompt_tools_of(self.tools)
 
     @property
     def left_out(self) -> list[str]:

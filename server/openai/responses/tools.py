@@ -1,7 +1,7 @@
 """Tools of the Responses API: their wire models, and the functions that the model calls.
 
-    told = told_tools(body.tools)          # a function for each tool that the model may call
-    names = told_names(told)               # from the names of functions to the tools
+    functions = prompt_tools_of(body.tools)     # a function for each tool that the model may call
+    names = by_function_name(functions)         # from the names of functions to the tools
 
 Models know only functions. A tool of a namespace becomes a function whose name begins with the
 namespace. A custom tool becomes a function with a text argument. Tools that OpenAI's servers run
@@ -177,10 +177,10 @@ DeclaredTool = Annotated[
 ]
 
 
-class ToldTool(NamedTuple):
-    """A tool and the name, `told`, of the function that the model calls."""
+class PromptTool(NamedTuple):
+    """A tool and the name of the function that the model calls."""
 
-    told: str
+    function_name: str
     namespace: str | None
     tool: FunctionTool | CustomTool
     about: str = ""
@@ -189,19 +189,19 @@ class ToldTool(NamedTuple):
         """Return the function as chats declare it."""
         function = self.tool.function()
         about = "\n\n".join(text for text in (self.about, function["description"]) if text)
-        return {**function, "name": self.told, "description": about}
+        return {**function, "name": self.function_name, "description": about}
 
     def is_named(self, name: str, namespace: str | None) -> bool:
         """Return whether a client means this tool. Without a namespace, any namespace matches."""
         return self.tool.name == name and namespace in (None, self.namespace)
 
 
-def told_tools(tools: Sequence[DeclaredTool]) -> list[ToldTool]:
+def prompt_tools_of(tools: Sequence[DeclaredTool]) -> list[PromptTool]:
     """Return the functions of the prompt. The first tool of a namespace gets its description,
     too.
     """
     plain = [tool for tool in tools if isinstance(tool, FunctionTool | CustomTool)]
-    told = [ToldTool(tool.name, None, tool) for tool in plain]
+    functions = [PromptTool(tool.name, None, tool) for tool in plain]
     taken = {tool.name for tool in plain}
     for space in tools:
         if not isinstance(space, NamespaceTool):
@@ -209,15 +209,15 @@ def told_tools(tools: Sequence[DeclaredTool]) -> list[ToldTool]:
         for index, tool in enumerate(space.tools):
             name = next(
                 candidate
-                for candidate in told_name(space.name, tool.name)
+                for candidate in function_names(space.name, tool.name)
                 if candidate not in taken
             )
             taken.add(name)
-            told.append(ToldTool(name, space.name, tool, "" if index else space.description))
-    return told
+            functions.append(PromptTool(name, space.name, tool, "" if index else space.description))
+    return functions
 
 
-def told_name(namespace: str, name: str) -> Iterator[str]:
+def function_names(namespace: str, name: str) -> Iterator[str]:
     """Yield valid names for a function of a namespace, the best first."""
     joined = f"{namespace.rstrip('_')}__{name}"
     if re.fullmatch(FUNCTION_NAME, joined):
@@ -230,9 +230,9 @@ def told_name(namespace: str, name: str) -> Iterator[str]:
         number += 1
 
 
-def told_names(told: Sequence[ToldTool]) -> Mapping[str, ToldTool]:
+def by_function_name(functions: Sequence[PromptTool]) -> Mapping[str, PromptTool]:
     """Return the tools by the names under which the model calls them."""
-    return {tool.told: tool for tool in told}
+    return {tool.function_name: tool for tool in functions}
 
 
 class ChosenTool(WireModel):
@@ -245,9 +245,9 @@ class ChosenTool(WireModel):
         """Whether the tool is run by a server, not by a client."""
         return self.type not in ("function", "custom")
 
-    def is_among(self, told: Sequence[ToldTool]) -> bool:
-        """Return whether `told` has the tool."""
-        return any(tool.is_named(self.name or "", self.namespace) for tool in told)
+    def is_among(self, functions: Sequence[PromptTool]) -> bool:
+        """Return whether `functions` has the tool."""
+        return any(tool.is_named(self.name or "", self.namespace) for tool in functions)
 
     def as_answer(self) -> dict[str, Any]:
         """Return the choice as a response repeats it."""
