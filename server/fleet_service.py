@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -32,7 +30,7 @@ from .services import service_of
 from .serving.service import Service
 from .serving.state import AnyServing, Serving
 from .serving.throughput_log import ThroughputLog
-from .summary import base_url, curl, table
+from .summary import table
 
 _GIB = 2**30
 # The fleet itself serves files, batches and stored responses. It dispatches each line of a batch to
@@ -86,7 +84,7 @@ def fleet_service(config: FleetConfig) -> Service:
     fleet = Fleet(config, adopt, service_of)
     app = create_fleet_app(fleet, config)
     app_holder.append(app)
-    return Service(fleet, app, lambda port, seconds: fleet_summary(fleet, config, port, seconds))
+    return Service(fleet, app, lambda _, *start: fleet_summary(fleet, config, *start))
 
 
 def _text_models(fleet: Fleet) -> list[Serving]:
@@ -126,7 +124,6 @@ def create_fleet_app(fleet: Fleet, config: FleetConfig) -> FastAPI:
 
 def fleet_summary(fleet: Fleet, config: FleetConfig, port: int, seconds: float) -> str:
     """Return the served models and a command to try one."""
-    url = base_url(config.host, port)
     rows = {}
     for name, member in fleet.members.items():
         engine = member.config.server.engine
@@ -146,5 +143,4 @@ def fleet_summary(fleet: Fleet, config: FleetConfig, port: int, seconds: float) 
     )
     rows["waiting limit"] = f"{config.max_queued_requests:,} requests wait for models"
     first = next(iter(fleet.members))
-    body = shlex.quote(json.dumps({"model": first}))
-    return table(config, url, seconds, rows, f"{curl(config, f'{url}/v1/models/load')} -d {body}")
+    return table(config, port, seconds, rows, "models/load", {"model": first})

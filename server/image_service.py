@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import subprocess
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -17,7 +16,7 @@ from .images.client import ImageClient
 from .images.state import ImageMetrics, ImageServing
 from .images.store import ImageStore
 from .serving.service import Service
-from .summary import base_url, curl, table
+from .summary import table
 
 _MIB = 2**20
 IMAGE_ROUTERS = (generations.router, generations.file_router, *COMMON_ROUTERS)
@@ -29,12 +28,7 @@ def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes] | 
     `process` is an engine process that waits for its job, or None.
     """
     engine = ImageClient(config.engine, **settings_of(config, process))
-
-    def summary(port: int, seconds: float) -> str:
-        assert engine.info is not None
-        return image_summary(config, engine.info, port, seconds)
-
-    return Service(engine, create_image_app(engine, config), summary)
+    return Service(engine, create_image_app(engine, config), partial(image_summary, config))
 
 
 def create_image_app(engine: ImageClient, config: ImageServerConfig) -> FastAPI:
@@ -50,7 +44,6 @@ def create_image_app(engine: ImageClient, config: ImageServerConfig) -> FastAPI:
 
 def image_summary(config: ImageServerConfig, info: DiffusionInfo, port: int, seconds: float) -> str:
     """Return what is served, its limits, and a command to try it."""
-    url = base_url(config.host, port)
     size = (
         f"{info.default_size[0]}x{info.default_size[1]}"
         if info.default_size is not None
@@ -68,6 +61,5 @@ def image_summary(config: ImageServerConfig, info: DiffusionInfo, port: int, sec
         rows["warm-up"] = f"{info.warm_up_seconds:.1f} s"
     if info.compiled is not None:
         rows["compiled"] = info.compiled
-    body = json.dumps({"prompt": "a red fox in the snow", "response_format": "url"})
-    example = f"{curl(config, f'{url}/v1/images/generations')} -d {shlex.quote(body)}"
-    return table(config, url, seconds, rows | info.remarks, example)
+    body = {"prompt": "a red fox in the snow", "response_format": "url"}
+    return table(config, port, seconds, rows | info.remarks, "images/generations", body)

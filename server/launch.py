@@ -201,7 +201,7 @@ class Launch:
             ready = {"port": port, "start_seconds": round(seconds, 3)}
             logger.info("the server is ready", extra=with_fields(ready))
         else:
-            print(self._summary(port, seconds), flush=True)
+            print(self._summary(self._engine.info, port, seconds), flush=True)
 
     async def _until_end(self, http: asyncio.Task[None]) -> None:
         events = [

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import subprocess
 from collections.abc import Callable
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -21,7 +20,7 @@ from .pooling import classify, embeddings, scoring
 from .pooling.client import PoolingClient
 from .pooling.state import PoolingMetrics, PoolingServing
 from .serving.service import Service
-from .summary import base_url, curl, table
+from .summary import table
 
 _MIB = 2**20
 POOLING_ROUTERS = (
@@ -44,11 +43,7 @@ def pooling_service(
 
     def make() -> Service:
         engine = PoolingClient(config.engine, tokenizer, **settings_of(config, process))
-
-        def summary(port: int, seconds: float) -> str:
-            assert engine.info is not None
-            return pooling_summary(config, engine.info, folder.prompts, port, seconds)
-
+        summary = partial(pooling_summary, config, folder.prompts)
         return Service(engine, create_pooling_app(engine, config, folder), summary)
 
     return make
@@ -67,10 +62,9 @@ def create_pooling_app(
 
 
 def pooling_summary(
-    config: PoolingServerConfig, info: PoolingInfo, prompts: Prompts, port: int, seconds: float
+    config: PoolingServerConfig, prompts: Prompts, info: PoolingInfo, port: int, seconds: float
 ) -> str:
     """Return what is served, its limits, and a command to try it."""
-    url = base_url(config.host, port)
     made = f"{info.size:,} numbers" if info.task == "embed" else "a score of each pair"
     if len(info.labels) > 1:
         made = f"{len(info.labels):,} labels (/v1/classify)"
@@ -93,6 +87,5 @@ def pooling_summary(
         path, asked = "classify", {"input": ["A text.", "Another one."]}
     else:
         path, asked = "rerank", {"query": "Where is it?", "documents": ["Here.", "Once."]}  # type: ignore[dict-item]
-    body = json.dumps({"model": config.model_names[0], **asked})
-    example = f"{curl(config, f'{url}/v1/{path}')} -d {shlex.quote(body)}"
-    return table(config, url, seconds, rows | info.remarks, example)
+    body = {"model": config.model_names[0], **asked}
+    return table(config, port, seconds, rows | info.remarks, path, body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from functools import partial
 
 from ..runtime.files.resolve import resolve_model_path
 from ..runtime.sampling.defaults import SamplingDefaults, read_sampling_defaults
@@ -87,10 +88,6 @@ def _text_service(
         if config.dp_size == 1
         else Replicas(config.dp_size, config.engine, tokenizer, **settings)
     )
-
-    def lines(port: int, seconds: float) -> str:
-        assert engine.info is not None
-        is_chat = tokenizer.chat_template is not None
-        return summary(config, engine.info, port, seconds, rows=rows, chat=is_chat)
-
+    is_chat = tokenizer.chat_template is not None
+    lines = partial(summary, config, rows=rows, chat=is_chat)
     return Service(engine, create_app(engine, config, defaults), lines)

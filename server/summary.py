@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from ..runtime.config.engine import EngineConfig
 from ..runtime.core.engine_info import EngineInfo, GraphInfo
@@ -28,7 +29,6 @@ def summary(
 
     `rows` are the caller's rows for requests. `chat`: whether the model has a chat template.
     """
-    url = base_url(config.host, port)
     known = {
         "model": f"{info.architecture}, {info.dtype} on {info.device}, {info.attention_backend} "
         f"attention, {_weights(info)}",
@@ -48,25 +48,34 @@ def summary(
         )
     if (graphs := _graphs(config.engine, info.graphs)) is not None:
         known["graphs"] = graphs
-    return table(config, url, seconds, known | info.remarks, example(config, url, chat=chat))
+    prompt = "Name the capital of France."
+    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    body = {"model": config.model_names[0], **asked, "max_tokens": 64}
+    path = "chat/completions" if chat else "completions"
+    return table(config, port, seconds, known | info.remarks, path, body)
 
 
 def table(
-    config: CommonServerConfig, url: str, seconds: float, rows: Mapping[str, str], example: str
+    config: CommonServerConfig,
+    port: int,
+    seconds: float,
+    rows: Mapping[str, str],
+    path: str,
+    body: Mapping[str, Any],
 ) -> str:
-    """Return the summary of any server: its name, its address, `rows`, and a command."""
+    """Return the summary of any server: its name, its address, `rows`, and a command to try it.
+
+    The command posts `body` as JSON to the endpoint `path`.
+    """
+    url = base_url(config.host, port)
     lines = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
     head = (
         f"piecework {__version__} serves {config.model_names[0]} at {url} (ready after "
         f"{seconds:.1f} s)"
     )
-    return f"\n{head}\n{lines}\n\n{example}\n"
-
-
-def curl(config: CommonServerConfig, url: str) -> str:
-    """Return the beginning of a curl command that posts JSON."""
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key or config.api_keys else ""
-    return f"  curl {url} -H 'Content-Type: application/json'{key} \\\n   "
+    command = f"  curl {url}/v1/{path} -H 'Content-Type: application/json'{key}"
+    return f"\n{head}\n{lines}\n\n{command} \\\n    -d {shlex.quote(json.dumps(body))}\n"
 
 
 def _phases(info: EngineInfo, seconds: float) -> dict[str, float]:
@@ -121,12 +130,3 @@ def base_url(host: str, port: int) -> str:
     """Return a URL that a client on this machine can open."""
     host = _ANY_ADDRESS.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def example(config: ServerConfig, url: str, *, chat: bool) -> str:
-    """Return a curl command that sends a prompt to the model."""
-    prompt = "Name the capital of France."
-    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    body = json.dumps({"model": config.model_names[0], **asked, "max_tokens": 64})
-    path = "chat/completions" if chat else "completions"
-    return f"{curl(config, f'{url}/v1/{path}')} -d {shlex.quote(body)}"

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import numpy as np
 
 from ...runtime.core.generation import FinishReason
-from ...runtime.core.pooling_messages import (
-    PoolingInfo,
-    PoolingReady,
-    PoolOutput,
-    PoolRequest,
-    PoolStats,
-    PoolStep,
-)
+from ...runtime.core.pooling_messages import PoolingInfo, PoolOutput, PoolRequest, PoolStats
 from ...runtime.pooling.config import PoolingConfig
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..core.errors import InternalError
+from ..engine.results import Job, ResultClient
 from ..engine.spawn import POOLING_MODEL
 from ..engine.state import EngineUnavailable
-from ..engine.supervisor import EngineSupervisor, SupervisorSettings
+from ..engine.supervisor import SupervisorSettings
 
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class _Job:
-    """One request of this process.
-
-    It is never `delivered`, because its vectors arrive all at once: until then it may be the cause
-    of a crash.
-    """
-
-    delivered = False
-
-    def __init__(self, request: PoolRequest) -> None:
-        self.rid = request.rid
-        self._request = request
-        self.result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    def goes_by(self, rid: str) -> bool:
-        return rid == self.rid
-
-    def to_message(self) -> PoolRequest:
-        return self._request
+class _Job(Job[PoolRequest, bytes]):
+    """The vectors of some inputs."""
 
     def end(self, reason: FinishReason, error: str | None) -> None:
         if self.result.done():
@@ -65,11 +41,8 @@ class _Job:
             self.result.set_result(output.vectors)
 
 
-class PoolingClient(EngineSupervisor[_Job]):
-    """A supervised engine process of a pooling model.
-
-    After a crash, unfinished requests are computed again, one at a time.
-    """
+class PoolingClient(ResultClient[_Job]):
+    """A supervised engine process of a pooling model."""
 
     def __init__(
         self,
@@ -86,31 +59,7 @@ class PoolingClient(EngineSupervisor[_Job]):
         self.tokenizer = tokenizer
 
     async def pool(self, requests: Sequence[PoolRequest]) -> Vectors:
-        """Return vectors [inputs of all requests, size].
-
-        Cancelling aborts the requests at the engine's next step. Raises `QueueFull`,
-        `EngineUnavailable` and `InternalError`.
-        """
-        self.require_room(len(requests))
-        jobs = [_Job(request) for request in requests]
-        try:
-            for job in jobs:
-                self.add_request(job)
-            parts = [await job.result for job in jobs]
-        finally:
-            self.drop(jobs)
+        """Return vectors [inputs of all requests, size]. Raises as `ResultClient`."""
+        parts = await self._results([_Job(request) for request in requests])
         assert self.info is not None
         return np.frombuffer(b"".join(parts), "<f4").reshape(-1, self.info.size)
-
-    def _handle(self, message: Any) -> None:
-        match message:
-            case PoolStep(outputs=outputs, stats=stats):
-                self.stats = stats
-                ended = [output for output in outputs if output.rid in self._requests]
-                for output in ended:
-                    self._requests[output.rid].take(output)
-                self._after_step(outputs, [output.rid for output in ended], [])
-            case PoolingReady(info=info):
-                self._became_ready(info)
-            case _:
-                super()._handle(message)

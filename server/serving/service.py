@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 
@@ -13,10 +13,10 @@ from ..engine.interface import Engine
 class Service(NamedTuple):
     """The parts of a running server.
 
-    `summary` maps (port, seconds since the start) to the lines to print. It is called once the
-    engine is ready.
+    `summary` maps (info of the engine, port, seconds since the start) to the lines to print. It is
+    called once the engine is ready.
     """
 
     engine: Engine
     app: FastAPI
-    summary: Callable[[int, float], str]
+    summary: Callable[[Any, int, float], str]

@@ -126,7 +126,7 @@ class ScriptedFleet:
             engine = self.engines[name] = LoadableEngine(name)
             engine.info = INFO
             self.prepare(engine)
-            return Service(engine, create_app(engine, config), lambda port, seconds: "")  # type: ignore[arg-type]
+            return Service(engine, create_app(engine, config), lambda *_: "")  # type: ignore[arg-type]
 
         return make
 
