@@ -120,7 +120,7 @@ def _rows(compiler: str, mca: str | None, num_rows: int) -> Iterator[str]:
     """Raises `ValueError` where the compiler's loops are not those that are looked for."""
     (variant,) = (each for each in build.VARIANTS if each.name == "avx512_vnni")
     run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True)
-    loops = []
+    loops: list[tuple[str, list[str]]] = []
     for part in parts.formats():
         (source,) = parts.sources_of(part)
         flags = [*compiling.FLAGS, *variant.flags, *source.flags]

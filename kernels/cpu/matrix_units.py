@@ -4,7 +4,6 @@ oneDNN's layout, whichever is faster here for many rows.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 from functools import cache
@@ -12,6 +11,7 @@ from functools import cache
 import torch
 
 from . import packed_linear
+from .native.build import Kernels
 from .native.instruction_sets import instruction_sets
 from .native.linear import NativeLinear, multiply
 
@@ -22,7 +22,7 @@ _WORTH = 1.1
 
 
 @cache
-def panels_pay(library: ctypes.CDLL) -> bool:
+def panels_pay(library: Kernels) -> bool:
     """Return whether to use panels. Without matrix units the answer is yes, with them it is
     measured once.
     """
