@@ -14,7 +14,7 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -281,8 +281,10 @@ def _expand(backend: AttentionBackend, layer: LatentLayer, request: _Expanded) -
     width, past = _expanded_width(layer, backend), request.seq_len - new
     assert width is not None, "what is too long is not expanded"
     weights = layer.weight.view(layer.q.shape[1], -1, layout.value_size)
-    for heads in _head_groups(layer, request.seq_len, width):
-        count = heads.stop - heads.start
+    most = max(1, _EXPANDED_NUMBERS // (2 * width * request.seq_len))
+    for first in range(0, layer.q.shape[1], most):
+        count = min(most, layer.q.shape[1] - first)
+        heads = slice(first, first + count)
         made = F.linear(latent, weights[heads].flatten(0, 1)).view(request.seq_len, count, -1)
         keys, values = made.tensor_split([layer.unturned], dim=-1)
         keys = _padded(torch.cat((keys, turned[:, None].expand(-1, count, -1)), dim=-1), width)
@@ -299,13 +301,6 @@ def _expand(backend: AttentionBackend, layer: LatentLayer, request: _Expanded) -
         )  # fmt: skip
         backend.run(q, keys[past:], values[past:], out, k_cache, v_cache, request.plan, plain)
         layer.out[rows, heads] = out[..., : layer.out.shape[2]]
-
-
-def _head_groups(layer: LatentLayer, length: int, width: int) -> Iterator[slice]:
-    count = layer.q.shape[1]
-    each = max(1, _EXPANDED_NUMBERS // (2 * width * length))
-    for begin in range(0, count, each):
-        yield slice(begin, min(begin + each, count))
 
 
 def _padded(x: torch.Tensor, width: int) -> torch.Tensor:

@@ -127,7 +127,11 @@ _MODULES = {"sgl-kernel": ("sgl_kernel", False), "flashinfer": ("flashinfer", Tr
 
 def names() -> list[str]:
     """Return the installed libraries, preferred one first. Nothing is imported."""
-    found = [name for name, (module, _) in _MODULES.items() if _is_there(module)]
+    found = [
+        name
+        for name, (module, _) in _MODULES.items()
+        if module in sys.modules or find_spec(module) is not None
+    ]
     return [name for name in found if name != "flashinfer" or has_flashinfer()]
 
 
@@ -158,10 +162,6 @@ def installed() -> tuple[Library, ...]:
         except Exception as error:
             leave_out(name, one_line(error))
     return (*found, TORCH)
-
-
-def _is_there(module: str) -> bool:
-    return module in sys.modules or find_spec(module) is not None
 
 
 def leave_out(name: str, reason: str, what: str = "code") -> None:
