@@ -66,7 +66,7 @@ KINDS = [
         "triton",
         triton_backends,
         device="cuda" if torch.cuda.is_available() else "cpu",
-        examples=examples(3, exploring=8),
+        examples=examples(2, exploring=8),
         lens=requests(20, 40, 3),
         kv_heads=(1, 2),
         groups=(1, 3),

@@ -36,7 +36,7 @@ def kernel(work: Any, fault: str) -> Any:
                 time.sleep(600)
             case "builds":
                 subprocess.run(
-                    [sys.executable, "-c", "import time; time.sleep(2)", "batch_prefill.cu"],
+                    [sys.executable, "-c", "import time; time.sleep(1)", "batch_prefill.cu"],
                     check=True,
                 )
         if poisoned:
