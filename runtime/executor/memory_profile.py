@@ -52,31 +52,7 @@ def profile_memory(
     was_frozen = gc.get_freeze_count() > 0
     try:
         logits = compute_logits or model.compute_logits
-        before = platform.memory().free
-        _run_largest_steps(model, platform, config, attention, logits)
-        platform.end_trials()
-        graphs = GraphRunner(model, platform, config, attention, seen, ranks)
-        # Pieces take as much memory as the model recorded without them, which needs no compiler.
-        graphs.use(BreakableForward(model) if graphs.prefill is not None else None)
-        to_come = 0
-        for phase in graphs.phases():
-            beside = 0
-            for size in phase.pending()[:2]:
-                own = _own_bytes(platform)
-                phase.capture(size)
-                beside = max(0, _own_bytes(platform) - own)
-            to_come += beside * len(phase.pending())
-        memory = platform.memory()
-        compiler = platform.compiler_bytes if config.prefill_backend is Backend.PIECEWISE else 0
-        kept = max(compiler, int(_HEADROOM * memory.total))
-        taken = (before - memory.free + to_come) / 2**20
-        logger.info(
-            "steps and graphs take %.0f MiB, another %.0f MiB stay free; the rest is for the KV "
-            "cache",
-            taken,
-            kept / 2**20,
-        )
-        return max(0, memory.free - to_come - kept)
+        return _profile(model, platform, config, attention, seen, ranks, logits)
     except Exception as error:
         if not platform.is_out_of_memory(error):
             raise
@@ -93,6 +69,46 @@ def profile_memory(
         if was_frozen:
             gc.freeze()
         platform.empty_cache()
+
+
+def _profile(
+    model: CausalLM,
+    platform: Platform,
+    config: ResolvedConfig,
+    attention: PagedAttention,
+    seen: LengthHistogram,
+    ranks: Ranks,
+    compute_logits: ComputeLogits,
+) -> int:
+    """Run the steps and captures of `profile_memory`.
+
+    Its variables hold the graphs, so that the graphs are gone when `profile_memory` frees their
+    memory.
+    """
+    before = platform.memory().free
+    _run_largest_steps(model, platform, config, attention, compute_logits)
+    platform.end_trials()
+    graphs = GraphRunner(model, platform, config, attention, seen, ranks)
+    # Pieces take as much memory as the model recorded without them, which needs no compiler.
+    graphs.use(BreakableForward(model) if graphs.prefill is not None else None)
+    to_come = 0
+    for phase in graphs.phases():
+        beside = 0
+        for size in phase.pending()[:2]:
+            own = _own_bytes(platform)
+            phase.capture(size)
+            beside = max(0, _own_bytes(platform) - own)
+        to_come += beside * len(phase.pending())
+    memory = platform.memory()
+    compiler = platform.compiler_bytes if config.prefill_backend is Backend.PIECEWISE else 0
+    kept = max(compiler, int(_HEADROOM * memory.total))
+    taken = (before - memory.free + to_come) / 2**20
+    logger.info(
+        "steps and graphs take %.0f MiB, another %.0f MiB stay free; the rest is for the KV cache",
+        taken,
+        kept / 2**20,
+    )
+    return max(0, memory.free - to_come - kept)
 
 
 @torch.inference_mode()
