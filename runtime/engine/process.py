@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...kernels.build_progress import listeners
 from ..core.messages import EngineAlive, EngineFailed
@@ -20,8 +20,9 @@ from ..process.logs import set_up_logging
 from ..process.mailbox import Mailbox
 from ..process.message_socket import MessageSocket
 from ..process.parent import killed_with_parent
-from .kind import Kind, ServedEngine
-from .loop import Loop
+
+if TYPE_CHECKING:
+    from .kind import Kind, ServedEngine
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ def run_engine(find: Callable[[], Kind]) -> int:
     `find` imports the kind of the engine.
     """
     kind, job = Job.read(find)
+    # Imports torch, for which `Job.read` stops the collection of garbage.
+    from .loop import Loop
+
     set_up_logging(job.log_level)
     killed_with_parent()
     assert job.socket is not None
