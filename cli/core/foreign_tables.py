@@ -170,7 +170,6 @@ VALUES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("--cors-methods", "--cors-headers", "--allowed-methods", "--allowed-headers"): _METHODS,
     ("-lv", "--verbosity", "--log-verbosity"): "--log-level sets how much is logged",
     ("-to", "--timeout"): "a request runs as long as its client waits",
-    ("--sse-ping-interval",): "silent streams send a comment every few seconds",
     ("-sps", "--slot-prompt-similarity"): _SLOTS,
     ("--tags", "--weight-version", "--fingerprint-mode", "--fingerprint-value"): "answers contain "
     "only the model's name",

@@ -134,7 +134,7 @@ async def create_message(
     if body.stream:
         events = _MessageEvents(answer, request.scope.get(REQUEST_ID, ""))
         collector = Collector(serving, conversation.requests)
-        return EventStream(collector, events, serving.metrics, keep_alive=PING)
+        return EventStream(collector, events, serving, ping=PING)
     (output,) = await generate_all(serving, conversation.requests)
     message = answer.message(output)
     message.content = content_of(answer.reader.push(output))

@@ -14,7 +14,7 @@ from .server import BatchServerConfig, ServerConfig
 
 FLEET = "several models"
 _OF_A_MODEL = frozenset({"served_model_name", "max_queued_requests", "watchdog_timeout"})
-_RESPONSES = ("responses_store", "responses_store_size", "responses_store_days")
+_TEXT = ("responses_store", "responses_store_size", "responses_store_days", "sse_ping_interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class FleetConfig(ServerConfig):
 def of_all_models() -> frozenset[str]:
     """Return the names of the settings that hold for the server, not for one model."""
     common = {each.name for each in fields(BatchServerConfig)} - _OF_A_MODEL - {"engine"}
-    return frozenset(common | {*_RESPONSES, "fleet_memory", "max_loaded_models"})
+    return frozenset(common | {*_TEXT, "fleet_memory", "max_loaded_models"})
 
 
 def _check_seconds(seconds: float | None) -> None:

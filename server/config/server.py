@@ -256,6 +256,13 @@ class ServerConfig(BatchServerConfig):
         group=SERVER,
         metavar="N",
     )
+    sse_ping_interval: float = option(
+        15.0,
+        "seconds without output after which a stream sends a comment, or `event: ping` for "
+        "clients of Anthropic's API, so that proxies do not close it; 0: never",
+        group=SERVER,
+        metavar="SECONDS",
+    )
     responses_store: str = option(
         "auto",
         "SQLite file in which /v1/responses keeps responses; memory: until the server ends; off: "
@@ -309,6 +316,11 @@ class ServerConfig(BatchServerConfig):
         if self.default_max_tokens < 1:
             raise ValueError(
                 f"--default-max-tokens must be at least 1, got {self.default_max_tokens}"
+            )
+        if not 0 <= self.sse_ping_interval < float("inf"):
+            raise ValueError(
+                "--sse-ping-interval must be at least 0 seconds (0 turns it off), got "
+                f"{self.sse_ping_interval}"
             )
         if not self.responses_store:
             raise ValueError("--responses-store is empty; name a file, memory, off or auto")

@@ -100,7 +100,8 @@ class MemberRoute(BaseRoute):
 
         A stream is kept open meanwhile.
         """
-        answer = WaitingStream(scope, send)
+        interval = scope["app"].state.serving.config.sse_ping_interval
+        answer = WaitingStream(scope, send, interval)
         try:
             async with AsyncExitStack() as stack:
                 # The stack leaves the model even if this task is cancelled right after entering.

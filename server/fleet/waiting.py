@@ -1,6 +1,6 @@
 """Keeps the answer of a streamed request open while its model is being loaded.
 
-stream = WaitingStream(scope, send)
+stream = WaitingStream(scope, send, sse_ping_interval)
 place = await stream.wait(entering)
 await app(scope, receive, stream.send)
 """
@@ -19,7 +19,7 @@ from ..core.answers import ErrorAnswer
 from ..core.anthropic_errors import is_messages
 from ..core.errors import ERROR, REQUEST_ID, ApiError
 from ..openai.responses.stream import ErrorEvent
-from ..serving.sse import BEGIN_SECONDS, COMMENT, QUIET_SECONDS, event, named_event
+from ..serving.sse import COMMENT, KeepAlive, event, named_event
 
 T = TypeVar("T")
 # Paths whose answer is a stream of events if the body has `"stream": true`.
@@ -33,19 +33,22 @@ _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-con
 class WaitingStream:
     """The answer to one request.
 
-    The status line waits `BEGIN_SECONDS` for the model. After that an error is sent as the stream's
+    The status line waits some seconds for the model. After that an error is sent as the stream's
     only event, because status 200 has been sent.
     """
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, sse_ping_interval: float) -> None:
         self._scope, self._send = scope, send
+        self._keep_alive = KeepAlive(
+            sse_ping_interval, PING if is_messages(scope["path"]) else COMMENT
+        )
         self.is_open = False
         self._error: bytearray | None = None
 
     async def wait(self, model: Awaitable[T]) -> T:
         """Return the result of `model`. Meanwhile the client gets comments or pings."""
         waiting = asyncio.ensure_future(model)
-        seconds = BEGIN_SECONDS
+        seconds: float | None = self._keep_alive.begin
         try:
             while not (await asyncio.wait((waiting,), timeout=seconds))[0]:
                 if not self.is_open:
@@ -54,9 +57,9 @@ class WaitingStream:
                     await self._send(
                         {"type": "http.response.start", "status": 200, "headers": headers}
                     )
-                body = PING if is_messages(self._scope["path"]) else COMMENT
+                body = self._keep_alive.content
                 await self._send({"type": "http.response.body", "body": body, "more_body": True})
-                seconds = QUIET_SECONDS
+                seconds = self._keep_alive.seconds
             return waiting.result()
         finally:
             waiting.cancel()

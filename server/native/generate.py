@@ -92,7 +92,7 @@ async def generate(body: GenerateBody, serving: ServingDep) -> Response:
         events = _AnswerEvents(answers, single=single)
         # Each piece contains all previous pieces.
         collector = Collector(serving, requests, keeps_all=True)
-        return EventStream(collector, events, serving.metrics)
+        return EventStream(collector, events, serving)
     outputs = await generate_all(serving, requests)
     whole = [answer.add(output) for answer, output in zip(answers, outputs, strict=True)]
     return json_response(whole[0] if single else whole)

@@ -127,7 +127,7 @@ async def create_chat_completion(
     if body.stream:
         start = ChatCompletionChunk(**head(serving, request_id), choices=[])
         chunks = _ChatChunks(serving, start, conversation, body)
-        return EventStream(Collector(serving, requests), chunks, serving.metrics)
+        return EventStream(Collector(serving, requests), chunks, serving)
     with Collector(serving, requests) as collector:
         return await collector.written(
             lambda outputs: _completion(serving, body, conversation, request_id, outputs)

@@ -74,7 +74,7 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
     if body.stream:
         first = CompletionChunk(**start, choices=[])
         chunks = _CompletionChunks(serving, first, requests, body, choices)
-        return EventStream(Collector(serving, requests), chunks, serving.metrics)
+        return EventStream(Collector(serving, requests), chunks, serving)
 
     def write(outputs: list[RequestOutput]) -> Response:
         chosen = best(outputs, body.samples, body.n)

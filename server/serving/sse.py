@@ -14,12 +14,11 @@ from starlette.types import Receive, Scope, Send
 from ...runtime.tokenizer.output_processor import RequestOutput
 from ..core.answers import Answer
 from ..core.errors import ApiError, ClientGone, as_api_error
-from ..observability.metrics import Metrics
 from .collector import Collector, Update, unless_client_goes
+from .state import Serving
 
 CONNECTION = "piecework.connection"  # Key of the connection in a request's scope.
 BEGIN_SECONDS = 5.0  # Seconds for which the status line of a stream waits for the first output.
-QUIET_SECONDS = 15.0  # Seconds without output after which a stream sends a comment.
 COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 encode_json = msgspec.json.Encoder().encode
@@ -33,6 +32,22 @@ def event(content: Answer | msgspec.Raw) -> bytes:
 def named_event(name: str, content: Answer | msgspec.Raw) -> bytes:
     """Return a server-sent event with a name."""
     return b"event: %b\n" % name.encode() + event(content)
+
+
+class KeepAlive:
+    """What a silent stream sends, because proxies and clients close a silent connection.
+
+    Attributes:
+        seconds: Seconds of silence after which `content` is sent. None if it is never sent.
+        begin: Seconds for which the status line waits for the first output.
+        content: A comment or an event that clients ignore. Empty if it is never sent.
+    """
+
+    def __init__(self, interval: float, content: bytes = COMMENT) -> None:
+        """`interval` is the setting `sse_ping_interval`, in seconds. 0 means never."""
+        self.seconds = interval or None
+        self.begin = min(BEGIN_SECONDS, interval or BEGIN_SECONDS)
+        self.content = content if interval else b""
 
 
 class Connection(Protocol):
@@ -76,11 +91,10 @@ class EventWriter(Protocol):
 class EventStream(Response):
     """The response that runs the sequences of `collector` and sends their events.
 
-    An error before the first output is an HTTP error if it occurs within `BEGIN_SECONDS`. A later
-    error becomes the last event. Proxies and clients close a connection that is silent for long.
-    Therefore a comment is sent after `QUIET_SECONDS`, or `keep_alive` after the first event. If the
-    client disconnects, the sequences are aborted. Outputs after the first event are written where
-    they arrive if the client reads. Otherwise they are merged and wait for this task.
+    An error before the first output is an HTTP error if it occurs before the status line is sent.
+    A later error becomes the last event. `ping` keeps a silent stream open. If the client
+    disconnects, the sequences are aborted. Outputs after the first event are written where they
+    arrive if the client reads. Otherwise they are merged and wait for this task.
     """
 
     media_type = "text/event-stream"
@@ -89,17 +103,17 @@ class EventStream(Response):
         self,
         collector: Collector,
         writer: EventWriter,
-        metrics: Metrics,
+        serving: Serving,
         *,
-        keep_alive: bytes = COMMENT,
+        ping: bytes = COMMENT,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._collector = collector
         self._writer = writer
-        self._metrics = metrics
-        self._keep_alive = keep_alive
+        self._metrics = serving.metrics
+        self._keep_alive = KeepAlive(serving.config.sse_ping_interval, ping)
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +121,7 @@ class EventStream(Response):
             await unless_client_goes(receive, self._run(scope.get(CONNECTION), send))
 
     async def _run(self, connection: Connection | None, send: Send) -> None:
-        writer, quiet = self._writer, COMMENT
+        writer, keep_alive = self._writer, self._keep_alive
 
         def write(index: int, output: RequestOutput) -> bool:
             if connection is None or not connection.can_write:
@@ -118,16 +132,18 @@ class EventStream(Response):
             return True
 
         with self._collector as collector:
-            updates = await _news(collector, BEGIN_SECONDS)
+            updates = await _news(collector, keep_alive.begin)
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
+            self._last_sent = time.monotonic()
             try:
                 while updates is None or updates:
-                    body = quiet if updates is None else writer.events(updates)
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                    self._last_sent = time.monotonic()
+                    # Output without an event, such as a part of a call, does not end the silence.
+                    if body := keep_alive.content if updates is None else writer.events(updates):
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+                        self._last_sent = time.monotonic()
                     if updates is not None:
-                        collector.take, quiet = write, self._keep_alive
+                        collector.take = write
                     updates = await self._news(collector)
                 last = writer.end()
             except Exception as error:
@@ -137,8 +153,10 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _news(self, collector: Collector) -> list[Update] | None:
-        """Return what is new, or None after `QUIET_SECONDS` without anything sent."""
-        while (left := self._last_sent + QUIET_SECONDS - time.monotonic()) > 0:
+        """Return what is new, or None if it is time to keep the stream open."""
+        if (seconds := self._keep_alive.seconds) is None:
+            return await collector.next()
+        while (left := self._last_sent + seconds - time.monotonic()) > 0:
             if (updates := await _news(collector, left)) is not None:
                 return updates
         return None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from http_fixtures import MODEL, client_of, make_app, serve
 from openai import OpenAI
@@ -20,6 +20,7 @@ from piecework.runtime.tokenizer.output_processor import (
     RequestState,
     process_outputs,
 )
+from piecework.server.anthropic.messages import PING
 from piecework.server.core.errors import ApiError
 from piecework.server.serving import sse
 from piecework.server.serving.collector import Collector, Update
@@ -33,18 +34,20 @@ class Connection:
         self.can_write = True
         self.written: list[bytes] = []
         self.by_asgi = 0
+        self.began = False
 
     def write_part(self, body: bytes) -> None:
         self.written.append(body)
 
     async def send(self, message: Message) -> None:
+        self.began = True
         if message["type"] == "http.response.body":
             self.by_asgi += 1
             self.written.append(message["body"])
 
 
 class Numbers:
-    """An event is its token ids; 13 is too much for it."""
+    """An event is its token ids; 13 is too much for it, and 0 is no event."""
 
     def events(self, updates: list[Update]) -> bytes:
         return b"".join(self._event(output) for _, output in updates)
@@ -57,19 +60,19 @@ class Numbers:
 
     def _event(self, output: RequestOutput) -> bytes:
         assert 13 not in output.token_ids
-        return json.dumps(output.token_ids).encode()
+        return b"" if output.token_ids == [0] else json.dumps(output.token_ids).encode()
 
 
 class Stream:
     """A stream whose engine is the test."""
 
-    def __init__(self, scripted: ScriptedEngine) -> None:
-        serving = make_app(scripted).state.serving
+    def __init__(self, scripted: ScriptedEngine, **settings: Any) -> None:
+        serving = make_app(scripted, **settings).state.serving
         scripted.script.held = True
         self.connection = Connection()
         self._state = RequestState("r", [5], SamplingParams(), scripted.tokenizer)
         collector = Collector(serving, [self._state])
-        stream = EventStream(collector, Numbers(), serving.metrics)
+        stream = EventStream(collector, Numbers(), serving)
 
         async def receive() -> Message:
             await asyncio.Event().wait()
@@ -123,17 +126,13 @@ async def test_an_event_that_cannot_be_made_ends_its_stream(
     await stream.task
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "BEGIN_SECONDS", 0.05)
-    monkeypatch.setattr(sse, "QUIET_SECONDS", 0.05)
+IMPATIENT = {"sse_ping_interval": 0.05}
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_stream_that_has_nothing_to_tell_says_that_it_goes_on(
     scripted: ScriptedEngine,
 ) -> None:
-    stream = Stream(scripted)
+    stream = Stream(scripted, **IMPATIENT)
     written = stream.connection.written
     while len(written) < 3:
         await asyncio.sleep(0.01)
@@ -148,7 +147,29 @@ async def test_a_stream_that_has_nothing_to_tell_says_that_it_goes_on(
     await stream.task
 
 
-@pytest.mark.usefixtures("impatient")
+async def test_output_without_an_event_does_not_count_as_a_sign(scripted: ScriptedEngine) -> None:
+    stream = Stream(scripted, **IMPATIENT)
+    stream.connection.can_write = False
+    await asyncio.sleep(0.01)
+    for _ in range(20):
+        await stream.give(0)
+    assert len(stream.connection.written) > 1 and b"" not in stream.connection.written
+    await stream.give(1, FinishReason.LENGTH)
+    await stream.task
+
+
+async def test_without_an_interval_a_stream_is_silent_but_has_its_status_line(
+    scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "BEGIN_SECONDS", 0.02)
+    stream = Stream(scripted, sse_ping_interval=0)
+    await asyncio.sleep(0.2)
+    assert stream.connection.began and not stream.connection.written
+    await stream.give(1, FinishReason.LENGTH)
+    assert stream.connection.written == [b"[1]", b"end"]
+    await stream.task
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
 async def test_an_error_behind_a_keep_alive_is_the_last_event(
     scripted: ScriptedEngine, path: str
@@ -159,31 +180,84 @@ async def test_an_error_behind_a_keep_alive_is_the_last_event(
     if path == "responses":
         body = {"model": "toy", "input": said}
     body |= {"prompt": "Hi", "stream": True} if path == "completions" else {"stream": True}
-    async with client_of(make_app(scripted)) as client:
+    async with client_of(make_app(scripted, **IMPATIENT)) as client:
         answer = await client.post(f"/v1/{path}", json=body)
-    assert answer.status_code == 200 and answer.text.startswith(sse.COMMENT.decode())
+    sign = PING if path == "messages" else sse.COMMENT
+    assert answer.status_code == 200 and answer.content.startswith(sign)
     assert "it broke" in answer.text.rstrip().rpartition("data: ")[2]
     if path == "responses":
         assert answer.text.partition("event: ")[2].startswith("response.created")
 
 
-@pytest.mark.usefixtures("impatient")
-def test_clients_pass_over_what_keeps_a_stream_open(scripted: ScriptedEngine) -> None:
+# What each streaming endpoint sends while it has no token.
+SIGNS = {
+    "/v1/chat/completions": sse.COMMENT,
+    "/v1/completions": sse.COMMENT,
+    "/v1/responses": sse.COMMENT,
+    "/v1/responses in the background": sse.COMMENT,
+    "/v1/messages": PING,
+    "/generate": sse.COMMENT,
+}
+
+
+def test_every_streaming_endpoint_has_a_sign(scripted: ScriptedEngine) -> None:
+    app = make_app(scripted)
+    streaming = {
+        path
+        for path, methods in app.openapi()["paths"].items()
+        for answer in (methods.get("post") or {"responses": {}})["responses"].values()
+        if "text/event-stream" in answer.get("content", {})
+    }
+    assert streaming == {path for path in SIGNS if " " not in path}
+
+
+@pytest.mark.parametrize("endpoint", SIGNS)
+async def test_a_slow_first_token_leaves_no_stream_silent(
+    scripted: ScriptedEngine, endpoint: str
+) -> None:
+    scripted.script.delay = 0.3
+    path, _, in_background = endpoint.partition(" ")
+    said = [{"role": "user", "content": "Hi"}]
+    body: dict[str, Any] = {"messages": said, "max_tokens": 1}
+    if path == "/v1/completions":
+        body = {"prompt": "Hi", "max_tokens": 1}
+    elif path == "/v1/responses":
+        body = {"input": "Hi", "max_output_tokens": 1, "background": bool(in_background)}
+    elif path == "/generate":
+        body = {"text": "Hi", "sampling_params": {"max_new_tokens": 1}}
+    async with client_of(make_app(scripted, **IMPATIENT)) as client:
+        answer = await client.post(path, json={**body, "model": MODEL, "stream": True})
+    assert answer.status_code == 200 and answer.content.count(SIGNS[endpoint]) >= 3
+
+
+@pytest.fixture
+def slow_server(scripted: ScriptedEngine) -> Iterator[str]:
+    """The URL of a server whose tokens take three times the interval."""
     scripted.script.delay, scripted.script.tokens_per_step = 0.15, 4
-    with serve(make_app(scripted)) as url:
-        openai = OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+    with serve(make_app(scripted, **IMPATIENT)) as url:
+        yield url
+
+
+def test_openai_ignores_the_signs(slow_server: str) -> None:
+    openai = OpenAI(base_url=f"{slow_server}/v1", api_key="x", max_retries=0)
+    said = [{"role": "user", "content": "Hi"}]
+    chat = openai.chat.completions.create(
+        model=MODEL,
+        messages=said,
+        stream=True,
+        max_tokens=8,  # type: ignore[call-overload]
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chat)
+    with openai.responses.stream(model=MODEL, input="Hi", max_output_tokens=8) as events:
+        deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+    assert text and REPLY.startswith(text) and "".join(deltas) == text
+
+
+def test_anthropic_ignores_the_signs(slow_server: str) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=slow_server, api_key="x", max_retries=0) as client:
         said = [{"role": "user", "content": "Hi"}]
-        chat = openai.chat.completions.create(
-            model=MODEL,
-            messages=said,
-            stream=True,
-            max_tokens=8,  # type: ignore[call-overload]
-        )
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in chat)
-        with openai.responses.stream(model=MODEL, input="Hi", max_output_tokens=8) as events:
-            deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
-        assert text and REPLY.startswith(text) and "".join(deltas) == text
-        raw = httpx.post(
-            f"{url}/v1/messages", json={"messages": said, "max_tokens": 8, "stream": True}
-        ).text
-        assert raw.startswith(sse.COMMENT.decode()) and raw.count("event: ping") > 1
+        with client.messages.stream(model=MODEL, max_tokens=8, messages=said) as stream:
+            text = "".join(stream.text_stream)
+        assert text and REPLY.startswith(text)
+        assert stream.get_final_message().usage.output_tokens == 8

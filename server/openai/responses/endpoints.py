@@ -80,7 +80,9 @@ async def create_response(
     collector = Collector(serving, conversation.requests)
     if body.background:
         job = responses.start(answer, own, collector, body.stream)
-        return JobStream(job, 0) if body.stream else json_response(answer.as_answer())
+        if body.stream:
+            return JobStream(job, 0, responses.keep_alive)
+        return json_response(answer.as_answer())
     # Free the items, because Python objects take many times their text and the answer may take
     # minutes.
     packed = msgspec.json.encode(own if is_stored else [])
@@ -92,7 +94,7 @@ async def create_response(
 
     if body.stream:
         writer = ResponseWriter(answer, keep)
-        return EventStream(collector, writer, serving.metrics)
+        return EventStream(collector, writer, serving)
     (output,) = await generate_all(serving, conversation.requests)
     for _ in answer.push(output):
         pass
@@ -162,7 +164,7 @@ async def retrieve_response(
     """
     if stream:
         begin = 0 if starting_after is None else starting_after + 1
-        return JobStream(await responses.followed(response_id), begin)
+        return JobStream(await responses.followed(response_id), begin, responses.keep_alive)
     return _encoded((await responses.find(response_id)).response)
 
 

@@ -17,6 +17,7 @@ from ....runtime.files.kept_folder import kept_folder
 from ...config.server import ServerConfig
 from ...core.errors import InvalidRequest, NotFound, Unavailable, as_api_error
 from ...serving.collector import Collector
+from ...serving.sse import KeepAlive
 from ...serving.state import Serving
 from .items import Item
 from .job import MAX_EVENT_BYTES, Job
@@ -66,11 +67,17 @@ def check_store(config: ServerConfig) -> None:
 
 
 class Responses:
-    """The responses of a server. `keeps`: whether responses are stored."""
+    """The responses of a server.
+
+    Attributes:
+        keeps: Whether responses are stored.
+        keep_alive: What a silent stream of a background response sends.
+    """
 
     def __init__(self, serving: Serving) -> None:
         config = serving.config
         self.keeps = config.responses_store != "off"
+        self.keep_alive = KeepAlive(config.sse_ping_interval)
         self._store = ResponseStore(
             store_path(config),
             max_bytes=config.responses_store_size * 2**20,

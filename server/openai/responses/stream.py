@@ -12,9 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from ...core.answers import Answer
 from ...core.errors import ApiError, ClientGone
-from ...serving import sse
 from ...serving.collector import Update, unless_client_goes
-from ...serving.sse import named_event
+from ...serving.sse import KeepAlive, named_event
 from .job import Job
 from .live import LiveResponse
 from .output import ResponseEvent
@@ -95,12 +94,12 @@ class JobStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, job: Job, begin: int) -> None:
+    def __init__(self, job: Job, begin: int, keep_alive: KeepAlive) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._job, self._events = job, job.events
-        self._place = begin
+        self._place, self._keep_alive = begin, keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
@@ -133,13 +132,14 @@ class JobStream(Response):
                 await self._wait(news, send)
 
     async def _wait(self, news: asyncio.Event, send: Send) -> None:
-        """Wait for new events. Send a comment when the stream is quiet for long."""
+        """Wait for new events, and keep the stream open meanwhile."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(sse.QUIET_SECONDS):
+                async with asyncio.timeout(self._keep_alive.seconds):
                     await news.wait()
                     return
-            await send({"type": "http.response.body", "body": sse.COMMENT, "more_body": True})
+            body = self._keep_alive.content
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
     def _part(self) -> bytes:
         """Return the next events, at most about `_PART` bytes because many slow readers may

@@ -10,8 +10,6 @@ import httpx
 import pytest
 from fleet_fixtures import ScriptedFleet, served, until
 
-from piecework.server.fleet import waiting
-
 COMMENT, PING = b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 FAMILIES: dict[str, tuple[dict[str, Any], bytes]] = {
@@ -37,12 +35,6 @@ async def ask_while_it_loads(
     return await asked
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "BEGIN_SECONDS", 0.05)
-    monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.03)
-
-
 def events_of(content: bytes) -> list[Any]:
     lines = content.decode().splitlines()
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
@@ -51,7 +43,7 @@ def events_of(content: bytes) -> list[Any]:
 
 @pytest.mark.parametrize("path", FAMILIES)
 async def test_a_stream_is_kept_open_and_then_answered(scripted: ScriptedFleet, path: str) -> None:
-    async with served(scripted, "a", "b") as client:
+    async with served(scripted, "a", "b", sse_ping_interval=0.03) as client:
         answer = await ask_while_it_loads(client, scripted, path)
         loaded = await client.post(
             path if path != "/generate" else "/generate?model=b",
@@ -74,7 +66,7 @@ async def test_a_stream_is_kept_open_and_then_answered(scripted: ScriptedFleet, 
 async def test_an_error_behind_the_sign_is_the_last_event(
     scripted: ScriptedFleet, path: str
 ) -> None:
-    async with served(scripted, "a", "b") as client:
+    async with served(scripted, "a", "b", sse_ping_interval=0.03) as client:
         wrong = {"temperature": -1} if path != "/generate" else {"sampling_params": {"top_p": 5}}
         answer = await ask_while_it_loads(client, scripted, path, **wrong)
         assert answer.status_code == 200
@@ -88,7 +80,7 @@ async def test_an_error_behind_the_sign_is_the_last_event(
 async def test_a_model_that_cannot_be_loaded_is_told_in_the_stream(
     scripted: ScriptedFleet,
 ) -> None:
-    async with served(scripted, "a", "b") as client:
+    async with served(scripted, "a", "b", sse_ping_interval=0.03) as client:
         asked = asyncio.create_task(ask_while_it_loads(client, scripted, "/v1/chat/completions"))
         await until(lambda: "b" in scripted.engines)
         scripted.engines["b"].fault = "no memory"
@@ -99,6 +91,6 @@ async def test_a_model_that_cannot_be_loaded_is_told_in_the_stream(
 
 
 async def test_what_is_no_stream_is_answered_as_ever(scripted: ScriptedFleet) -> None:
-    async with served(scripted, "a", "b") as client:
+    async with served(scripted, "a", "b", sse_ping_interval=0.03) as client:
         answer = await ask_while_it_loads(client, scripted, "/v1/completions", stream=False)
     assert answer.json()["model"] == "b" and answer.headers["x-queue-place"] == "1"
