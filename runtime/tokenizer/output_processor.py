@@ -10,7 +10,7 @@ Texts are cut at stop strings.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -87,6 +87,8 @@ class RequestState:
         name: The client's name of the request, if it is not the id.
         belongs_to: Ids of the client's requests that contain this request. They abort it, too.
         deliver: Called with each output.
+        prediction_ids, tenant: See `GenerateRequest`.
+        accepted_prediction, rejected_prediction: Sums of those of `TokenOutput`.
     """
 
     deliver: Callable[[RequestOutput], None]
@@ -103,6 +105,8 @@ class RequestState:
         arrival_time: float = 0.0,
         belongs_to: frozenset[str] = frozenset(),
         name: str | None = None,
+        prediction_ids: Sequence[int] = (),
+        tenant: str = "",
     ) -> None:
         self.rid = rid
         self.name = name or rid
@@ -112,6 +116,8 @@ class RequestState:
         self.priority = priority
         self.arrival_time = arrival_time
         self.belongs_to = belongs_to
+        self.prediction_ids, self.tenant = prediction_ids, tenant
+        self.accepted_prediction = self.rejected_prediction = 0
         self.output_ids: list[int] = []
         self.finished = False
         # Whether the current engine process has sent a token of the request.
@@ -144,6 +150,8 @@ class RequestState:
             priority=self.priority,
             arrival_time=self.arrival_time,
             eos_token_ids=self.eos_token_ids,
+            prediction_ids=list(self.prediction_ids),
+            tenant=self.tenant,
         )
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
@@ -200,6 +208,8 @@ def process_outputs(
             # 3. Counts, and values that are sent once, even if a restarted engine sends them again.
             state.delivered = True
             state.output_ids += ids
+            state.accepted_prediction += output.accepted_prediction
+            state.rejected_prediction += output.rejected_prediction
             if state.cached_tokens is None:
                 state.cached_tokens = output.cached_tokens
             prompt_logprobs = None if state.prompt_logprobs_sent else output.prompt_logprobs

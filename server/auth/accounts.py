@@ -216,6 +216,12 @@ def check_access(model: str) -> None:
         raise NotFound(message, param="model", code="model_not_found")
 
 
+def tenant() -> str:
+    """Return a name of the current request's key, for what requests of one key may share."""
+    key = current_key.get()
+    return "" if key is None else key.name
+
+
 def allowed_priority(priority: int) -> int:
     """Return the priority of a request, which is at most that of its key."""
     key = current_key.get()

@@ -42,7 +42,7 @@ def _refused(remedy: str, *names: str, neutral: tuple[Any, ...] = ()) -> Others:
 _LEAVE_OUT = "leave it out"
 _OF_OPENAI = _hints(
     "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "service_tier", "store", "verbosity", "prediction",
+    "service_tier", "store", "verbosity",
 )  # fmt: skip
 _OF_SERVERS = _hints(
     # vLLM

@@ -19,10 +19,10 @@ from ..serving.collector import Collector
 from ..serving.sse import EventStream
 from ..serving.state import Serving, ServingDep, json_response
 from .chunks import (
-    ChatUsageAnswer,
     ChunkWriter,
     CompletionTokensDetails,
     GenerationAnswer,
+    UsageAnswer,
     head,
     usage_of,
 )
@@ -72,7 +72,7 @@ class ChatCompletion(GenerationAnswer, kw_only=True):
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: Sequence[ChatChoice]
-    usage: ChatUsageAnswer
+    usage: UsageAnswer
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -110,7 +110,7 @@ class ChatCompletionChunk(GenerationAnswer, kw_only=True):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: Sequence[ChatChunkChoice]
-    usage: ChatUsageAnswer | UnsetType | None = UNSET
+    usage: UsageAnswer | UnsetType | None = UNSET
 
 
 @router.post(
@@ -162,12 +162,14 @@ def _completion(
 
 def chat_usage(
     conversation: Conversation, tokenizer: Tokenizer, samples: int, completion_tokens: int
-) -> ChatUsageAnswer:
+) -> UsageAnswer:
     """Return `usage`. For models that think it includes the number of thought tokens."""
     usage = usage_of(conversation.requests, samples, completion_tokens)
     if conversation.thinking is not None:
         thoughts = conversation.reasoning_tokens(tokenizer)
-        usage.completion_tokens_details = CompletionTokensDetails(thoughts)
+        details = usage.completion_tokens_details or CompletionTokensDetails()
+        details.reasoning_tokens = thoughts
+        usage.completion_tokens_details = details
     return usage
 
 
@@ -281,5 +283,5 @@ class _ChatChunks(ChunkWriter):
                 piece = ToolCallPiece(index=self._calls[index] - 1, function=function)
         return ChatDelta(tool_calls=[piece])
 
-    def usage(self) -> ChatUsageAnswer:
+    def usage(self) -> UsageAnswer:
         return chat_usage(self._conversation, self._tokenizer, self._samples, self.sent_tokens)

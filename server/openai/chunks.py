@@ -22,20 +22,23 @@ class PromptTokensDetails(Answer):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Answer):
+    """Thoughts are counted for models that think, and the other two for requests with a
+    `prediction`: its tokens that were verified, and were right or wrong.
+    """
+
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
+
+
 class UsageAnswer(Answer):
+    """`completion_tokens_details` is set if it has a member."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-
-
-class CompletionTokensDetails(Answer):
-    reasoning_tokens: int
-
-
-class ChatUsageAnswer(UsageAnswer):
-    """`completion_tokens_details` is set for models that think."""
-
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
@@ -61,20 +64,24 @@ def head(serving: Serving, request_id: str) -> dict[str, Any]:
     }
 
 
-def usage_of(
-    requests: Sequence[RequestState], samples: int, completion_tokens: int
-) -> ChatUsageAnswer:
+def usage_of(requests: Sequence[RequestState], samples: int, completion_tokens: int) -> UsageAnswer:
     """Return `usage` of one HTTP request: each prompt once, and every sampled token."""
     prompt_tokens = cached_tokens = 0
     for request in requests[::samples]:
         prompt_tokens += len(request.prompt_ids)
         cached_tokens += request.cached_tokens or 0
-    return ChatUsageAnswer(
+    usage = UsageAnswer(
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
         PromptTokensDetails(cached_tokens),
     )
+    if requests[0].prediction_ids:
+        usage.completion_tokens_details = CompletionTokensDetails(
+            accepted_prediction_tokens=sum(each.accepted_prediction for each in requests),
+            rejected_prediction_tokens=sum(each.rejected_prediction for each in requests),
+        )
+    return usage
 
 
 class ChunkWriter(ABC):

@@ -18,7 +18,7 @@ from ..serving.sse import EventStream
 from ..serving.state import Serving, ServingDep, json_response
 from ..serving.structured import grammar_of
 from .chunks import ChunkWriter, GenerationAnswer, UsageAnswer, head, usage_of
-from .generation import best, generation_requests
+from .generation import best, generation_requests, prediction_ids
 from .infill import with_suffix
 from .logprobs import CompletionLogprobs, CompletionLogprobsAnswer, PromptLogprobs, prompt_logprobs
 from .requests import CompletionRequest
@@ -68,7 +68,14 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
         body, prompts = await with_suffix(serving, body, prompts)
     request_id = f"cmpl-{uuid.uuid4().hex}"
     grammar = await grammar_of(serving, body)
-    requests = generation_requests(serving, body, request_id, prompts, grammar)
+    requests = generation_requests(
+        serving,
+        body,
+        request_id,
+        prompts,
+        grammar,
+        prediction=await prediction_ids(serving, body),
+    )
     start = head(serving, request_id)
     choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]
     if body.stream:

@@ -23,7 +23,7 @@ from ..parsing.choice import choose_reasoning
 from ..parsing.events import CallBegins, Event, Parser, PlainText
 from ..parsing.reasoning import ReasoningFormat
 from ..serving.state import THREAD_FROM, Serving
-from .generation import generation_requests
+from .generation import generation_requests, prediction_ids
 from .rendering import render_chat
 from .requests import ChatCompletionRequest, ChatOptions
 from .tools import chat_grammar, format_of, tool_use
@@ -118,7 +118,10 @@ async def begin(
     budget: dict[str, Any] = {}
     if body.thinking_budget is not None and form is not None:
         budget = form.budget(tokenizer, body.thinking_budget[1], is_open=opens_thought)
-    requests = generation_requests(serving, body, request_id, [ids], grammar, visible, **budget)
+    prediction = await prediction_ids(serving, body)
+    requests = generation_requests(
+        serving, body, request_id, [ids], grammar, visible, prediction, **budget
+    )
     # The messages are in the prompt now. Free their memory, because the answer may take minutes.
     body.messages.clear()
     body.chat_template_kwargs.clear()

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..core.errors import InvalidRequest
+from ..core.limits import check_text
 from ..serving.kept_logprobs import check_logprobs
 from ..serving.request_builder import WireNames, build_requests, check_prompt_logprobs
 from ..serving.state import Serving
@@ -21,12 +22,13 @@ def generation_requests(
     prompts: Sequence[list[int]],
     grammar: str | None,
     visible: frozenset[int] = frozenset(),
+    prediction: Sequence[int] = (),
     **values: Any,
 ) -> list[RequestState]:
     """Return `body.samples` sequences for each prompt, prompt by prompt. Raise `InvalidRequest`.
 
-    `visible` are special tokens that are part of the text. `values` are more parameters of
-    `SamplingParams`.
+    `visible` are special tokens that are part of the text, `prediction` the tokens of
+    `body.prediction`. `values` are more parameters of `SamplingParams`.
     """
     if isinstance(body, ChatCompletionRequest):
         prompt, top, echo = "messages", "top_logprobs", False
@@ -67,6 +69,7 @@ def generation_requests(
             max_tokens=max_tokens,
             include_stop=body.include_stop_str_in_output,
             visible=visible,
+            prediction=prediction,
             priority=body.priority,
             arrival_time=arrival,
             belongs_to=frozenset({request_id}),
@@ -82,6 +85,21 @@ def generation_requests(
     if max_tokens is not None and not body.stream:
         check_logprobs(requests, top)
     return requests
+
+
+async def prediction_ids(
+    serving: Serving, body: CompletionRequest | ChatCompletionRequest
+) -> list[int]:
+    """Return the tokens of the text that the client expects, or none."""
+    if body.prediction is None:
+        return []
+    text, name = "".join(body.prediction.content), "prediction"
+    # The tokens are kept instead. The answer may take minutes.
+    body.prediction.content.clear()
+    check_text(len(text), name)
+    ids = await serving.encode(text, add_special_tokens=False, param=name)
+    serving.limits.check_length(len(ids), name)
+    return ids
 
 
 def best(outputs: Sequence[RequestOutput], samples: int, n: int) -> list[RequestOutput]:

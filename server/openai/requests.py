@@ -7,7 +7,6 @@ OpenAI's, such as `top_k`, are named as in vLLM and SGLang.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic_core
@@ -15,9 +14,7 @@ from pydantic import (
     AfterValidator,
     FailFast,
     Field,
-    PlainValidator,
     ValidationInfo,
-    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -40,6 +37,7 @@ from ..core.schemas import (
     only,
 )
 from ..serving.structured import OpenAIStructuredFields
+from .content import Content, Prediction
 from .tools import ToolFields
 
 
@@ -70,6 +68,7 @@ class GenerationBody(SamplingFields, OpenAIStructuredFields):
     min_tokens: Count = 0
     include_stop_str_in_output: bool = False
     priority: Priority = 0
+    prediction: Prediction | None = None
 
     lora_path: Unsupported = None
     use_beam_search: Unsupported = None
@@ -158,58 +157,6 @@ class ToolCall(WireModel):
             "function": {"name": self.function.name, "arguments": arguments},
         }
         return call if self.id is None else {"id": self.id, **call}
-
-
-def parse_content(value: Any, info: ValidationInfo) -> str | list[str]:
-    """Return the text of a message: a string, or the texts of its content parts.
-
-    The chat template joins the texts of content parts.
-    """
-    by_assistant = info.data.get("role") == "assistant"
-    if isinstance(value, str):
-        return value
-    beside = ("tool_calls", "refusal", "reasoning_content", "reasoning")
-    if value is None and by_assistant and any(info.data.get(name) for name in beside):
-        return ""
-    if value is None:
-        raise PydanticCustomError("missing", "Field required")
-    if not isinstance(value, list):
-        raise PydanticCustomError(
-            "content_type", "Input should be a string or a list of content parts"
-        )
-    return [
-        _part_text(part, index, ("text", "refusal") if by_assistant else ("text",))
-        for index, part in enumerate(value)
-    ]
-
-
-def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
-    """Return the text of a content part. It is the member named like the part's type."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(kind) if kind in kinds else None
-    if not isinstance(text, str):
-        message = (
-            "content part {index} is not of type {kinds} with a text; this model reads only text"
-        )
-        raise PydanticCustomError(
-            "unsupported_content", message, {"index": index, "kinds": " or ".join(kinds)}
-        )
-    return text
-
-
-Content = Annotated[
-    str | list[str],
-    PlainValidator(parse_content),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "object"}},
-                {"type": "null"},
-            ]
-        }
-    ),
-]
 
 
 def _of_assistant(value: Any, info: ValidationInfo) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...runtime.core.sampling_params import SamplingParams
 from ...runtime.tokenizer.output_processor import RequestState, TextOptions
-from ..auth.accounts import allowed_priority
+from ..auth.accounts import allowed_priority, tenant
 from ..core.errors import InvalidRequest
 from ..core.limits import MAX_PROMPT_LOGPROBS, MAX_STREAMED_PROMPT_LOGPROBS
 from ..core.schemas import SamplingFields
@@ -50,6 +50,7 @@ def build_requests(
     arrival_time: float,
     belongs_to: frozenset[str],
     visible: frozenset[int] = frozenset(),
+    prediction: Sequence[int] = (),
     **values: Any,
 ) -> list[RequestState]:
     """Return the samples of one prompt, one for each name in `called`. Raise `InvalidRequest`.
@@ -57,6 +58,7 @@ def build_requests(
     Args:
         max_tokens: An upper limit, which a long prompt lowers. None is the server's default.
         visible: Attribute of `TextOptions`.
+        prediction: Tokens of the text that the client expects.
         values: Parameters whose names differ between families, by the names of `SamplingParams`.
     """
     # 1. The prompt and the token ids belong to the model's vocabulary, and the answer has room.
@@ -108,6 +110,8 @@ def build_requests(
             arrival_time=arrival_time,
             belongs_to=belongs_to,
             name=name,
+            prediction_ids=prediction,
+            tenant=tenant(),
         )
         for sample, name in enumerate(called)
     ]

@@ -255,3 +255,35 @@ async def test_many_schemas_and_calls_are_followed(server: ServerProcess) -> Non
         partial(tool_calls.run, replace(target, api=Api.CHAT), tools, Report(None)),
     ):
         assert await asyncio.to_thread(measured) == 0
+
+
+async def test_a_prediction_changes_no_answer_and_is_counted(
+    client: openai.AsyncOpenAI, server: ServerProcess
+) -> None:
+    chat: dict[str, Any] = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Tell me about foxes."}],
+        **GREEDY,
+    }
+    plain = await client.chat.completions.create(**chat)
+    text = plain.choices[0].message.content
+    assert text is not None and plain.usage is not None
+    parts = [{"type": "text", "text": part} for part in (text[:20], text[23:])]
+    for content in (text, parts):
+        found = await client.chat.completions.create(
+            **chat, prediction={"type": "content", "content": content}
+        )
+        assert found.choices[0].message.content == text
+        details = found.usage and found.usage.completion_tokens_details
+        # A random model's text has other tokens when it is encoded again, so most may be wrong.
+        assert details is not None and details.accepted_prediction_tokens is not None
+        assert details.rejected_prediction_tokens is not None
+    metrics = httpx.get(f"{server.url}/metrics").text
+    accepted = re.findall(r"^vllm:spec_decode_num_accepted_tokens_total.* (\S+)$", metrics, re.M)
+    assert float(accepted[0]) > 0
+    with pytest.raises(openai.BadRequestError, match="prediction has"):
+        await client.chat.completions.create(
+            **chat, prediction={"type": "content", "content": "fox " * 9000}
+        )
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        await client.chat.completions.create(**chat, prediction={"type": "file", "content": "a"})

@@ -91,7 +91,7 @@ async def test_a_suffix_without_such_tokens(client: httpx.AsyncClient) -> None:
     "members",
     [
         {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "store": False},
-        {"metadata": {"a": "b"}, "service_tier": "flex", "store": True, "prediction": {}},
+        {"metadata": {"a": "b"}, "service_tier": "flex", "store": True},
         {"verbosity": "medium", "seed": 3, "logit_bias": {"5": 1}, "max_completion_tokens": 1},
     ],
 )
