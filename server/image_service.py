@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from ..runtime.core.messages import DiffusionInfo
 from .app import COMMON_ROUTERS, build_app
 from .config.images import ImageServerConfig
-from .engine.supervisor import settings_of
+from .engine.settings import settings_of
 from .images import generations
 from .images.client import ImageClient
 from .images.state import ImageMetrics, ImageServing

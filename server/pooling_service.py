@@ -15,7 +15,7 @@ from ..runtime.pooling.prompts import Prompts
 from ..runtime.tokenizer.tokenizer import load_tokenizer
 from .app import BATCH_ROUTERS, COMMON_ROUTERS, add_batches, build_app
 from .config.pooling import PoolingServerConfig
-from .engine.supervisor import settings_of
+from .engine.settings import settings_of
 from .pooling import classify, embeddings, scoring
 from .pooling.client import PoolingClient
 from .pooling.state import PoolingMetrics, PoolingServing

@@ -18,7 +18,7 @@ from .config.server import ServerConfig
 from .engine.client import EngineClient
 from .engine.interface import TextEngine
 from .engine.replicas import Replicas
-from .engine.supervisor import settings_of
+from .engine.settings import settings_of
 from .openai.responses.service import check_store
 from .parsing.choice import AUTO, choose_format, choose_reasoning
 from .parsing.detection import detect

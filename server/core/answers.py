@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 
 import msgspec
 from fastapi import FastAPI
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 _REFERENCE = "#/components/schemas/"
 _TYPES: dict[Any, dict[str, Any]] = {
@@ -57,10 +57,14 @@ class Answer(msgspec.Struct, gc=False):
 
 
 class ErrorDetail(Answer):
+    """`retry_after` is in seconds. `phase` says what an engine does that does not serve yet."""
+
     message: str
     type: str
     param: str | None
     code: str | None
+    retry_after: int | UnsetType = UNSET
+    phase: str | UnsetType = UNSET
 
 
 class ErrorAnswer(Answer):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from .answers import Answer
 
 VERSION_HEADER = "anthropic-version"  # Anthropic's clients send it with every request.
@@ -22,8 +24,12 @@ _TYPES = {
 
 
 class MessagesError(Answer):
+    """The last two members are those of `ErrorDetail`."""
+
     type: str
     message: str
+    retry_after: int | UnsetType = UNSET
+    phase: str | UnsetType = UNSET
 
 
 class MessagesErrorAnswer(Answer, kw_only=True):
@@ -42,7 +48,12 @@ def is_messages(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bool:
 
 
 def as_anthropic(
-    status: int, code: str | None, message: str, request_id: str
+    status: int,
+    code: str | None,
+    message: str,
+    request_id: str,
+    retry_after: int | UnsetType = UNSET,
+    phase: str | UnsetType = UNSET,
 ) -> tuple[int, MessagesErrorAnswer]:
     """Convert an error with OpenAI's status and code to Anthropic's status and answer.
 
@@ -54,5 +65,5 @@ def as_anthropic(
     if status == 503 and code != "engine_unavailable":
         status = OVERLOADED
     default = "invalid_request_error" if status < 500 else "api_error"
-    error = MessagesError(_TYPES.get(status, default), message)
+    error = MessagesError(_TYPES.get(status, default), message, retry_after, phase)
     return status, MessagesErrorAnswer(error=error, request_id=request_id)

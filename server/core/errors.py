@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
+from msgspec import UNSET, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +27,7 @@ MODEL = "piecework.model"  # The model of the server that refused the request.
 REQUEST_ID = "piecework.request_id"  # `X-Request-Id` of the answer.
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _TOO_MANY = "too_many_sequences"
-ENGINE_RETRY_SECONDS = 5  # `Retry-After` while the engine starts or restarts.
+ENGINE_RETRY_SECONDS = 5  # `Retry-After` while the engine does not serve.
 
 
 class ApiError(Exception):
@@ -62,25 +63,36 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
         reason: str | None = None,
+        phase: str | UnsetType = UNSET,
     ) -> None:
-        """`reason` replaces the message in the log if the message quotes a user's text."""
+        """`reason` replaces the message in the log if the message quotes a user's text. `phase`
+        says what an engine does that does not serve yet.
+        """
         super().__init__(message)
         self.message = message
         self.reason = reason
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.phase = phase
 
     def answer(self) -> ErrorAnswer:
         """Return the answer in OpenAI's format."""
-        return ErrorAnswer(ErrorDetail(self.message, self.type, self.param, self.code))
+        detail = self.message, self.type, self.param, self.code
+        return ErrorAnswer(ErrorDetail(*detail, self._retry_after, self.phase))
+
+    @property
+    def _retry_after(self) -> int | UnsetType:
+        seconds = self.headers.get("Retry-After") if self.status == Unavailable.status else None
+        return UNSET if seconds is None else int(seconds)
 
     def answer_for(
         self, path: str, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()
     ) -> tuple[int, ErrorAnswer | MessagesErrorAnswer]:
         """Return status and answer in the format for the request's path and headers."""
         if is_messages(path, headers):
-            return as_anthropic(self.status, self.code, self.message, request_id)
+            more = self._retry_after, self.phase
+            return as_anthropic(self.status, self.code, self.message, request_id, *more)
         return self.status, self.answer()
 
     def response(self, scope: Scope) -> Response:
@@ -166,11 +178,12 @@ def as_api_error(error: Exception) -> ApiError:
             )
         case EngineUnavailable():
             message = f"No request can be served now: {error}."
-            return Unavailable(
-                message,
-                code="engine_unavailable",
-                headers={"Retry-After": str(ENGINE_RETRY_SECONDS)},
-            )
+            seconds = ENGINE_RETRY_SECONDS
+            phase: str | UnsetType = UNSET
+            if error.progress is not None:
+                phase, seconds = error.progress
+            headers = {"Retry-After": str(seconds)}
+            return Unavailable(message, code="engine_unavailable", headers=headers, phase=phase)
         case HTTPException(status_code=404):
             return NotFound("No such path.", headers=error.headers)
         case HTTPException(status_code=405):

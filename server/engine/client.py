@@ -23,9 +23,10 @@ from ...runtime.core.messages import (
 )
 from ...runtime.tokenizer.output_processor import RequestState, process_outputs
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from .settings import SupervisorSettings
 from .spawn import LANGUAGE_MODEL
 from .state import EngineState, EngineUnavailable
-from .supervisor import EngineSupervisor, SupervisorSettings
+from .supervisor import EngineSupervisor
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from ...runtime.core.engine_info import EngineInfo
 from ...runtime.core.messages import EngineStats, ProfileAnswer, StartProfile, StopProfile
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from .state import EngineState
+from .state import EngineState, EngineUnavailable, Progress
 
 
 class Engine(Protocol):
@@ -50,6 +50,11 @@ class Engine(Protocol):
 
     @property
     def capacity(self) -> int: ...
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the engine does before it serves at full speed, or None if it does."""
+        ...
 
     @property
     def replicas(self) -> Sequence[Engine]:
@@ -92,3 +97,10 @@ class TextEngine(Engine, Protocol):
     async def flush_cache(self) -> int: ...
 
     async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]: ...
+
+
+def unavailable(engine: Engine) -> EngineUnavailable:
+    """Return the error for a request that an engine cannot serve in its state."""
+    progress = engine.progress
+    doing = "" if progress is None else f" ({progress.phase})"
+    return EngineUnavailable(f"the engine is {engine.state}{doing}", progress)

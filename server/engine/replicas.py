@@ -21,8 +21,8 @@ from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .client import EngineClient
 from .prefix_index import BLOCK, PrefixIndex, block_hashes
-from .state import EngineState, EngineUnavailable, QueueFull
-from .supervisor import SupervisorSettings
+from .settings import SupervisorSettings
+from .state import EngineState, EngineUnavailable, Progress, QueueFull
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +202,11 @@ class Replicas:
     @property
     def num_unfinished(self) -> int:
         return sum(each.num_unfinished for each in self.replicas)
+
+    @property
+    def progress(self) -> Progress | None:
+        """That of the first replica that is not at full speed."""
+        return next(filter(None, (each.progress for each in self.replicas)), None)
 
     @property
     def capacity(self) -> int:

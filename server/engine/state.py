@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class EngineState(StrEnum):
@@ -17,8 +18,22 @@ class EngineState(StrEnum):
     STOPPED = "stopped"
 
 
+class Progress(NamedTuple):
+    """What an engine does before it serves, or before it serves at full speed.
+
+    `retry_after` is the number of seconds after which a client should try again.
+    """
+
+    phase: str
+    retry_after: int
+
+
 class EngineUnavailable(Exception):
-    """The engine has failed or is stopping, so requests cannot be served."""
+    """The engine is starting, has failed or is stopping, so requests cannot be served."""
+
+    def __init__(self, message: str, progress: Progress | None = None) -> None:
+        super().__init__(message)
+        self.progress = progress
 
 
 class QueueFull(Exception):

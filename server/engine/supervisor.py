@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import subprocess
+import time
 from collections.abc import Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any
 
 from ...runtime.core.generation import FinishReason
 from ...runtime.core.messages import EngineAlive, EngineFailed, Shutdown
@@ -16,7 +17,7 @@ from .connection import EngineConnection
 from .crash_limit import CrashLimit
 from .interface import Engine
 from .spawn import spawn
-from .state import EngineState, EngineUnavailable, QueueFull
+from .state import EngineState, EngineUnavailable, Progress, QueueFull
 from .successor import Successor
 from .unfinished import R, UnfinishedRequests
 from .watchdog import Watchdog
@@ -24,40 +25,9 @@ from .watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT = 5.0
-
-
-class ServerSettings(Protocol):
-    """The settings of a server that concern the supervision of its engine."""
-
-    @property
-    def max_queued_requests(self) -> int: ...
-
-    @property
-    def log_level(self) -> str: ...
-
-    @property
-    def watchdog_timeout(self) -> float: ...
-
-
-class SupervisorSettings(TypedDict, total=False):
-    """The keyword arguments that every engine client passes to its supervisor."""
-
-    max_queued_requests: int
-    log_level: str
-    watchdog_timeout: float
-    process: subprocess.Popen[bytes] | None
-
-
-def settings_of(
-    config: ServerSettings, process: subprocess.Popen[bytes] | None
-) -> SupervisorSettings:
-    """Return the supervisor's settings of a server's config."""
-    return SupervisorSettings(
-        max_queued_requests=config.max_queued_requests,
-        log_level=config.log_level,
-        watchdog_timeout=config.watchdog_timeout,
-        process=process,
-    )
+# Bounds of the seconds after which clients try again while an engine starts. OpenAI's client waits
+# for at most 60 s.
+LEAST_RETRY, MOST_RETRY = 5, 60
 
 
 class EngineSupervisor(UnfinishedRequests[R]):
@@ -117,6 +87,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._stopped = False
         self._crashes = CrashLimit()
         self._watchdog = Watchdog(watchdog_timeout)
+        self._began = time.monotonic()  # The start of the current process.
         self._hung = False
         self._successor: Successor | None = None  # Not ready yet.
         self._taking_over: Successor | None = None  # Ready, and its predecessor is ending.
@@ -132,6 +103,17 @@ class EngineSupervisor(UnfinishedRequests[R]):
         """Seconds since the engine process's last sign of life."""
         return self._watchdog.silence
 
+    @property
+    def progress(self) -> Progress | None:
+        """What the process does before it serves, or its successor before it takes over."""
+        passed = int(time.monotonic() - self._began)
+        if self.state in (EngineState.STARTING, EngineState.RESTARTING):
+            # It is likely to take as long again as it has taken so far.
+            return Progress(self._watchdog.doing, min(max(passed, LEAST_RETRY), MOST_RETRY))
+        if self._successor is not None and self._successor.doing is not None:
+            return Progress(f"serving without kernels; {self._successor.doing}", LEAST_RETRY)
+        return None
+
     async def start(self) -> None:
         """Start the engine process and return at once. `wait_ready` waits until it serves.
 
@@ -143,6 +125,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._ready.clear()
         self.failed.clear()
         self._crashes = CrashLimit()
+        self._began = time.monotonic()
         self._supervisor = asyncio.create_task(self._supervise())
 
     async def wait_ready(self) -> bool:
@@ -376,6 +359,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         )
         self.state = EngineState.RESTARTING
         self.restarts += 1
+        self._began = time.monotonic()
         self._ready.clear()
         self._interrupted("the engine process ended")
 

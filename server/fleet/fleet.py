@@ -58,7 +58,7 @@ class Fleet:
     """
 
     restarts = hangs = 0
-    silence = 0.0
+    silence, progress = 0.0, None
     engine_pid: int | None = None
     replicas: Sequence[Engine] = ()
 

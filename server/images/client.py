@@ -16,8 +16,8 @@ from ...runtime.core.messages import (
 )
 from ...runtime.diffusion.config import DiffusionConfig
 from ..engine.results import Job, ResultClient
+from ..engine.settings import SupervisorSettings
 from ..engine.spawn import DIFFUSION_PIPELINE
-from ..engine.supervisor import SupervisorSettings
 
 
 class ImageJob(Job[GenerateImage, ImageOutput]):

@@ -13,9 +13,9 @@ from ...runtime.pooling.config import PoolingConfig
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..core.errors import InternalError
 from ..engine.results import Job, ResultClient
+from ..engine.settings import SupervisorSettings
 from ..engine.spawn import POOLING_MODEL
 from ..engine.state import EngineUnavailable
-from ..engine.supervisor import SupervisorSettings
 
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 

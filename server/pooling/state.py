@@ -16,7 +16,7 @@ from ..config.pooling import PoolingServerConfig
 from ..core.answers import Answer
 from ..core.errors import InvalidRequest
 from ..core.limits import Limits
-from ..engine.state import EngineUnavailable
+from ..engine.interface import unavailable
 from ..observability.metrics import Figure, MetricRegistry
 from ..observability.request_record import current_record
 from ..serving.state import AnyServing, ModelCard, TextThreads, serving_of
@@ -71,7 +71,7 @@ class PoolingServing(AnyServing):
     def info(self) -> PoolingInfo:
         """The engine's info. Raises `EngineUnavailable` before the engine was first ready."""
         if self.engine.info is None:
-            raise EngineUnavailable(f"the engine is {self.engine.state}")
+            raise unavailable(self.engine)
         return self.engine.info
 
     @cached_property

@@ -17,7 +17,8 @@ from ...runtime.tokenizer.output_processor import RequestState
 from ...version import __version__
 from ..core.answers import Answer, answers
 from ..core.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
-from ..engine.state import EngineState, EngineUnavailable
+from ..engine.interface import unavailable
+from ..engine.state import EngineState
 from .collector import generate_all, unless_client_goes
 from .state import AnyServing, AnyServingDep, ServingDep, json_response
 
@@ -27,10 +28,14 @@ GENERATE_TIMEOUT = 20.0  # Seconds in which a healthy server generates one token
 
 
 class Health(Answer):
-    """The health of a server. `replicas` has their states if some do not serve."""
+    """The health of a server. `replicas` has their states if some do not serve.
+
+    `phase` says what the engine still does before it serves at full speed.
+    """
 
     status: EngineState | Literal["degraded"]
     replicas: list[EngineState] | UnsetType = UNSET
+    phase: str | UnsetType = UNSET
 
 
 class Version(Answer):
@@ -92,7 +97,9 @@ async def version() -> Response:
 def _health(serving: AnyServing) -> Health:
     states = [replica.state for replica in serving.engine.replicas]
     if all(state is EngineState.READY for state in states):
-        return Health(serving.engine.state)
+        progress = serving.engine.progress
+        phase = UNSET if progress is None else progress.phase
+        return Health(serving.engine.state, phase=phase)
     return Health("degraded", states)
 
 
@@ -103,5 +110,4 @@ def _not_ready(request: Request, serving: AnyServing) -> Response | None:
     """
     if serving.engine.state is EngineState.READY:
         return None
-    error = as_api_error(EngineUnavailable(f"the engine is {serving.engine.state}"))
-    return error.response(request.scope)
+    return as_api_error(unavailable(serving.engine)).response(request.scope)

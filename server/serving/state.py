@@ -25,8 +25,7 @@ from ..auth.accounts import check_access, may_use
 from ..core.answers import Answer
 from ..core.errors import InvalidRequest, NotFound
 from ..core.limits import MAX_SEQUENCES, Limits
-from ..engine.interface import Engine, TextEngine
-from ..engine.state import EngineUnavailable
+from ..engine.interface import Engine, TextEngine, unavailable
 from ..observability.metrics import MetricRegistry, Metrics
 from .kept_logprobs import KeptLogprobs
 
@@ -150,7 +149,7 @@ class Serving(AnyServing):
     def info(self) -> EngineInfo:
         """Facts about the engine. Raises `EngineUnavailable` until the engine was ready once."""
         if self.engine.info is None:
-            raise EngineUnavailable(f"the engine is {self.engine.state}")
+            raise unavailable(self.engine)
         return self.engine.info
 
     @property

@@ -162,7 +162,8 @@ def error_of(response: httpx.Response, status: int, param: str | None = None) ->
     assert response.headers["content-type"] == "application/json"
     error: dict[str, Any] = response.json()["error"]
     assert set(response.json()) == {"error"}
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) - {"retry_after", "phase"} == {"message", "type", "param", "code"}
+    assert ("retry_after" in error) == (status == 503)
     assert error["message"] and isinstance(error["type"], str)
     assert error["param"] == param, error
     return error

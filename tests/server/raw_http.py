@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     def code(self) -> str:
         """The error's code; the error must have OpenAI's shape."""
         error: dict[str, Any] = json.loads(self.body)["error"]
-        assert set(error) == {"message", "type", "param", "code"}
+        assert set(error) - {"retry_after"} == {"message", "type", "param", "code"}
         return str(error["code"])
 
 

@@ -14,7 +14,7 @@ from piecework.runtime.core.generation import FinishReason, TokenLogprob, TokenO
 from piecework.runtime.core.messages import EngineStats, ProfileAnswer, StartProfile, StopProfile
 from piecework.runtime.tokenizer.output_processor import RequestState, process_outputs
 from piecework.runtime.tokenizer.tokenizer import Tokenizer
-from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
+from piecework.server.engine.state import EngineState, EngineUnavailable, Progress, QueueFull
 
 CONTEXT_LENGTH = 256
 REPLY = "Hello there, old friend! The weather is fine today."
@@ -97,6 +97,11 @@ class ScriptedEngine:
     @property
     def capacity(self) -> int:
         return 1000
+
+    @property
+    def progress(self) -> Progress | None:
+        is_starting = self.state in (EngineState.STARTING, EngineState.RESTARTING)
+        return Progress("preparing weights", 7) if is_starting else None
 
     def require_room(self, count: int) -> None:
         if self.state in (EngineState.FAILED, EngineState.STOPPED):

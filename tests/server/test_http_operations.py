@@ -122,8 +122,10 @@ async def test_an_engine_that_has_not_started_is_unavailable(
         else client.post(path, json={"text": "x", **body})
     )
     assert error_of(response, 503)["code"] == "engine_unavailable"
-    assert "starting" in response.text
-    assert int(response.headers["retry-after"]) > 0
+    detail = error_of(response, 503)
+    assert "starting (preparing weights)" in detail["message"]
+    assert (detail["phase"], detail["retry_after"]) == ("preparing weights", 7)
+    assert response.headers["retry-after"] == "7"
 
 
 async def test_requests_wait_while_the_engine_starts_again(

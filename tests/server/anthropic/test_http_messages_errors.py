@@ -21,7 +21,9 @@ def error_of(answer: httpx.Response, status: int, kind: str) -> str:
     assert answer.status_code == status, answer.text
     body = answer.json()
     assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
-    assert set(body["error"]) == {"type", "message"} and body["error"]["type"] == kind
+    assert set(body["error"]) - {"retry_after", "phase"} == {"type", "message"}
+    assert ("retry_after" in body["error"]) == (status in (503, 529))
+    assert body["error"]["type"] == kind
     assert body["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
     message: str = body["error"]["message"]
     return message

@@ -25,8 +25,8 @@ from engine_clients import (
     until,
 )
 from native_variants import needs_kernels
+from waiting_compiler import use_waiting_compiler
 
-from piecework.kernels.cpu.native.build import load_kernels
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState
@@ -36,29 +36,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_kernels]
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder. Its file `go` lets the compiler end, which "makes" the kernels of this test run,
-    or fails if there is a file `fail`.
-    """
-    kernels = load_kernels()
-    assert kernels is not None
-    script = tmp_path / "compiler"
-    script.write_text(
-        f"""#!/bin/sh
-case "$*" in *--version*) echo "compiler of {tmp_path}"; exit;; esac
-for each; do [ "$before" = -o ] && out=$each; before=$each; done
-case "$*" in
-*-shared*)
-  while [ ! -e {tmp_path}/go ]; do sleep 0.05; done
-  [ ! -e {tmp_path}/fail ] || {{ echo "the disk is on fire" >&2; exit 1; }}
-  cp {kernels._name} "$out";;
-*) [ -z "$out" ] || touch "$out";;
-esac
-"""
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("CXX", str(script))
+    """The folder of a compiler that waits."""
+    use_waiting_compiler(tmp_path, monkeypatch)
     monkeypatch.delenv("PIECEWORK_KERNELS")
-    monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path / "kernels"))
     return tmp_path
 
 
@@ -69,6 +49,7 @@ async def engine(model: str, compiler: Path) -> AsyncIterator[EngineClient]:
     await client.start()
     assert await client.wait_ready(), client.failure
     assert client.info is not None and client.info.attention_backend == "torch"
+    assert client.progress is not None and "without kernels" in client.progress.phase
     yield client
     await client.stop()
 
@@ -91,7 +72,7 @@ async def test_requests_go_on_in_the_process_that_has_the_kernels(
     assert [tokens(outputs) for outputs in results] == undisturbed
     assert engine.engine_pid not in (None, first) and engine.info is not None
     assert engine.info.attention_backend == "native"
-    assert (engine.state, engine.restarts) == (EngineState.READY, 0)
+    assert (engine.state, engine.restarts, engine.progress) == (EngineState.READY, 0, None)
     await assert_nothing_left(engine)
     await until(lambda: not psutil.pid_exists(first))
 
