@@ -11,7 +11,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from ...kernels.platform.device_kernels import DeviceKernels
+from ...kernels.platform.platform import Platform
 from ..config.engine import EngineConfig
 from ..distributed.ranks import Ranks
 from ..files.folder import weight_files
@@ -20,18 +20,20 @@ from ..process.parent import KERNELS
 
 # Larger weights take longer to load twice than the kernels take to compile.
 _MOST_BYTES = 2**30
+_PROCESS_BYTES = 2**30  # Two processes without their weights.
 _UNPACKED = 4  # Bytes that plain torch needs for a byte of a GGUF file, at most.
 
 
 def starts_without_kernels(
-    config: EngineConfig, path: str, platform: DeviceKernels, ranks: Ranks
+    config: EngineConfig, path: str, platform: Platform, ranks: Ranks
 ) -> bool:
     """Return whether this process computes without kernels that are not compiled yet. If not,
     compile them.
 
-    A larger model waits for the kernels, and so does an engine whose results must not depend on the
-    time of the start, or that would publish the events of two prefix caches. Raise `ValueError` if
-    this process replaces one without kernels, but has none either.
+    A larger model waits for the kernels. So does an engine whose results must not depend on the
+    time of the start, which would publish the events of two prefix caches, or whose machine has no
+    memory for two processes. Raise `ValueError` if this process replaces one without kernels, but
+    has none either.
     """
     file, role = Path(path), os.environ.get(KERNELS)
     if (
@@ -41,7 +43,8 @@ def starts_without_kernels(
         and not config.batch_invariant
         and config.kv_events_config is None
         and ranks.size == 1
-        and _bytes_of(file, config) <= _MOST_BYTES
+        and (size := _bytes_of(file, config)) <= _MOST_BYTES
+        and 2 * size + _PROCESS_BYTES <= platform.memory().free
         and platform.leave_out_kernels()
     ):
         return True
