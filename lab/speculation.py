@@ -1,0 +1,235 @@
+"""Tokens per second with speculation and without it, in turn.
+
+    python -m piecework.lab.speculation
+
+Both engines run in this process. The workloads `edit` and `lookup` need an answer that a small
+model does not write by itself, so their tokens are forced: each step computes what it always does,
+and then every position gets the token of the wanted answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..runtime.core.ahead import Sampler
+from ..runtime.core.generation import GenerateRequest
+from ..runtime.core.sampling_params import SamplingParams
+from ..runtime.executor.step import PendingStep, StepTokens
+from ..runtime.llm import LLM
+from ..runtime.sampling.grammar import from_json_schema
+from ..runtime.sampling.sampler import KnownSamples
+
+_MOST_TOKENS = 700
+_numbers = count()
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "city": {"enum": ["Paris", "Berlin", "Madrid", "Rome", "Vienna"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "email": {"type": "string", "maxLength": 30},
+        "is_customer": {"type": "boolean"},
+        "orders": {
+            "type": "array",
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "product": {"type": "string", "maxLength": 15},
+                    "quantity": {"type": "integer", "minimum": 1, "maximum": 9},
+                },
+                "required": ["product", "quantity"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["name", "city", "age", "email", "is_customer", "orders"],
+    "additionalProperties": False,
+}
+_QUESTIONS = (
+    "Tell me a story about a dragon named {}.", "Explain to a child how a {} works.",
+    "Write a letter to a friend who lives in {}.", "What is the history of {}?",
+)  # fmt: skip
+_THINGS = ("Ben", "a clock", "Lisbon", "paper", "a bridge", "a whale", "Oslo", "tea")
+
+
+class Job(NamedTuple):
+    """One request. If `answer` is set, its tokens are forced."""
+
+    prompt: list[int]
+    params: SamplingParams
+    prediction: Sequence[int] = ()
+    answer: list[int] | None = None
+
+
+class Result(NamedTuple):
+    """Tokens per second after the first one, and the texts."""
+
+    rate: float
+    tokens: list[list[int]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m piecework.lab.speculation", description=__doc__
+    )
+    parser.add_argument("--model", default="smollm2-135m", help="default: smollm2-135m")
+    parser.add_argument("--draft", help="a draft model for the engine with speculation")
+    parser.add_argument("--gsm8k", type=Path, help="test.jsonl of GSM8K, for the workload gsm8k")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each engine, in turn")
+    parser.add_argument("--only", default="", help="workloads to run, with commas; default: all")
+    options = parser.parse_args()
+    drafts = {"speculative_draft_model_path": options.draft} if options.draft else {}
+    engines = [
+        LLM(options.model, random_seed=1, speculative_algorithm=algorithm, **settings)
+        for algorithm, settings in (("none", {}), ("auto", drafts))
+    ]
+    loads = _workloads(engines[0], options.gsm8k)
+    chosen = options.only.split(",") if options.only else list(loads)
+    print(f"{'workload':<22}{'off, tokens/s':>15}{'on':>10}{'ratio':>8}{'least':>8}{'most':>8}")
+    for name in chosen:
+        ratios, rates = [], []
+        for _ in range(options.rounds):
+            # Each round has other requests, so that no answer is known from an earlier one.
+            jobs = loads[name]()
+            off, on = [_run(engine, jobs) for engine in engines]
+            ratios.append(on.rate / off.rate)
+            rates.append((off.rate, on.rate))
+        off_rate, on_rate = (statistics.median(each) for each in zip(*rates, strict=True))
+        print(
+            f"{name:<22}{off_rate:>15.1f}{on_rate:>10.1f}{statistics.median(ratios):>8.2f}"
+            f"{min(ratios):>8.2f}{max(ratios):>8.2f}",
+            flush=True,
+        )
+
+
+def _workloads(llm: LLM, gsm8k: Path | None) -> dict[str, Callable[[], list[Job]]]:
+    loads: dict[str, Callable[[], list[Job]]] = {
+        "edit 1": lambda: [_edit(llm, predicted=True)],
+        "edit 8": lambda: [_edit(llm, predicted=True) for _ in range(8)],
+        "lookup 1": lambda: [_edit(llm, predicted=False)],
+        "lookup 8": lambda: [_edit(llm, predicted=False) for _ in range(8)],
+        "json 1": lambda: [_json(llm)],
+        "json 8": lambda: [_json(llm) for _ in range(8)],
+        **{
+            f"chat {size}": (lambda size=size: [_chat(llm) for _ in range(size)])
+            for size in (1, 8, 32)
+        },
+    }
+    if gsm8k is not None:
+        lines = gsm8k.read_text(encoding="utf-8").splitlines()
+        questions = [json.loads(line)["question"] for line in lines]
+
+        def asked(size: int) -> list[Job]:
+            params = SamplingParams(temperature=0.0, max_new_tokens=128, ignore_eos=True)
+            return [
+                Job(llm.tokenizer.encode(f"Question: {questions[next(_numbers)]}\nAnswer:"), params)
+                for _ in range(size)
+            ]
+
+        loads |= {f"gsm8k {size}": (lambda size=size: asked(size)) for size in (1, 8, 32)}
+    return loads
+
+
+def _edit(llm: LLM, *, predicted: bool) -> Job:
+    """Return a request for a file of 150 lines with one change in it."""
+    number = next(_numbers)
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()[:150]
+    lines[3] = f"# Version {number}."
+    old = "\n".join(lines)
+    new = old.replace("class Result(NamedTuple):", "class Measured(NamedTuple):\n    # Renamed.")
+    encode = llm.tokenizer.encode
+    prompt = encode(
+        f"Rename the class Result to Measured in this file.\n\n{old}\n\nThe new file:\n"
+    )
+    answer = encode(new, add_special_tokens=False)
+    # The change is in the first part of the file.
+    length = min(len(answer), _MOST_TOKENS)
+    params = SamplingParams(temperature=0.0, max_new_tokens=length, ignore_eos=True)
+    prediction = encode(old, add_special_tokens=False) if predicted else []
+    return Job(prompt, params, prediction, answer)
+
+
+def _json(llm: LLM) -> Job:
+    number = next(_numbers)
+    prompt = llm.tokenizer.encode(f"Customer {number} as JSON:\n")
+    params = SamplingParams(
+        temperature=0.7, seed=number, max_new_tokens=160, grammar=from_json_schema(_SCHEMA)
+    )
+    return Job(prompt, params)
+
+
+def _chat(llm: LLM) -> Job:
+    number = next(_numbers)
+    question = _QUESTIONS[number % 4].format(_THINGS[number // 4 % 8])
+    prompt = llm.tokenizer.encode(f"{number}. {question}\n")
+    params = SamplingParams(temperature=1.0, seed=number, max_new_tokens=128, ignore_eos=True)
+    return Job(prompt, params)
+
+
+def _run(llm: LLM, jobs: list[Job]) -> Result:
+    """Run the requests together. Count from the first step in which all of them decode."""
+    found: dict[str, list[int]] = {}
+    answers: dict[str, list[int]] = {}
+    for job in jobs:
+        rid = str(next(_numbers))
+        found[rid] = []
+        if job.answer is not None:
+            answers[rid] = job.answer
+        llm.core.add(
+            GenerateRequest(
+                rid=rid,
+                input_ids=job.prompt,
+                params=job.params,
+                prediction_ids=list(job.prediction),
+            )
+        )
+    read, before = PendingStep.read, 0
+    PendingStep.read = _forced(read, answers) if answers else read  # type: ignore[method-assign]
+    began = time.perf_counter()
+    try:
+        while llm.core.has_work:
+            for output in llm.core.step().outputs:
+                assert output.error is None, output.error
+                found[output.rid] += output.token_ids
+            if not before and all(found.values()):
+                before, began = sum(map(len, found.values())), time.perf_counter()
+    finally:
+        PendingStep.read = read  # type: ignore[method-assign]
+    seconds = time.perf_counter() - began
+    llm.core.flush_cache()
+    return Result((sum(map(len, found.values())) - before) / seconds, list(found.values()))
+
+
+def _forced(
+    read: Callable[[PendingStep], list[StepTokens]], answers: dict[str, list[int]]
+) -> Callable[[PendingStep], list[StepTokens]]:
+    """Return a `PendingStep.read` that gives each position the token of its answer."""
+
+    def token(sampler: Sampler) -> int:
+        request: Any = getattr(sampler, "request", sampler)
+        # The placeholder of the step in flight is counted already.
+        place = sampler.num_output - request.num_placeholders
+        if sampler is not request:
+            place += request.num_placeholders
+        answer = answers[request.rid]
+        return answer[min(place, len(answer) - 1)]
+
+    def forced(step: PendingStep) -> list[StepTokens]:
+        if step.samples is not None:
+            step.samples.read()
+            step.samples = KnownSamples([token(sampler) for sampler in step.samplers])
+        return read(step)
+
+    return forced
+
+
+if __name__ == "__main__":
+    main()
