@@ -15,7 +15,6 @@ from ...kernels.platform.platform import Platform
 from ..config.engine import EngineConfig
 from ..distributed.ranks import Ranks
 from ..files.folder import weight_files
-from ..files.gguf_reader import open_gguf
 from ..process.parent import KERNELS
 
 # Larger weights take longer to load twice than the kernels take to compile.
@@ -60,6 +59,9 @@ def _stored_formats(file: Path) -> set[str]:
     """Return the names of the formats of the tensors in a GGUF file."""
     if file.suffix != ".gguf":
         return set()
+    # Only such files need the library.
+    from ..files.gguf_reader import open_gguf
+
     return {tensor.tensor_type.name for tensor in open_gguf(file).tensors}
 
 
