@@ -13,7 +13,7 @@ from .model_registry import ModelCode
 from .nodes import check_experts, check_nodes
 from .options import check_options, check_threads, option
 from .quantization_registry import ON_LOAD, find_formats
-from .speculation import SpeculationConfig
+from .speculation import HEADS, SpeculationConfig
 
 MODEL_IMPLS = ("auto", "piecework", "transformers")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -338,6 +338,12 @@ class EngineConfig(SpeculationConfig):
         self.check_speculation()
         check_threads(self.num_threads)
         check_experts(self.tp_size, self.ep_size)
+        if self.speculative_algorithm in HEADS and self.tp_size > 1:
+            raise ValueError(
+                f"--speculative-algorithm {self.speculative_algorithm} runs on one rank, because "
+                "the head reads whole embeddings and gives whole logits: leave --tp-size out, or "
+                "take auto"
+            )
         check_nodes(self.tp_size, self.nnodes, self.node_rank, self.dist_init_addr)
         if not 1 <= self.dist_timeout < float("inf"):
             raise ValueError(f"--dist-timeout must be at least 1 second, got {self.dist_timeout}")

@@ -34,7 +34,10 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
     "load_format": dict.fromkeys(("safetensors", "gguf", "hf"), "auto"),
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq"},
     # A draft model is used whatever else guesses.
-    "speculative_algorithm": {"NGRAM": "ngram", "STANDALONE": "prediction"},
+    "speculative_algorithm": {
+        **{"NGRAM": "ngram", "STANDALONE": "prediction"},
+        **{"EAGLE3": "eagle3", "NEXTN": "nextn", "MTP": "nextn", "mtp": "nextn"},
+    },
     "attention_backend": {
         "FLASHINFER": "flashinfer",
         "TRITON_ATTN": "triton",

@@ -78,6 +78,7 @@ class ModelConfig:
         rotary_dim: Numbers of a head that are rotated. 0: all.
         windows: The sliding window of each layer. None: the layer has full attention.
         dtype: The format of the stored weights.
+        kept_layers: Layers whose inputs `Decoder` appends to its hidden states.
     """
 
     architecture: str
@@ -99,6 +100,7 @@ class ModelConfig:
     windows: list[int | None] = field(default_factory=list)
     eos_token_ids: list[int] = field(default_factory=list)
     dtype: str = "bfloat16"
+    kept_layers: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.check_positive(*_POSITIVE)

@@ -47,19 +47,20 @@ def build_engine(
         startup.complete(progress=progress)
     resolved = runner.config
     seeds = random.Random(config.random_seed)
+    cache = make_cache(
+        runner.pool.num_pages,
+        runner.pool.page_size,
+        share_prefixes=not config.disable_radix_cache,
+        state_slots=runner.states.num_slots if runner.states is not None else 0,
+        window=runner.pool.window,
+        window_pages=runner.pool.window_pages,
+        shared=runner.pool.shared,
+        num_slabs=runner.pool.num_slabs,
+        events=kv_events,
+    )
     core = EngineCore(
         runner,
-        make_cache(
-            runner.pool.num_pages,
-            runner.pool.page_size,
-            share_prefixes=not config.disable_radix_cache,
-            state_slots=runner.states.num_slots if runner.states is not None else 0,
-            window=runner.pool.window,
-            window_pages=runner.pool.window_pages,
-            shared=runner.pool.shared,
-            num_slabs=runner.pool.num_slabs,
-            events=kv_events,
-        ),
+        cache,
         token_budget=resolved.chunked_prefill_size,
         max_running_requests=resolved.max_running_requests,
         context_length=resolved.context_length,
@@ -76,7 +77,7 @@ def build_engine(
             runner.vocab_size,
             runner.eos_token_ids,
         ),
-        speculation=make_speculation(config, runner, progress=progress)
+        speculation=make_speculation(config, runner, cache, progress=progress)
         if ranks.rank == 0
         else None,
     )

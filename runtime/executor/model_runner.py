@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ...compilation.passes.config import PassConfig
 from ...compilation.piece_store import weight_bytes
@@ -34,12 +35,14 @@ from ..graphs.graph_runner import GraphCounts, GraphRunner
 from ..graphs.pieces import seen_lengths
 from ..layers.attention import register_attention
 from ..loader.check import check_engine
+from ..loader.draft_heads import Placement, load_head
 from ..loader.loader import load_model, random_model
 from ..loader.parallel import Shard
 from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
 from .first_start import starts_without_kernels
 from .memory_profile import profile_memory
+from .runner import Listener
 from .start_clock import StartClock
 from .step import PendingStep
 from .warm_up import warm_up
@@ -53,7 +56,14 @@ class ModelRunner:
     """A loaded model with its KV cache.
 
     `config` holds every setting of the engine. Raises `ValueError` for what the user can change.
+
+    Attributes:
+        head: Drafts tokens from the model's hidden states. Its keys and values are in the pages of
+            the model's.
+        listener: Gets the hidden states of each step.
     """
+
+    listener: Listener | None = None
 
     def __init__(
         self, config: EngineConfig, *, progress: bool = True, ranks: Ranks = ALONE
@@ -85,10 +95,17 @@ class ModelRunner:
             )
         with self.clock.phase("weights"):
             self.model = self._load(path, config, kernels, progress=progress)
+            lacking = self.platform.lacking_dtypes
+            how = Placement(self.dtype, self.device, kernels, lacking, progress)
+            self.head = load_head(path, config, self.model, how)
             self.platform.give_back_memory()
+        self._loaded = nn.ModuleList(each for each in (self.model, self.head) if each is not None)
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
+        of_head = [] if self.head is None else self.head.kv_layouts(self.dtype)
         self._layouts = in_cache_dtype(
-            self.model.kv_layouts(self.dtype), config.kv_cache_dtype, self.model.kv_scales
+            [*self.model.kv_layouts(self.dtype), *of_head],
+            config.kv_cache_dtype,
+            [*self.model.kv_scales, *[(1.0, 1.0)] * len(of_head)],
         )
         self._state_layouts = self.model.state_layouts(self.dtype)
         # A trial may end differently on another rank, so rank 0 decides.
@@ -107,11 +124,13 @@ class ModelRunner:
             self.config = self._resolve(config, backend)
         self.pool = self._make_pool(self.config)
         self.states = self._make_states(self.config.state_slots)
-        attention = PagedAttention(backend=backend, pool=self.pool, states=self.states)
+        self.attention = attention = PagedAttention(
+            backend=backend, pool=self.pool, states=self.states
+        )
         form = self.pool.page_size, self.device, self.platform.slot_dtype
         self.layout = Layout(*form, only_windows=self.pool.only_windows)
         self._kv_bytes = self.pool.num_bytes + (self.states.num_bytes if self.states else 0)
-        own = RankInfo(weight_bytes=weight_bytes(self.model), kv_bytes=self._kv_bytes)
+        own = RankInfo(weight_bytes=weight_bytes(self._loaded), kv_bytes=self._kv_bytes)
         self._rank_infos = ranks.gather_objects(own) or []
         if self.platform.compiles_kernels:
             with self.clock.phase("first steps"):
@@ -134,11 +153,14 @@ class ModelRunner:
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return the hidden states [T, hidden] of a step. Write its keys, values and states."""
-        if self.states is None:
-            return self.graphs(batch)
-        self.states.copy(batch.state_copies)
+        if self.states is not None:
+            self.states.copy(batch.state_copies)
         hidden = self.graphs(batch)
-        self.states.copy(batch.snapshots)
+        if self.states is not None:
+            self.states.copy(batch.snapshots)
+        if self.listener is not None:
+            self.listener.observe(batch.scheduled, hidden)
+            hidden = hidden[:, : self.model_config.hidden_size].contiguous()
         return hidden
 
     def choose(self, batch: Batch) -> list[int] | None:
@@ -146,11 +168,13 @@ class ModelRunner:
 
         Return None, and compute nothing, if the step cannot be computed that way.
         """
-        return self.graphs.choose(batch) if self.states is None else None
+        has_token = self.states is None and self.listener is None
+        return self.graphs.choose(batch) if has_token else None
 
     def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
         """Compute a step and its logits [N, V] float32 in one native call, or return None."""
-        return self.graphs.logits(batch) if self.states is None else None
+        has_logits = self.states is None and self.listener is None
+        return self.graphs.logits(batch) if has_logits else None
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return logits [N, V] float32 of hidden [N, hidden] on rank 0, and None on other ranks."""
@@ -222,7 +246,7 @@ class ModelRunner:
             page_size=self.pool.page_size,
             max_running_requests=config.max_running_requests,
             chunked_prefill_size=config.chunked_prefill_size,
-            weight_bytes=weight_bytes(self.model),
+            weight_bytes=weight_bytes(self._loaded),
             kv_bytes=self._kv_bytes,
             ranks=self._rank_infos,
             kv_cache_dtype=config.kv_cache_dtype,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
+
+import torch
 
 from ..core.request import Scheduled
 from ..graphs.graph_runner import GraphCounts
@@ -25,4 +28,15 @@ class Runner(Protocol):
 
     def synchronize(self) -> None:
         """Wait for the device. Raise if the device is broken."""
+        ...
+
+
+class Listener(Protocol):
+    """What a runner tells of each step."""
+
+    def observe(self, scheduled: Sequence[Scheduled], hidden: torch.Tensor) -> None:
+        """Take the hidden states [T, columns] of a step that is launched.
+
+        `num_computed` of its requests is that before the step. The tensor is valid during the call.
+        """
         ...

@@ -88,9 +88,11 @@ class GraphRunner:
         self.decode: DecodeGraph | None = None  # Set by `use`.
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
-            pool = attention.pool
+            pool, own = attention.pool, len(model.kv_layers)
             self.kernels = platform.step_kernels(
-                model, attention.backend, pool.layouts, pool.k, pool.v, pool.second
+                *(model, attention.backend),
+                # The layers of a draft head follow.
+                *(each[:own] for each in (pool.layouts, pool.k, pool.v, pool.second)),
             )
         if self.decode_backend is Backend.NATIVE and self.kernels is None:
             if config.decode_backend is Backend.NATIVE:

@@ -114,7 +114,7 @@ class Decoder(nn.Module):
     """Maps token ids to hidden states.
 
     `rotaries` are the modules that map positions to rotations, such as `Rotary`. Layers choose one
-    by its index.
+    by its index. `forward` appends the inputs of `kept_layers` to each token's hidden state.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class Decoder(nn.Module):
         self.norm = norm
         self.rotaries = nn.ModuleList(rotaries)
         self.embedding_scale = embedding_scale
+        self.kept_layers = config.kept_layers
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the input [T, hidden] of the first layer."""
@@ -141,13 +142,18 @@ class Decoder(nn.Module):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x, residual = self.embed(input_ids, positions), None
         rotations = [rotary(positions) for rotary in self.rotaries]
-        for layer in self.layers:
+        kept = []
+        for number, layer in enumerate(self.layers):
+            if number in self.kept_layers:
+                kept.append(x if residual is None else x + residual)
             x, residual = layer(x, residual, rotations)
         assert residual is not None
         hidden: torch.Tensor = self.norm.add(x, residual)[0]  # type: ignore[operator]
-        return hidden
+        return torch.cat((hidden, *kept), dim=-1) if kept else hidden
 
     def step_parts(self) -> DecoderParts:
+        if self.kept_layers:
+            raise NoParts("hidden states of inner layers")
         if type(self).embed is not Decoder.embed:
             raise NoParts("embeddings with more than a factor")
         embedding = self.embed_tokens

@@ -90,7 +90,7 @@ def load_model(
         config, tensors = _open_gguf(Path(path))
         quantization = asked_of(path, quantization, None)
     else:
-        config, scheme = ModelConfig.from_pretrained(path, code=code), _scheme_of(Path(path))
+        config, scheme = ModelConfig.from_pretrained(path, code=code), scheme_of(Path(path))
         quantization = asked_of(path, quantization, read_json(Path(path, "config.json")))
         found = safetensors.list_tensors(Path(path), quantized=scheme is not None)
         tensors = model_class(config.architecture).checkpoint_tensors(config, found)
@@ -125,7 +125,7 @@ def read_model_config(path: str, code: ModelCode | None = None) -> ModelConfig:
     return _open_gguf(Path(path))[0] if is_gguf else ModelConfig.from_pretrained(path, code=code)
 
 
-def _scheme_of(folder: Path) -> Scheme | None:
+def scheme_of(folder: Path) -> Scheme | None:
     """Return what config.json says of quantised weights, or None if there are none."""
     path = folder / "config.json"
     try:
@@ -166,7 +166,7 @@ def random_model(
     `ValueError` if the weights were to be quantised as the checkpoint says.
     """
     quantization = asked_of(path, quantization, read_json(Path(path, "config.json")))
-    if quantization == "auto" and _scheme_of(Path(path)) is not None:
+    if quantization == "auto" and scheme_of(Path(path)) is not None:
         raise ValueError(
             f"--load-format dummy makes weights of 16 bits, but those of {path} are quantised; add "
             "--quantization none, fp8 or int8"

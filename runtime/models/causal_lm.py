@@ -82,6 +82,8 @@ class CausalLM(nn.Module):
     # Members of config.json that have another name here.
     config_names: ClassVar[dict[str, str]] = {}
     takes_partial_rotary: ClassVar[bool] = False
+    # Whether checkpoints may hold a layer that predicts one token more (`NextLayer`).
+    has_next_layer: ClassVar[bool] = False
     # Names of the modules in GGUF files.
     gguf_names: ClassVar[dict[str, str]] = gguf_names(GGUF_BLOCK)
     # Optional metadata of GGUF files, without the name of the architecture, that are members of

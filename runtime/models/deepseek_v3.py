@@ -30,6 +30,7 @@ class DeepseekV3Config(LatentConfig):
 
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     config_class: ClassVar[type[ModelConfig]] = DeepseekV3Config
+    has_next_layer = True
     config_defaults: ClassVar = {
         **DeepseekV2ForCausalLM.config_defaults,
         "max_position_embeddings": 4096,

@@ -56,6 +56,7 @@ class DeepseekV32Config(SparseConfig):
 
 class DeepseekV32ForCausalLM(Glm4MoeLiteForCausalLM):
     config_class: ClassVar[type[ModelConfig]] = DeepseekV32Config
+    has_next_layer = False
     attention_class: ClassVar[type[LatentAttention]] = SparseLatentAttention
     config_defaults: ClassVar = {
         **DeepseekV3ForCausalLM.config_defaults,

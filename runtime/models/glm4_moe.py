@@ -46,6 +46,7 @@ class Glm4MoeForCausalLM(CausalLM):
     """Layers after the last one, which predict further tokens, are left out."""
 
     config_class: ClassVar[type[ModelConfig]] = Glm4MoeConfig
+    has_next_layer = True
     config_defaults: ClassVar = {
         **CausalLM.config_defaults,
         "num_key_value_heads": 8,

@@ -48,4 +48,6 @@ class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
 
     def has_experts(self, layer: int) -> bool:
         kinds = self.config.mlp_layer_types
-        return super().has_experts(layer) if kinds is None else bool(kinds[layer] == "sparse")
+        if kinds is None or layer >= len(kinds):
+            return super().has_experts(layer)
+        return bool(kinds[layer] == "sparse")

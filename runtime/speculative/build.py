@@ -11,18 +11,20 @@ from ..files.resolve import resolve_model_path
 from ..loader.check import check_engine
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .draft_model import DraftModel
-from .method import Method
+from .head import HeadDrafter
+from .method import Drafter, Method
 from .ngram import Ngram
 from .prediction import Prediction
 from .speculation import Speculation
 
 
 def make_speculation(
-    config: EngineConfig, runner: ModelRunner, *, progress: bool
+    config: EngineConfig, runner: ModelRunner, cache: KVCache, *, progress: bool
 ) -> Speculation | None:
     """Return the speculation of an engine, or None without one.
 
-    Models with a recurrent state have none, because a rejected token cannot be taken out of it.
+    `cache` is that of the model. Models with a recurrent state have none, because a rejected token
+    cannot be taken out of it.
     Raise `ValueError` for a draft model that does not suit the model or does not fit.
     """
     algorithm, path = config.speculative_algorithm, config.speculative_draft_model_path
@@ -34,14 +36,27 @@ def make_speculation(
             )
         return None
     is_cpu = runner.platform.device_type == "cpu"
-    methods: list[Method] = [Prediction()] if algorithm in ("auto", "prediction") else []
-    if algorithm == "ngram" or (algorithm == "auto" and is_cpu):
+    is_auto = algorithm == "auto" or runner.head is not None
+    methods: list[Method] = [Prediction()] if is_auto or algorithm == "prediction" else []
+    if algorithm == "ngram" or (is_auto and is_cpu):
         methods.append(Ngram())
+    drafter: Drafter | None = None
+    if runner.head is not None:
+        drafter = runner.listener = HeadDrafter(
+            runner.head,
+            runner.attention,
+            device=runner.device,
+            slot_dtype=runner.platform.slot_dtype,
+            steps=config.speculative_num_steps,
+            reserve=cache.reserve,
+        )
+    elif path is not None:
+        drafter = _draft_model(config, path, runner, progress=progress)
     return Speculation(
         methods,
         most=config.speculative_num_draft_tokens,
         max_rows=runner.graphs.most_rows,
-        drafter=None if path is None else _draft_model(config, path, runner, progress=progress),
+        drafter=drafter,
     )
 
 

@@ -1,0 +1,145 @@
+"""Heads of tiny models with random weights, for tests: folders, and what they draft by plain
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
+
+Weights = dict[str, torch.Tensor]
+EPS = 1e-6
+
+
+def make_eagle3(
+    path: Path, model: Path, *, draft_vocab: int | None = None, seed: int = 3, **overrides: Any
+) -> Path:
+    """Write a head of EAGLE-3 for the model of a folder. With `draft_vocab`, it knows every second
+    token, has its own numbers for them, and its own embedding.
+    """
+    config = json.loads((model / "config.json").read_text())
+    size, vocab = config["hidden_size"], config["vocab_size"]
+    heads, kv_heads, inner = 4, 2, 80
+    known = draft_vocab or vocab
+    torch.manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape) * 0.2
+
+    head = size // heads
+    weights = {
+        "fc.weight": drawn(size, 3 * size),
+        "norm.weight": 1 + drawn(size),
+        "lm_head.weight": drawn(known, size),
+        "midlayer.input_layernorm.weight": 1 + drawn(size),
+        "midlayer.hidden_norm.weight": 1 + drawn(size),
+        "midlayer.post_attention_layernorm.weight": 1 + drawn(size),
+        "midlayer.self_attn.q_proj.weight": drawn(heads * head, 2 * size),
+        "midlayer.self_attn.k_proj.weight": drawn(kv_heads * head, 2 * size),
+        "midlayer.self_attn.v_proj.weight": drawn(kv_heads * head, 2 * size),
+        "midlayer.self_attn.o_proj.weight": drawn(size, heads * head),
+        "midlayer.mlp.gate_proj.weight": drawn(inner, size),
+        "midlayer.mlp.up_proj.weight": drawn(inner, size),
+        "midlayer.mlp.down_proj.weight": drawn(size, inner),
+    }
+    if draft_vocab is not None:
+        weights["d2t"] = torch.arange(draft_vocab)  # Numbers 0, 2, 4, …, as differences.
+        weights["t2d"] = torch.arange(vocab) % 2 == 0
+        weights["embed_tokens.weight"] = drawn(vocab, size)
+    write_eagle3(
+        path,
+        weights,
+        {
+            "hidden_size": size,
+            "vocab_size": vocab,
+            "draft_vocab_size": known,
+            "intermediate_size": inner,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            **overrides,
+        },
+    )
+    return path
+
+
+def write_eagle3(path: Path, weights: Weights, members: dict[str, Any]) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(weights, path / "model.safetensors")
+    content = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": EPS,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        **members,
+    }
+    (path / "config.json").write_text(json.dumps(content))
+
+
+def eagle3_drafts(
+    head: Path, embedding: torch.Tensor, states: list[torch.Tensor], tokens: list[int], count: int
+) -> list[int]:
+    """Return the likeliest drafts after `tokens` [N], as the paper computes them, without a cache.
+
+    `states` are the model's hidden states [N, hidden] of the three layers.
+    """
+    weights, config = load_file(head / "model.safetensors"), LlamaConfig.from_pretrained(head)
+    embedding = weights.get("embed_tokens.weight", embedding)
+    ids = list(tokens[1:])
+    fused = torch.cat(states, dim=-1)[: len(ids)] @ weights["fc.weight"].T
+    drafts: list[int] = []
+    while len(drafts) < count:
+        summed = _mid_layer(weights, config, embedding[torch.tensor(ids)], fused)
+        last = summed[-1]
+        logits = _norm(last, weights["norm.weight"]) @ weights["lm_head.weight"].T
+        token = int(logits.argmax())
+        if "d2t" in weights:
+            token += int(weights["d2t"][token])
+        drafts.append(token)
+        ids.append(token)
+        # The head's own state takes the place of the model's.
+        fused = torch.cat((fused, last[None]))
+    return drafts
+
+
+def _mid_layer(
+    weights: Weights, config: LlamaConfig, embedded: torch.Tensor, states: torch.Tensor
+) -> torch.Tensor:
+    own = {name.removeprefix("midlayer."): each for name, each in weights.items()}
+    x = torch.cat(
+        (
+            _norm(embedded, own["input_layernorm.weight"]),
+            _norm(states, own["hidden_norm.weight"]),
+        ),
+        dim=-1,
+    )
+    size = config.head_dim
+    q, k, v = (
+        (x @ own[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, size)).transpose(0, 1)
+        for name in "qkv"
+    )
+    cos, sin = LlamaRotaryEmbedding(config)(x[None], torch.arange(len(x))[None])
+    q, k = (each * cos[0] + _half_turned(each) * sin[0] for each in (q, k))
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    x = states + attended.transpose(0, 1).flatten(1) @ own["self_attn.o_proj.weight"].T
+    y = _norm(x, own["post_attention_layernorm.weight"])
+    gate, up = (y @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return x + (F.silu(gate) * up) @ own["mlp.down_proj.weight"].T
+
+
+def _half_turned(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, EPS)
