@@ -95,18 +95,15 @@ class ModelRunner:
             )
         with self.clock.phase("weights"):
             self.model = self._load(path, config, kernels, progress=progress)
-            lacking = self.platform.lacking_dtypes
-            how = Placement(self.dtype, self.device, kernels, lacking, progress)
-            self.head = load_head(path, config, self.model, how)
+            own = Placement(self.dtype, self.device, kernels, self.platform.lacking_dtypes)
+            self.head = load_head(path, config, self.model, own, progress=progress)
             self.platform.give_back_memory()
         self._loaded = nn.ModuleList(each for each in (self.model, self.head) if each is not None)
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
         of_head = [] if self.head is None else self.head.kv_layouts(self.dtype)
-        self._layouts = in_cache_dtype(
-            [*self.model.kv_layouts(self.dtype), *of_head],
-            config.kv_cache_dtype,
-            [*self.model.kv_scales, *[(1.0, 1.0)] * len(of_head)],
-        )
+        layouts = [*self.model.kv_layouts(self.dtype), *of_head]
+        scales = [*self.model.kv_scales, *[(1.0, 1.0)] * len(of_head)]
+        self._layouts = in_cache_dtype(layouts, config.kv_cache_dtype, scales)
         self._state_layouts = self.model.state_layouts(self.dtype)
         # A trial may end differently on another rank, so rank 0 decides.
         self.attention_backend = ranks.broadcast_object(
@@ -124,9 +121,8 @@ class ModelRunner:
             self.config = self._resolve(config, backend)
         self.pool = self._make_pool(self.config)
         self.states = self._make_states(self.config.state_slots)
-        self.attention = attention = PagedAttention(
-            backend=backend, pool=self.pool, states=self.states
-        )
+        attention = PagedAttention(backend=backend, pool=self.pool, states=self.states)
+        self.attention = attention
         form = self.pool.page_size, self.device, self.platform.slot_dtype
         self.layout = Layout(*form, only_windows=self.pool.only_windows)
         self._kv_bytes = self.pool.num_bytes + (self.states.num_bytes if self.states else 0)
@@ -142,6 +138,7 @@ class ModelRunner:
             **self.model.remarks(),
             **self._cache_remarks(),
         }
+        self._gives_results = self.states is None and self.head is None
         self.graphs = GraphRunner(
             self.model, self.platform, self.config, attention, self.seen_lengths, ranks
         )
@@ -168,13 +165,11 @@ class ModelRunner:
 
         Return None, and compute nothing, if the step cannot be computed that way.
         """
-        has_token = self.states is None and self.listener is None
-        return self.graphs.choose(batch) if has_token else None
+        return self.graphs.choose(batch) if self._gives_results else None
 
     def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
         """Compute a step and its logits [N, V] float32 in one native call, or return None."""
-        has_logits = self.states is None and self.listener is None
-        return self.graphs.logits(batch) if has_logits else None
+        return self.graphs.logits(batch) if self._gives_results else None
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return logits [N, V] float32 of hidden [N, hidden] on rank 0, and None on other ranks."""

@@ -88,11 +88,12 @@ class GraphRunner:
         self.decode: DecodeGraph | None = None  # Set by `use`.
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
-            pool, own = attention.pool, len(model.kv_layers)
+            pool, layers = attention.pool, [*model.modules()]
+            # The layers of a draft head follow those of the model.
+            own = slice(sum(hasattr(each, "kv_layout") for each in layers))
             self.kernels = platform.step_kernels(
                 *(model, attention.backend),
-                # The layers of a draft head follow.
-                *(each[:own] for each in (pool.layouts, pool.k, pool.v, pool.second)),
+                *(pool.layouts[own], pool.k[own], pool.v[own], pool.second[own]),
             )
         if self.decode_backend is Backend.NATIVE and self.kernels is None:
             if config.decode_backend is Backend.NATIVE:

@@ -65,7 +65,8 @@ class SelfAttention(nn.Module):
         self.o_proj = Linear(query, config.hidden_size, bias=o_bias)
         self.q_norm, self.k_norm = q_norm, k_norm
         self.rotary, self.interleaved = rotary, interleaved
-        self.window = config.windows[layer] if config.windows else None
+        # A layer that predicts further tokens follows the last one of the list.
+        self.window = config.windows[layer] if layer < len(config.windows) else None
         self.chunked = chunked
         self.scale = config.head_dim**-0.5 if scale is None else scale
         self.softcap = softcap

@@ -49,7 +49,7 @@ class Placement(NamedTuple):
 
 
 def load_head(
-    path: str, config: EngineConfig, model: CausalLM, placement: Placement
+    path: str, config: EngineConfig, model: CausalLM, placement: Placement, *, progress: bool
 ) -> DraftHead | None:
     """Return the head that `--speculative-algorithm` names, or None.
 
@@ -57,6 +57,7 @@ def load_head(
     """
     if config.speculative_algorithm not in HEADS:
         return None
+    placement = placement._replace(progress=progress)
     flag = f"--speculative-algorithm {config.speculative_algorithm}"
     if model.state_layouts(placement.dtype):
         raise ValueError(
@@ -108,7 +109,7 @@ def load_next_layer(
             "download a checkpoint with it, or take auto"
         )
     names = {
-        **{rf"^{name}": "" for name in SHARED},
+        **{rf"^{name}\..*": "" for name in SHARED},
         r"^shared_head\.norm\.": "norm.",
         r"^(enorm|hnorm|eh_proj)\.": r"\1.",
         "^": "layer.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..layers.decoder import DecoderLayer
 from ..layers.linear import Embedding, FusedLinear, Linear
@@ -59,7 +58,7 @@ class Eagle3(DraftHead):
         if own_head:
             self.lm_head = Linear(size, draft_vocab)
         # The model's own parts. A tuple hides them from this module's parameters.
-        self._shared: tuple[nn.Module, nn.Module] = (model.model.embed_tokens, model.lm_head)
+        self._shared: tuple[Any, Any] = (model.model.embed_tokens, model.lm_head)
         self.targets: torch.Tensor | None = None
 
     def combine(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -70,7 +69,7 @@ class Eagle3(DraftHead):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
-        layer = self.midlayer
+        layer: Any = self.midlayer
         embed = getattr(self, "embed_tokens", self._shared[0])
         both = [layer.input_layernorm(embed(input_ids)), layer.hidden_norm(hidden)]
         attended = layer.self_attn(torch.cat(both, dim=-1), [self.rotary(positions)])

@@ -11,7 +11,7 @@ from .causal_lm import CausalLM
 from .draft_head import DraftHead
 
 # Tensors of the layer that are copies of the model's own.
-SHARED = ("embed_tokens.", "shared_head.head.")
+SHARED = ("embed_tokens", "shared_head.head")
 
 
 class NextLayer(DraftHead):
@@ -24,12 +24,13 @@ class NextLayer(DraftHead):
     def __init__(self, model: CausalLM) -> None:
         super().__init__()
         config = model.config
-        self.enorm, self.hnorm = model.make_norm(), model.make_norm()
+        self.enorm: Any = model.make_norm()
+        self.hnorm: Any = model.make_norm()
         self.eh_proj = Linear(2 * config.hidden_size, config.hidden_size)
         # Checkpoints in float8 keep it in 16 bits and do not say so.
         self.eh_proj.stays_in_16_bits = True
         self.layer: Any = model.make_layer(config.num_layers)
-        self.norm = model.make_norm()
+        self.norm: Any = model.make_norm()
         # A tuple hides the model from this module's parameters.
         self._model = (model,)
 

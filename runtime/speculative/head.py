@@ -12,7 +12,7 @@ import torch
 
 from ...kernels.attention import AttentionMetadata
 from ...kernels.staging import to_device
-from ..core.ahead import Ahead
+from ..core.ahead import Ahead, Sampler
 from ..core.forward_context import PagedAttention
 from ..core.padding import RESERVED_PAGE
 from ..core.request import Request, Scheduled
@@ -99,7 +99,7 @@ class HeadDrafter:
         self._reserve = reserve
         self._followed: dict[Request, _Followed] = {}
         self._costs = StepCosts()
-        self._failed = False
+        self._failed = self._is_warm = False
 
     def observe(self, scheduled: Sequence[Scheduled], hidden: torch.Tensor) -> None:
         """See `Listener`. If the head raises, there are no more drafts."""
@@ -191,11 +191,11 @@ class HeadDrafter:
         (index,) = to_device([lasts], self._device)
         state, requests = state.index_select(0, index), list(limits)
         while requests:
-            samplers = [Ahead(request, len(drafts[request])) for request in requests]
-            tokens = choose(self._head.compute_logits(state), samplers).tolist()
-            self._costs.add(len(requests), time.perf_counter() - began)
+            samplers: list[Sampler] = [Ahead(each, len(drafts[each])) for each in requests]
+            chosen = choose(self._head.compute_logits(state), samplers).tolist()
+            self._time(len(requests), time.perf_counter() - began)
             began, kept = time.perf_counter(), []
-            for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
+            for row, (request, token) in enumerate(zip(requests, chosen, strict=True)):
                 # `NO_TOKEN` is negative.
                 if token >= 0 and token not in request.stop_ids:
                     drafts[request].append(token)
@@ -210,6 +210,12 @@ class HeadDrafter:
                 ]
                 state = self._compute(rows, state.index_select(0, index))
         return drafts
+
+    def _time(self, requests: int, seconds: float) -> None:
+        # The first draft takes longer, because nothing is in the processor's caches yet.
+        if self._is_warm:
+            self._costs.add(requests, seconds)
+        self._is_warm = True
 
     def _compute(self, rows: list[_Rows], states: torch.Tensor) -> torch.Tensor:
         """Return the head's states [T, hidden] of rows, given those before them."""

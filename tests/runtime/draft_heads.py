@@ -5,12 +5,16 @@ torch.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from quantized_checkpoints import edit_config
 from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny_model
+from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 
 Weights = dict[str, torch.Tensor]
@@ -25,7 +29,7 @@ def make_eagle3(
     """
     config = json.loads((model / "config.json").read_text())
     size, vocab = config["hidden_size"], config["vocab_size"]
-    heads, kv_heads, inner = 4, 2, 80
+    heads, kv_heads, inner = 4, 2, 96
     known = draft_vocab or vocab
     torch.manual_seed(seed)
 
@@ -143,3 +147,103 @@ def _half_turned(x: torch.Tensor) -> torch.Tensor:
 
 def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, EPS)
+
+
+def make_with_next_layer(path: Path, architecture: str, *, layers: int = 2, **sizes: Any) -> Path:
+    """Write a model whose checkpoint holds one layer more, which predicts one token more.
+
+    `path / "whole"` is the same as a model of all layers, for `next_layer_drafts`.
+    """
+    whole = make_tiny_model(path / "whole", architecture, num_hidden_layers=layers + 1, **sizes)
+    folder = path / "model"
+    shutil.copytree(whole, folder)
+    weights = load_file(folder / "model.safetensors")
+    size, prefix = weights["model.norm.weight"].shape[0], f"model.layers.{layers}."
+    torch.manual_seed(5)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        weights[f"{prefix}{name}.weight"] = 1 + 0.3 * torch.randn(size)
+    weights[f"{prefix}eh_proj.weight"] = 0.2 * torch.randn(size, 2 * size)
+    # Copies of the model's own, as published.
+    weights[f"{prefix}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights[f"{prefix}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    content = json.loads((folder / "config.json").read_text())
+    if "mlp_layer_types" in content:
+        edit_config(folder, mlp_layer_types=content["mlp_layer_types"][:layers])
+    edit_config(folder, num_hidden_layers=layers, num_nextn_predict_layers=1)
+    return folder
+
+
+class NextLayerReference:
+    """What the layer drafts, by the layer of transformers and without a cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.whole = AutoModelForCausalLM.from_pretrained(folder.parent / "whole").eval()
+        prefix = f"model.layers.{len(self.model.model.layers)}."
+        self.weights = {
+            name.removeprefix(prefix): each
+            for name, each in load_file(folder / "model.safetensors").items()
+            if name.startswith(prefix)
+        }
+        layers = self.whole.model.layers
+        self.whole.model.layers, self.whole.model.norm = layers[-1:], torch.nn.Identity()
+        self.whole.config.num_hidden_layers = 1
+
+    @torch.no_grad()
+    def drafts(self, tokens: list[int], count: int) -> list[int]:
+        """Return the likeliest drafts after `tokens`."""
+        weights, embedding = self.weights, self.model.get_input_embeddings().weight
+        hidden = self.model.model(torch.tensor([tokens])).last_hidden_state[0, :-1]
+        ids, drafts = list(tokens[1:]), list[int]()
+        while len(drafts) < count:
+            embedded = _norm(embedding[torch.tensor(ids)], weights["enorm.weight"])
+            both = torch.cat((embedded, _norm(hidden, weights["hnorm.weight"])), dim=-1)
+            x = (both @ weights["eh_proj.weight"].T)[None]
+            state = self.whole.model(inputs_embeds=x, use_cache=False).last_hidden_state[0, -1]
+            state = _norm(state, weights["shared_head.norm.weight"])
+            drafts.append(int(self.model.lm_head(state).argmax()))
+            ids.append(drafts[-1])
+            hidden = torch.cat((hidden, state[None]))
+        return drafts
+
+
+def make_cycle(path: Path, tokens: int = 64) -> tuple[Path, Path]:
+    """Write a model whose likeliest next token follows from the last one, and a head of EAGLE-3
+    that knows it. Return both folders.
+
+    Layers of the model add nothing. Token t < `tokens` is the unit vector t, and the row of the
+    token after t in the model's head is the unit vector t.
+    """
+    folder = make_tiny_model(path / "model", hidden_size=tokens, num_hidden_layers=3)
+    weights = load_file(folder / "model.safetensors")
+    torch.manual_seed(7)
+    order, eye = torch.randperm(tokens), torch.eye(tokens)
+    after = torch.empty(tokens, dtype=torch.int64)
+    after[order] = order.roll(1)
+    step = torch.zeros(tokens, tokens)
+    step[after, torch.arange(tokens)] = 1.0
+    for name, each in weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            each.zero_()
+        elif "norm" in name:
+            each.fill_(1.0)
+    for name, rows in (("model.embed_tokens.weight", eye), ("lm_head.weight", step)):
+        weights[name] = torch.zeros_like(weights[name])
+        weights[name][:tokens] = rows
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    head = make_eagle3(path / "head", folder)
+    own = load_file(head / "model.safetensors")
+    zero = [name for name in own if "norm" not in name]
+    for name in own:
+        own[name].zero_() if name in zero else own[name].fill_(1.0)
+    # The layer turns the vector of a token into that of the next one. The gate's products are
+    # 20 * 8 * 8 for a normalised unit vector of 64 numbers.
+    own["fc.weight"][:, :tokens] = eye
+    large = 20.0
+    for name, matrix in (("gate", large * eye), ("up", eye)):
+        own[f"midlayer.mlp.{name}_proj.weight"][:tokens] = matrix
+    own["midlayer.mlp.down_proj.weight"][:, :tokens] = (step - eye) / (large * tokens)
+    own["lm_head.weight"][:tokens] = step
+    save_file(own, head / "model.safetensors")
+    return folder, head

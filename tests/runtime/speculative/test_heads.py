@@ -1,0 +1,207 @@
+"""Heads draft what their formulas say, change no text, and are refused with a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draft_heads import (
+    NextLayerReference,
+    eagle3_drafts,
+    make_cycle,
+    make_eagle3,
+    make_with_next_layer,
+)
+from models.sizes import LATENT
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from piecework import LLM, SamplingParams
+from piecework.runtime.core.generation import GenerateRequest
+from piecework.runtime.core.request import Request
+
+# The second and the fourth share a prefix, and the longest is computed in several steps.
+PROMPTS = [[9, 4, 77], list(range(5, 45)), list(range(300, 420)), [*range(5, 45), 8, 8]]
+GLM = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "use_qk_norm": True,
+}
+Drafts = list[tuple[list[int], list[int]]]
+
+
+def engine(path: Path, **settings: Any) -> LLM:
+    return LLM(
+        str(path),
+        **{"dtype": "float32", "num_threads": 1, "max_total_tokens": 2048, **settings},
+        chunked_prefill_size=48,
+    )
+
+
+def with_eagle3(path: Path, head: Path, **settings: Any) -> LLM:
+    return engine(
+        path,
+        speculative_algorithm="eagle3",
+        speculative_draft_model_path=str(head),
+        **settings,
+    )
+
+
+def always_draft(llm: LLM, count: int) -> Drafts:
+    """Have each step draft `count` tokens for each request. Return the list of what is drafted,
+    each after the tokens before it.
+    """
+    speculation: Any = llm.core._speculation
+    drafter, found = speculation._drafter, []
+    draft = drafter.draft
+
+    def recorded(running: list[Request], counts: dict[Request, int]) -> Any:
+        drafts = draft(running, counts)
+        found.extend((request.tokens.tolist(), list(own)) for request, own in drafts.items())
+        return drafts
+
+    def choose(running: list[Request]) -> Any:
+        able = [each for each in running if each.guesses is not None]
+        room = {each: min(count, each.max_tokens - each.num_known - 1) for each in able}
+        return {}, {each: own for each, own in room.items() if own > 0}
+
+    drafter.draft, speculation._choose = recorded, choose
+    return found
+
+
+def run(llm: LLM, prompts: list[list[int]] = PROMPTS, count: int = 12) -> list[list[int]]:
+    """Return the likeliest answers. Memory is checked after each step."""
+    found: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        own = SamplingParams(max_new_tokens=count, temperature=0.0, ignore_eos=True)
+        llm.core.add(GenerateRequest(rid=str(number), input_ids=prompt, params=own))
+    while llm.core.has_work:
+        for output in llm.core.step().outputs:
+            found.setdefault(output.rid, []).extend(output.token_ids)
+        llm.core.check()
+    assert llm.core.stats().kv_tokens_used == 0
+    return [found[str(number)] for number in range(len(prompts))]
+
+
+@pytest.mark.parametrize("draft_vocab", [None, 200], ids=["whole vocabulary", "own vocabulary"])
+def test_drafts_of_eagle3_equal_the_formula(tmp_path: Path, draft_vocab: int | None) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    head = make_eagle3(tmp_path / "head", model, draft_vocab=draft_vocab)
+    llm = with_eagle3(model, head)
+    found = always_draft(llm, 4)
+    answers = run(llm)
+    assert answers == run(engine(model, speculative_algorithm="none"))
+    reference = AutoModelForCausalLM.from_pretrained(model).eval()
+    embedding = reference.get_input_embeddings().weight.detach()
+    assert len(found) > 20
+    for tokens, drafts in found:
+        with torch.no_grad():
+            states = reference(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        wanted = eagle3_drafts(head, embedding, [each[0] for each in states[:3]], tokens, 4)
+        assert drafts == wanted[: len(drafts)] and len(drafts) > 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [("deepseek_v3", LATENT), ("glm4_moe", GLM), ("glm4_moe_lite", LATENT)],
+)
+def test_drafts_of_the_next_layer_equal_the_formula(
+    tmp_path: Path, architecture: str, sizes: dict[str, Any]
+) -> None:
+    model = make_with_next_layer(tmp_path, architecture, **sizes)
+    llm = engine(model, speculative_algorithm="nextn")
+    found = always_draft(llm, 3)
+    answers = run(llm)
+    assert answers == run(engine(model, speculative_algorithm="none"))
+    reference = NextLayerReference(model)
+    assert len(found) > 20
+    for tokens, drafts in found:
+        assert drafts == reference.drafts(tokens, 3)[: len(drafts)] and len(drafts) > 0
+
+
+def test_a_head_that_knows_the_model_is_always_right(tmp_path: Path) -> None:
+    model, head = make_cycle(tmp_path)
+    llm = with_eagle3(model, head, speculative_num_steps=4)
+    always_draft(llm, 4)
+    prompts = [[3], [5, 9], list(range(40))]
+    answers = run(llm, prompts, 41)
+    assert answers == run(engine(model, speculative_algorithm="none"), prompts, 41)
+    stats = llm.core.stats()
+    assert stats.draft_tokens_total == stats.accepted_tokens_total > 60
+    assert stats.steps_total < 25
+
+
+REFUSED = {
+    "another hidden size": ({"hidden_size": 96, "num_attention_heads": 6}, "the model's have 64"),
+    "another vocabulary": (
+        {"vocab_size": 500},
+        "its vocabulary has 512 tokens and the model's 500",
+    ),
+    "too few layers": ({"num_hidden_layers": 2}, "which a model of 2 layers does not have"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_head_of_another_model_is_refused(tmp_path: Path, case: str) -> None:
+    changes, error = REFUSED[case]
+    head = make_eagle3(tmp_path / "head", make_tiny_model(tmp_path / "model"))
+    if case == "another hidden size":
+        head = make_eagle3(tmp_path / "other", make_tiny_model(tmp_path / "wide", **changes))
+        changes = {}
+    model = make_tiny_model(tmp_path / "target", **changes)
+    with pytest.raises(ValueError, match=error):
+        with_eagle3(model, head)
+
+
+def test_a_folder_without_a_head_is_refused(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"must have the architecture LlamaForCausalLMEagle3, got"):
+        with_eagle3(model, model)
+    head = make_eagle3(tmp_path / "head", model, draft_vocab=200)
+    weights = load_file(head / "model.safetensors")
+    for name, error in (
+        ("d2t", "it lacks d2t"),
+        ("midlayer.hidden_norm.weight", r"lacks 1 tensors, for example midlayer\.hidden_norm"),
+        ("lm_head.weight", r"it lacks lm_head\.weight"),
+    ):
+        fewer = {key: each for key, each in weights.items() if key != name}
+        save_file(fewer, head / "model.safetensors")
+        with pytest.raises(ValueError, match=error):
+            with_eagle3(model, head)
+    beyond = {**weights, "d2t": weights["d2t"] + 400}
+    save_file(beyond, head / "model.safetensors")
+    with pytest.raises(ValueError, match="d2t names tokens beyond the model's 512"):
+        with_eagle3(model, head)
+
+
+def test_a_model_without_a_next_layer_is_refused(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "llama")
+    with pytest.raises(ValueError, match="predicts further tokens is known for LlamaForCausalLM"):
+        engine(model, speculative_algorithm="nextn")
+    model = make_tiny_model(tmp_path / "glm", "glm4_moe", **GLM)
+    with pytest.raises(ValueError, match=r"holds no tensors model\.layers\.3\.\*"):
+        engine(model, speculative_algorithm="nextn")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"speculative_algorithm": "eagle3"}, "needs --speculative-draft-model-path"),
+        (
+            {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": "x"},
+            "leave --speculative-draft-model-path x out",
+        ),
+        ({"speculative_algorithm": "MTP", "tp_size": 2}, "runs on one rank"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(
+    settings: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ValueError, match=error):
+        LLM("model", **settings)
