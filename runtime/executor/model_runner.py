@@ -95,8 +95,8 @@ class ModelRunner:
             )
         with self.clock.phase("weights"):
             self.model = self._load(path, config, kernels, progress=progress)
-            own = Placement(self.dtype, self.device, kernels, self.platform.lacking_dtypes)
-            self.head = load_head(path, config, self.model, own, progress=progress)
+            how = Placement(self.dtype, self.device, kernels, self.platform.lacking_dtypes)
+            self.head = load_head(path, config, self.model, how, progress=progress)
             self.platform.give_back_memory()
         self._loaded = nn.ModuleList(each for each in (self.model, self.head) if each is not None)
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)

@@ -88,12 +88,11 @@ class GraphRunner:
         self.decode: DecodeGraph | None = None  # Set by `use`.
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
-            pool, layers = attention.pool, [*model.modules()]
+            pool, backend = attention.pool, attention.backend
             # The layers of a draft head follow those of the model.
-            own = slice(sum(hasattr(each, "kv_layout") for each in layers))
+            own = slice(sum(hasattr(each, "kv_layout") for each in model.modules()))
             self.kernels = platform.step_kernels(
-                *(model, attention.backend),
-                *(pool.layouts[own], pool.k[own], pool.v[own], pool.second[own]),
+                model, backend, pool.layouts[own], pool.k[own], pool.v[own], pool.second[own]
             )
         if self.decode_backend is Backend.NATIVE and self.kernels is None:
             if config.decode_backend is Backend.NATIVE:

@@ -94,7 +94,9 @@ class DeepseekV2Config(LatentConfig):
 
 
 class DeepseekV2ForCausalLM(CausalLM):
-    """Layers after the last one, which predict further tokens, are left out."""
+    """Layers after the last one, which predict further tokens, are no part of the model. See
+    `NextLayer`.
+    """
 
     config_class: ClassVar[type[ModelConfig]] = DeepseekV2Config
     attention_class: ClassVar[type[LatentAttention]] = LatentAttention

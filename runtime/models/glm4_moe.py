@@ -43,7 +43,9 @@ class Glm4MoeConfig(ModelConfig):
 
 
 class Glm4MoeForCausalLM(CausalLM):
-    """Layers after the last one, which predict further tokens, are left out."""
+    """Layers after the last one, which predict further tokens, are no part of the model. See
+    `NextLayer`.
+    """
 
     config_class: ClassVar[type[ModelConfig]] = Glm4MoeConfig
     has_next_layer = True

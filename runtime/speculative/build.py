@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..cache.kinds import make_cache
+from ..cache.kv_cache import KVCache
 from ..config.engine import EngineConfig
 from ..executor.model_runner import ModelRunner
 from ..files.resolve import resolve_model_path
