@@ -39,7 +39,16 @@ struct FormatKernels {
   int groups(int all) const { return (all + columns - 1) / columns; }
 };
 
-// The functions of a format whose library is loaded, or that is part of the core.
-const FormatKernels& kernels_of(int32_t format);
+extern const FormatKernels* format_table[kRows];  // By number; null if the format's library is not loaded.
+
+// Prints which format is missing, and ends the process.
+[[noreturn]] void end_without(int32_t format);
+
+// Called for each panel, so it must be short.
+inline const FormatKernels& kernels_of(int32_t format) {
+  const FormatKernels* kernels = format_table[format];
+  if (!kernels) end_without(format);
+  return *kernels;
+}
 
 }  // namespace piecework

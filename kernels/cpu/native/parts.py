@@ -12,8 +12,6 @@ RECURRENT = "recurrent"  # Layers with a recurrent state.
 _RECURRENT_FILES = ("recurrent", "recurrent_prompts", "recurrent_scan")
 _FORMAT_FILE = "format"  # Compiled once for each block format of GGUF files.
 _LISTS = ("block", "formats")  # Headers in the folder of the formats that are no format.
-# Flags of some files. What takes long in `step` is not its loops, which are vectorised either way.
-_FLAGS = {"step": ("-O2",)}
 # Files that take the longest to compile, longest first.
 _LONGEST = ("step", "recurrent_prompts", "attention_bytes", "attention", _FORMAT_FILE)
 
@@ -54,11 +52,7 @@ def sources_of(part: str) -> tuple[Source, ...]:
     if part != CORE:
         return (Source(SOURCES / f"{_FORMAT_FILE}.cpp", (f"-DPIECEWORK_FORMAT={part}",)),)
     others = (*_RECURRENT_FILES, _FORMAT_FILE)
-    return tuple(
-        Source(path, _FLAGS.get(path.stem, ()))
-        for path in sorted(SOURCES.glob("*.cpp"))
-        if path.stem not in others
-    )
+    return tuple(Source(path) for path in sorted(SOURCES.glob("*.cpp")) if path.stem not in others)
 
 
 def all_sources() -> list[tuple[str, str]]:

@@ -7,7 +7,13 @@
 namespace piecework {
 namespace {
 
-const FormatKernels* formats[kRows];  // By number.
+const FormatKernels bf16_kernels = make_kernels<Bf16>(kBf16), fp8_kernels = make_kernels<Fp8>(kFp8);
+
+const bool are_added = [] {
+  format_table[kBf16] = &bf16_kernels;
+  format_table[kFp8] = format_table[kFp8Blocks] = &fp8_kernels;
+  return true;
+}();
 
 // Set to [groups][tokens] to the sum of each group of columns of x.
 template <int Columns>
@@ -25,20 +31,17 @@ void sum_groups(const Rows& x, int groups, Aligned<float>& to) {
 
 }  // namespace
 
-const FormatKernels& kernels_of(int32_t format) {
-  static const FormatKernels bf16 = make_kernels<Bf16>(kBf16), fp8 = make_kernels<Fp8>(kFp8);
-  if (format == kBf16) return bf16;
-  if (format == kFp8 || format == kFp8Blocks) return fp8;
-  if (const FormatKernels* kernels = formats[format]) return *kernels;
+const FormatKernels* format_table[kRows];
+
+void end_without(int32_t format) {
   std::fprintf(stderr, "piecework: the kernels of format %d are not loaded\n", format);
   std::abort();
 }
 
 int64_t group_bytes(int32_t format, int columns) {
   if (format == kInt8) return static_cast<int64_t>((columns + 3) / 4) * 4 * kPanel;
-  int64_t bytes = 0;
-  with_format(format, [&](auto kind) { bytes = static_cast<int64_t>((columns + kind.kColumns - 1) / kind.kColumns) * kind.kBytes; });
-  return bytes;
+  const FormatKernels& kernels = kernels_of(format);
+  return static_cast<int64_t>(kernels.groups(columns)) * kernels.bytes;
 }
 
 void widen(int32_t format, const uint8_t* groups, int columns, float* out) {
@@ -85,5 +88,5 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
 // From now on, weights in the format of these kernels, which format.cpp makes, may be multiplied.
 extern "C" void piecework_add_format(const void* kernels) {
   const auto* added = static_cast<const piecework::FormatKernels*>(kernels);
-  piecework::formats[added->number] = added;
+  piecework::format_table[added->number] = added;
 }
