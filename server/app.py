@@ -31,6 +31,8 @@ from .native import control, generate, loads, profiling
 from .observability.metrics import Metrics
 from .observability.otlp import read_endpoint
 from .observability.request_record import RecordRequests, Watcher, log_request, request_logger
+from .ollama import generation as ollama_generation
+from .ollama import models as ollama_models
 from .openai import chat, completions, tokenize
 from .openai.batches import files, routes
 from .openai.batches.service import Batches
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 
 COMMON_ROUTERS = (models.router, operations.router, page_status.router, docs_page.router)
+OLLAMA_ROUTERS = (ollama_models.router, ollama_models.show_router, ollama_models.version_router)
 BATCH_ROUTERS = (files.router, routes.router, routes.body_router)
 TEXT_ROUTERS = (
     *COMMON_ROUTERS,
@@ -57,6 +60,8 @@ TEXT_ROUTERS = (
     responses.router,
     responses.body_router,
     messages.router,
+    ollama_generation.router,
+    *OLLAMA_ROUTERS,
     tokenize.router,
     tokenize.info_router,
     *BATCH_ROUTERS,

@@ -16,12 +16,13 @@ from .config.images import ImageServerConfig
 from .config.pooling import PoolingServerConfig
 from .config.server import ServerConfig
 from .core.answers import Application
-from .fleet import endpoints
+from .fleet import endpoints, ollama
 from .fleet.dispatch import MemberRoute, Routes
 from .fleet.estimate import check_room, memory_limit
 from .fleet.fleet import Fleet
 from .fleet.metrics import FleetMetrics
 from .image_service import IMAGE_ROUTERS
+from .ollama import models as ollama_models
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses, check_store
 from .page import status as page_status
@@ -41,6 +42,9 @@ _OWN_ROUTERS = (
     *(each for each in COMMON_ROUTERS if each not in (models.router, page_status.router)),
     *BATCH_ROUTERS,
     responses.router,
+    ollama.router,
+    ollama.show_router,
+    ollama_models.version_router,
 )
 _ROUTERS = {
     ServerConfig: TEXT_ROUTERS,

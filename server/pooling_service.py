@@ -13,9 +13,10 @@ from ..runtime.files.resolve import find_model
 from ..runtime.pooling.folder import PoolingFolder, read_folder
 from ..runtime.pooling.prompts import Prompts
 from ..runtime.tokenizer.tokenizer import load_tokenizer
-from .app import BATCH_ROUTERS, COMMON_ROUTERS, add_batches, build_app
+from .app import BATCH_ROUTERS, COMMON_ROUTERS, OLLAMA_ROUTERS, add_batches, build_app
 from .config.pooling import PoolingServerConfig
 from .engine.settings import settings_of
+from .ollama import embeddings as ollama_embeddings
 from .pooling import classify, embeddings, scoring
 from .pooling.client import PoolingClient
 from .pooling.state import PoolingMetrics, PoolingServing
@@ -25,6 +26,7 @@ from .summary import table
 _MIB = 2**20
 POOLING_ROUTERS = (
     *(embeddings.router, scoring.router, classify.router),
+    *(ollama_embeddings.router, *OLLAMA_ROUTERS),
     *BATCH_ROUTERS,
     *COMMON_ROUTERS,
 )

@@ -6,10 +6,8 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import pydantic_core
-
 from ..core.answers import Answer
-from ..parsing.events import Arguments, CallBegins, Event, Text, Thought
+from ..parsing.events import Arguments, CallBegins, Event, Text, Thought, arguments_of
 
 # Anthropic's clients send a thought back with its signature. This server ignores signatures.
 SIGNATURE = "unsigned"
@@ -116,17 +114,8 @@ def content_of(events: Iterable[Event]) -> list[Content]:
             case ThinkingContent():
                 block.thinking = text
             case ToolUseContent():
-                block.input = _arguments(text)
+                block.input = arguments_of(text)
     return blocks
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call. If the call is cut off, return the arguments up to there."""
-    try:
-        found = pydantic_core.from_json(text, allow_partial=True)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 class ContentStream:

@@ -20,7 +20,9 @@ _BUSY_SECONDS = 1  # `Retry-After` if too many requests of the key run at once.
 # Paths outside of /v1 that any key may use.
 _OWN_PATHS = frozenset(
     {"/generate", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify",
-     "/model_info", "/get_model_info", "/tokenizer_info", "/version", "/docs", "/openapi.json"}
+     "/model_info", "/get_model_info", "/tokenizer_info", "/version", "/docs", "/openapi.json",
+     "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/show",
+     "/api/ps", "/api/version"}
 )  # fmt: skip
 # Files and batches are shared by all keys and not counted for an account.
 _SHARED_PATHS = ("/v1/files", "/v1/batches")

@@ -21,6 +21,7 @@ import msgspec
 from fastapi import FastAPI
 from msgspec import UNSET, UnsetType
 
+LINES = "application/x-ndjson"  # Media type of answers of one JSON value in each line.
 _REFERENCE = "#/components/schemas/"
 _TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -40,6 +41,7 @@ _MEANINGS = {
     413: "The body is too large.",
     415: "The body is not JSON.",
     500: "The engine could not finish the request.",
+    501: "This server does not offer it; the message says what to do instead.",
     529: "Not now: the queue is full, or too much else is under way.",
     503: "Not now: the queue is full, or the engine does not serve. Retry-After says when to try "
     "again.",
@@ -77,20 +79,23 @@ def answers(
     kind: Any = None,
     *,
     stream: Any = None,
+    lines: Any = None,
     media: tuple[str, ...] = (),
     errors: tuple[int, ...] = (),
     error: Any = ErrorAnswer,
 ) -> dict[int | str, dict[str, Any]]:
     """Return the `responses` of a route.
 
-    They are JSON of the type `kind`, events with data of the type `stream`, or other `media` types,
-    and the errors in the form of `error`.
+    They are JSON of the type `kind`, events with data of the type `stream`, lines of JSON of the
+    type `lines`, or other `media` types, and the errors in the form of `error`.
     """
     content: dict[str, Any] = {name: {"schema": {"type": "string"}} for name in media}
     if kind is not None:
         content["application/json"] = {"schema": _with_definitions(kind)}
     if stream is not None:
         content["text/event-stream"] = {"schema": _with_definitions(stream)}
+    if lines is not None:
+        content[LINES] = {"schema": _with_definitions(lines)}
     failed = {"application/json": {"schema": _with_definitions(error)}}
     return {
         200: {"description": "Success." if stream is None else "Success; with `stream`, the data "

@@ -20,6 +20,7 @@ from starlette.types import Scope
 from ..engine.state import EngineUnavailable, QueueFull
 from .answers import ErrorAnswer, ErrorDetail
 from .anthropic_errors import MessagesErrorAnswer, as_anthropic, is_messages
+from .ollama_errors import OllamaErrorAnswer, is_ollama
 
 # Keys of a request's scope.
 ERROR = "piecework.error"  # The `ApiError` that answers the request.
@@ -47,6 +48,7 @@ class ApiError(Exception):
     │   └── HeadersTooLarge     431
     ├── ClientGone              499  the client has left
     ├── InternalError           500
+    ├── NotImplementedHere      501  an endpoint that this server does not offer
     └── Unavailable             503  with Retry-After
 
     A subclass sets `status` and `type`.
@@ -88,8 +90,10 @@ class ApiError(Exception):
 
     def answer_for(
         self, path: str, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()
-    ) -> tuple[int, ErrorAnswer | MessagesErrorAnswer]:
+    ) -> tuple[int, ErrorAnswer | MessagesErrorAnswer | OllamaErrorAnswer]:
         """Return status and answer in the format for the request's path and headers."""
+        if is_ollama(path):
+            return self.status, OllamaErrorAnswer(self.message)
         if is_messages(path, headers):
             more = self._retry_after, self.phase
             return as_anthropic(self.status, self.code, self.message, request_id, *more)
@@ -155,6 +159,11 @@ class ClientGone(ApiError):
 
 class InternalError(ApiError):
     pass
+
+
+class NotImplementedHere(ApiError):
+    status = 501
+    type = "not_implemented"
 
 
 class Unavailable(ApiError):

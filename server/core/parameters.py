@@ -4,8 +4,8 @@ A hint is ignored, because the answer is correct without it. A parameter that wo
 answer is refused unless its value is neutral. Wire models refer to these tables by `others`.
 Parameters that are used are fields of the wire models.
 
-The names are those of OpenAI's and Anthropic's API references, and of the servers vLLM, SGLang and
-llama.cpp.
+The names are those of OpenAI's, Anthropic's and Ollama's API references, and of the servers vLLM,
+SGLang and llama.cpp.
 """
 
 from __future__ import annotations
@@ -79,6 +79,14 @@ RESPONSES: Others = {
     **_refused("send it as text.format", "response_format"),
     **_refused("send reasoning with an effort", "reasoning_effort"),
 }
+OLLAMA: Others = _hints("keep_alive", "width", "height", "steps", "verbose")
+OLLAMA_OPTIONS: Others = {
+    **_hints("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa",
+             "low_vram", "f16_kv", "logits_all", "vocab_only", "embedding_only", "use_mmap",
+             "use_mlock", "repeat_last_n", "penalize_newline", "mirostat", "mirostat_tau",
+             "mirostat_eta", "num_gqa", "rope_frequency_base", "rope_frequency_scale"),
+    **_refused(_LEAVE_OUT, "typical_p", "tfs_z", neutral=(1, 0)),
+}  # fmt: skip
 MESSAGES: Others = {
     **_hints("metadata", "service_tier", "context_management", "betas", "inference_geo", "speed",
              "cache_control", "diagnostics", "anthropic_version", "anthropic_beta"),

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..auth.accounts import check_access, may_use
 from ..core.errors import ClientGone, InvalidRequest, NotFound, Unavailable, as_api_error
+from ..core.ollama_errors import is_ollama
 from ..http.body import (
     LARGE_BODY_BYTES,
     MAX_LARGE_BYTES,
@@ -19,6 +20,7 @@ from ..http.body import (
     has_no_body,
     read_json_body,
 )
+from ..ollama.names import served_name
 from ..serving.collector import unless_client_goes
 from ..serving.state import DEFAULT_MODEL
 from .fleet import Fleet
@@ -71,6 +73,8 @@ class MemberRoute(BaseRoute):
             content = b"" if is_left_out else bytes(await read_json_body(request))
             body_names, streams = _read(content or route.empty)
             member = self._member(body_names if body_names is not None else named, scope)
+            if streams is None:
+                streams = is_ollama(scope["path"])
             is_stream = streams and scope["path"] in STREAMED_PATHS
             async with self._reserve(len(content), member):
                 await self._serve(member, content, scope, receive, send, is_stream=is_stream)
@@ -152,8 +156,10 @@ class MemberRoute(BaseRoute):
         return (ready or allowed)[0]
 
     def _named(self, name: str, scope: Scope) -> Member:
-        check_access(name)
         members = self._fleet.members
+        if is_ollama(scope["path"]):
+            name = served_name(name, members)
+        check_access(name)
         if name not in members:
             raise NotFound(
                 f"The model {name!r:.200} does not exist; this server has {list_names(members)}.",
@@ -194,8 +200,9 @@ def list_names(names: Iterable[str]) -> str:
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
 
 
-def _read(content: bytes) -> tuple[str | None, bool]:
-    """Return the model that a body names, and whether the body asks for a stream.
+def _read(content: bytes) -> tuple[str | None, bool | None]:
+    """Return the model that a body names, and whether the body asks for a stream. Each is None if
+    the body does not say.
 
     Raises `InvalidRequest` if the body is no JSON object or `model` is no string.
     """
@@ -207,7 +214,8 @@ def _read(content: bytes) -> tuple[str | None, bool]:
         message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
         raise InvalidRequest(message, code="invalid_json") from None
     try:
-        return msgspec.json.decode(body.model, type=str | None), bytes(body.stream) == b"true"
+        streams = None if bytes(body.stream) == b"null" else bytes(body.stream) == b"true"
+        return msgspec.json.decode(body.model, type=str | None), streams
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidRequest(
             "model: input should be a valid string.", param="model", code="invalid_value"

@@ -98,14 +98,14 @@ async def list_models(request: Request, fleet: FleetDep) -> Response:
 )
 async def retrieve_model(model_id: str, request: Request, fleet: FleetDep) -> Response:
     """Return one model by its name."""
-    found = card(fleet, _member(fleet, model_id))
+    found = card(fleet, member_named(fleet, model_id))
     return json_response(model_info(found) if VERSION_HEADER in request.headers else found)
 
 
 @body_router.post("/v1/models/load", responses=answers(MemberCard, errors=BODY_ERRORS))
 async def load_model(body: ModelBody, fleet: FleetDep) -> Response:
     """Load a model and answer once it is ready."""
-    member = _member(fleet, body.model)
+    member = member_named(fleet, body.model)
     await fleet.load(member)
     return json_response(card(fleet, member))
 
@@ -116,7 +116,7 @@ async def unload_model(body: ModelBody, fleet: FleetDep) -> Response:
 
     Requests that arrive meanwhile wait and cause the model to be loaded again.
     """
-    member = _member(fleet, body.model)
+    member = member_named(fleet, body.model)
     await fleet.unload(member)
     return json_response(card(fleet, member))
 
@@ -136,7 +136,7 @@ async def status(fleet: FleetDep, serving: AnyServingDep, model: str | None = No
     """Return what a model does now; without `model`, that of the last used loaded model."""
     ready = [each for each in fleet.members.values() if each.admits and may_use(each.name)]
     member = (
-        _member(fleet, model)
+        member_named(fleet, model)
         if model is not None
         else max(ready, key=lambda each: each.last_used, default=None)
     )
@@ -179,7 +179,7 @@ def card(fleet: Fleet, member: Member) -> MemberCard:
     return MemberCard(**asdict(plain), status=status)
 
 
-def _member(fleet: Fleet, name: str) -> Member:
+def member_named(fleet: Fleet, name: str) -> Member:
     """Return a model. Raises `NotFound`, also if the request's key may not use it."""
     check_access(name)
     if name not in fleet.members:

@@ -15,19 +15,22 @@ import msgspec
 from starlette.types import Message, Scope, Send
 
 from ..anthropic.messages import PING
-from ..core.answers import ErrorAnswer
+from ..core.answers import LINES, ErrorAnswer
 from ..core.anthropic_errors import is_messages
 from ..core.errors import ERROR, REQUEST_ID, ApiError
+from ..core.ollama_errors import is_ollama
+from ..ollama.generation import BLANK
 from ..openai.responses.stream import ErrorEvent
 from ..serving.sse import COMMENT, KeepAlive, event, named_event
 
 T = TypeVar("T")
 # Paths whose answer is a stream of events if the body has `"stream": true`.
 STREAMED_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"}
-)
-_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"))  # fmt: skip
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate",
+     "/api/chat", "/api/generate"}
+)  # fmt: skip
+_EVENTS = b"text/event-stream; charset=utf-8"
+_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 class WaitingStream:
@@ -39,9 +42,11 @@ class WaitingStream:
 
     def __init__(self, scope: Scope, send: Send, sse_ping_interval: float) -> None:
         self._scope, self._send = scope, send
-        self._keep_alive = KeepAlive(
-            sse_ping_interval, PING if is_messages(scope["path"]) else COMMENT
-        )
+        path = scope["path"]
+        self._media, sign = _EVENTS, PING if is_messages(path) else COMMENT
+        if is_ollama(path):
+            self._media, sign = LINES.encode(), BLANK
+        self._keep_alive = KeepAlive(sse_ping_interval, sign)
         self.is_open = False
         self._error: bytearray | None = None
 
@@ -53,7 +58,7 @@ class WaitingStream:
             while not (await asyncio.wait((waiting,), timeout=seconds))[0]:
                 if not self.is_open:
                     self.is_open = True
-                    headers = list(_HEADERS)
+                    headers = [(b"content-type", self._media), *_HEADERS]
                     await self._send(
                         {"type": "http.response.start", "status": 200, "headers": headers}
                     )
@@ -94,6 +99,8 @@ class WaitingStream:
                 code=detail.code, message=detail.message, param=detail.param, sequence_number=0
             )
             data = named_event("error", last)
+        elif is_ollama(path):
+            data = error + b"\n"
         elif is_messages(path):
             data = named_event("error", msgspec.Raw(error))
         else:

@@ -24,9 +24,13 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
     "/v1/completions": "text_completion",
     "/generate": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
     "/v1/images/generations": "generate_content",
 }
 _CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"

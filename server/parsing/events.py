@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, Protocol
 
+import pydantic_core
+
 
 class Text(NamedTuple):
     """Text of the answer."""
@@ -34,6 +36,15 @@ class Arguments(NamedTuple):
 
 
 Event = Text | Thought | CallBegins | Arguments
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments of a call. If the call is cut off, return the arguments up to there."""
+    try:
+        found = pydantic_core.from_json(text, allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class Parser(Protocol):

@@ -20,7 +20,7 @@ from ..http.body import JsonRoute
 from .client import Vectors
 from .inputs import Input, InputEncoder
 from .requests import EmbeddingsRequest
-from .state import PoolingServingDep, PoolingUsage
+from .state import PoolingServing, PoolingServingDep, PoolingUsage
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -43,6 +43,22 @@ class EmbeddingsAnswer(Answer, kw_only=True):
 @router.post("/v1/embeddings", responses=answers(EmbeddingsAnswer, errors=BODY_ERRORS))
 async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep) -> Response:
     """Return a vector for each text."""
+    vectors, tokens = await embed(serving, body)
+    # Run in a thread, because encoding two million numbers takes a second.
+    content = await serving.threads.run(
+        _encoded,
+        vectors,
+        serving.model_name,
+        tokens,
+        as_text=body.encoding_format == "base64",
+    )
+    return Response(content, media_type="application/json")
+
+
+async def embed(serving: PoolingServing, body: EmbeddingsRequest) -> tuple[Vectors, int]:
+    """Return the vectors of a request and the number of its tokens. Raise `InvalidRequest`, and
+    the errors of `PoolingServing.pool`.
+    """
     serving.check_model(body.model)
     info = serving.info
     if info.task != "embed":
@@ -63,15 +79,7 @@ async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep)
     inputs = await serving.encode(characters, partial(_encode, serving.inputs, body, start))
     vectors = await serving.pool(f"embd-{uuid.uuid4().hex}", inputs)
     tokens = sum(len(each.token_ids) for each in inputs)
-    # Run in a thread, because encoding two million numbers takes a second.
-    content = await serving.threads.run(
-        _encoded,
-        shortened(vectors, body.dimensions, normalizes=info.normalizes),
-        serving.model_name,
-        tokens,
-        as_text=body.encoding_format == "base64",
-    )
-    return Response(content, media_type="application/json")
+    return shortened(vectors, body.dimensions, normalizes=info.normalizes), tokens
 
 
 def _start(prompts: Prompts, body: EmbeddingsRequest) -> Start:

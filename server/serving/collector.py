@@ -35,7 +35,7 @@ class Collector:
     The engine puts outputs as they arrive. Outputs that arrive while the reader is busy are merged.
     While the reader waits, `take` gets each output that does not end a sequence. If `take` returns
     True, the output is used and the reader keeps waiting. Leaving the `with` block aborts every
-    sequence that still runs.
+    sequence that still runs. `clocks` has the times of each sequence.
     """
 
     take: Callable[[int, RequestOutput], bool] | None = None
@@ -50,7 +50,7 @@ class Collector:
         self._keeps_all = keeps_all
         self._requests = requests
         self._names = {name for one in requests for name in (one.name, *one.belongs_to)}
-        self._clocks = [SequenceClock(serving.metrics, request) for request in requests]
+        self.clocks = [SequenceClock(serving.metrics, request) for request in requests]
         self._model = serving.model_name
         self._decode = serving.engine.tokenizer.decode
         self._record: RequestRecord | None = None
@@ -81,14 +81,14 @@ class Collector:
             record.join(
                 self._model,
                 self._decode,
-                list(zip(self._requests, self._clocks, strict=True)),
+                list(zip(self._requests, self.clocks, strict=True)),
             )
         try:
             for index, request in enumerate(self._requests):
                 request.deliver = partial(self._put, index)
                 self._engine.add_request(request)
         except Exception as error:
-            for clock in self._clocks[index:]:
+            for clock in self.clocks[index:]:
                 clock.fail()
             self.__exit__(type(error), error, None)
             raise
@@ -107,7 +107,7 @@ class Collector:
             request.deliver = _ignore
         self._live_rids.difference_update(self._names)
         self._kept.drop(self)
-        for clock in self._clocks:
+        for clock in self.clocks:
             clock.end()
         if self._record is not None:
             record, self._record = self._record, None
@@ -115,7 +115,7 @@ class Collector:
 
     def _put(self, index: int, output: RequestOutput) -> None:
         """Handle an output. The engine calls this."""
-        self._clocks[index].output(output)
+        self.clocks[index].output(output)
         if output.finish_reason is not None:
             self._running -= 1
         if self._error is not None:
