@@ -110,7 +110,7 @@ class Arena:
         if status in ("503", "529"):
             status = f"503 {_error_code(content)}"
         self.answers[status] += 1
-        refused = status.startswith("503") and "engine" not in status
+        refused = status == "501" or (status.startswith("503") and "engine" not in status)
         if status.startswith("5") and not refused:
             self.problems.append(
                 f"{label}{status} to {method} {path} with {body!r:.2000}: {content[:300]!r}"

@@ -56,6 +56,9 @@ async def _declarations(arena: Arena) -> None:
         (CHAT, {**said, "tools": functions, "tool_choice": "required"}),
         ("/v1/responses", {"model": arena.model, "input": "Hi", "tools": spaces}),
         ("/v1/responses", {"model": arena.model, "input": items}),
+        ("/api/chat", {**said, "model": arena.model, "tools": functions, "format": "json"}),
+        ("/api/chat", {"model": arena.model, "messages": [{"role": "user"}] * _ITEMS}),
+        ("/api/generate", {"model": arena.model, "prompt": "Hi", "context": [5] * 1_000_000}),
         ("/v1/messages", {**said, "messages": [{"role": "user", "content": blocks}]}),
         (COMPLETIONS, {"model": "m" * 4_000_000, "prompt": "Hi"}),
     ):

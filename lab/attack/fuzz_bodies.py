@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ...server.anthropic.requests import MessagesRequest
 from ...server.native.requests import GenerateBody, NativeSampling
+from ...server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from ...server.openai.requests import ChatCompletionRequest, CompletionRequest
 from ...server.openai.responses.requests import ResponsesRequest
 from .fuzz_seeds import GETS, HOSTILE, IMAGE_SEEDS, TEXT_SEEDS
@@ -24,14 +25,18 @@ _LARGEST = {
     **dict.fromkeys(
         (
             *("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens"),
-            *("min_tokens", "min_new_tokens"),
+            *("min_tokens", "min_new_tokens", "num_predict"),
         ),
         16,
     ),
     **{"n": 4, "best_of": 4, "num_inference_steps": 2, "width": 64, "height": 64},
 }
 _TAKEN = 2**20
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens")
+_LENGTHS = (
+    *("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens"),
+    "num_predict",
+)
+_UNLIMITED = (0, -1, -2, -4)  # Ollama generates as much as the context holds.
 _MODELS = (
     ChatCompletionRequest,
     CompletionRequest,
@@ -39,6 +44,9 @@ _MODELS = (
     MessagesRequest,
     GenerateBody,
     NativeSampling,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaOptions,
 )
 # Codings of bodies: supported, broken and unknown ones.
 _CODINGS: Mapping[str, Callable[[bytes], bytes]] = {
@@ -231,6 +239,11 @@ def modest(body: Any) -> Any:
             _give_length(one, "max_new_tokens")
     if "messages" in body or "prompt" in body:
         _give_length(body, "max_tokens")
+        if "model" in body:
+            options = body["options"] = body.get("options") or {}
+            _give_length(options, "num_predict")
+            if isinstance(options, dict) and options.get("num_predict") in _UNLIMITED:
+                options["num_predict"] = 4
     if "input" in body:
         _give_length(body, "max_output_tokens")
     return body

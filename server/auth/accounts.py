@@ -17,12 +17,11 @@ logger = logging.getLogger(__name__)
 
 ACCOUNT = "piecework.account"  # Key of a request's scope: the account of the request.
 _BUSY_SECONDS = 1  # `Retry-After` if too many requests of the key run at once.
-# Paths outside of /v1 that any key may use.
+_ANY_KEY = ("/v1/", "/api/")  # Folders that any key may use.
+# Paths outside of these folders that any key may use.
 _OWN_PATHS = frozenset(
     {"/generate", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify",
-     "/model_info", "/get_model_info", "/tokenizer_info", "/version", "/docs", "/openapi.json",
-     "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/show",
-     "/api/ps", "/api/version"}
+     "/model_info", "/get_model_info", "/tokenizer_info", "/version", "/docs", "/openapi.json"}
 )  # fmt: skip
 # Files and batches are shared by all keys and not counted for an account.
 _SHARED_PATHS = ("/v1/files", "/v1/batches")
@@ -192,7 +191,7 @@ def check_path(key: Key, method: str, path: str) -> None:
     shared = path.startswith(_SHARED_PATHS) or (
         path.startswith("/v1/models") and method not in ("GET", "HEAD")
     )
-    if not key.admin and (shared or not (path.startswith("/v1/") or path in _OWN_PATHS)):
+    if not key.admin and (shared or not (path.startswith(_ANY_KEY) or path in _OWN_PATHS)):
         raise Forbidden(
             f"This API key may not use {path[:200]}, which affects all keys; use a key with "
             "`admin: true`.",

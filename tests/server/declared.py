@@ -35,6 +35,9 @@ def check_answer(
         case "text/event-stream":
             for data in events(response):
                 validate(document, schema, data)
+        case "application/x-ndjson":
+            for line in response.text.splitlines():
+                validate(document, schema, json.loads(line))
         case "application/json":
             validate(document, schema, response.json())
         case _:

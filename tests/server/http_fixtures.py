@@ -24,6 +24,8 @@ from piecework.cli.core.flags import ServerConfig
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.sampling.defaults import SamplingDefaults
 from piecework.server.app import create_app
+from piecework.server.core.answers import LINES
+from piecework.server.core.ollama_errors import is_ollama
 
 MODEL = "toy"
 
@@ -57,7 +59,7 @@ async def _check_json(app: FastAPI, response: httpx.Response) -> None:
     """Validate each JSON value of a response, also those of events, by the application's schema."""
     await response.aread()
     kind = response.headers.get("content-type", "").partition(";")[0]
-    if kind not in ("application/json", "text/event-stream") or not response.content:
+    if kind not in ("application/json", "text/event-stream", LINES) or not response.content:
         return
     method, path = response.request.method.lower(), response.request.url.path
     if path == "/openapi.json":
@@ -70,13 +72,16 @@ async def _check_json(app: FastAPI, response: httpx.Response) -> None:
         if re.fullmatch(patterns[name], path) and method in document["paths"][name]
     ]
     # The errors of unknown paths have one of the formats of the models' endpoint.
-    operation = (
-        document["paths"][found[0]][method] if found else document["paths"]["/v1/models"]["get"]
-    )
+    models = "/api/tags" if is_ollama(path) else "/v1/models"
+    operation = document["paths"][found[0]][method] if found else document["paths"][models]["get"]
     declared = operation["responses"]
     content = declared.get(str(response.status_code), declared["default"])["content"]
     if kind == "application/json":
         validate(document, content[kind]["schema"], response.json())
+        return
+    if kind == LINES:
+        for line in response.text.splitlines():
+            validate(document, content[kind]["schema"], json.loads(line))
         return
     for line in response.text.splitlines():
         if line.startswith("data: ") and line != "data: [DONE]":

@@ -23,6 +23,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/generate": {"input_ids": [5] * 40, "sampling_params": {"max_new_tokens": 2, "n": 5}},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/api/chat": {
+        "model": "toy",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "options": {"num_predict": 2},
+    },
     "/v1/responses": {"model": "toy", "input": "Hi", "max_output_tokens": 2},
 }
 _MOST_TURNS = 400

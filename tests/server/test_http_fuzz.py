@@ -18,7 +18,14 @@ from toy_tokenizer import toy_tokenizer
 
 from piecework.lab.attack.fuzz_seeds import HOSTILE, TEXT_SEEDS
 from piecework.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from piecework.server.core.answers import LINES
+from piecework.server.core.ollama_errors import is_ollama
 from piecework.server.native.requests import GenerateBody, NativeSampling
+from piecework.server.ollama.requests import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+)
 from piecework.server.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -38,6 +45,9 @@ MODELS: dict[str, type[BaseModel]] = {
     "/v1/responses": ResponsesRequest,
     "/v1/responses/input_tokens": ResponsesRequest,
     "/generate": GenerateBody,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
+    "/api/show": ShowRequest,
     "/v1/tokenize": TokenizeRequest,
     "/v1/detokenize": DetokenizeRequest,
 }
@@ -148,9 +158,13 @@ def check(response: httpx.Response) -> None:
     assert 200 <= response.status_code < 500, response.text
     if response.status_code >= 400:
         error = response.json()
+        if is_ollama(response.request.url.path):
+            error = {"error": {"message": error.pop("error"), "type": "", **error}, "type": ""}
         members = {"message", "type"} if "type" in error else {"message", "type", "param", "code"}
         assert set(error["error"]) == members
         assert len(response.text) < 20_000
+    elif response.headers["content-type"] == LINES:
+        assert json.loads(response.text.splitlines()[-1])["done"] is True
     elif response.headers["content-type"].startswith("text/event-stream"):
         last = response.text.rstrip("\n").rpartition("\n")[2]
         assert last.startswith(

@@ -138,6 +138,24 @@ GOOD: list[tuple[str, str, Any]] = [
             ("/detokenize", {"tokens": [[5], [6]]}),
         )
     ),
+    ("POST", "/api/chat", {"model": MODEL, "messages": [USER], "options": {"num_predict": 3}}),
+    (
+        "POST",
+        "/api/chat",
+        {
+            "model": MODEL,
+            "messages": [USER],
+            "stream": False,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "think": False,
+            "format": "",
+            "options": {"num_predict": 3, "seed": -1, "stop": ["x"]},
+        },
+    ),
+    ("POST", "/api/generate", {"model": MODEL, "prompt": "Hi", "options": {"num_predict": 3}}),
+    ("POST", "/api/generate", {"model": MODEL, "prompt": "Hi", "raw": True, "stream": False}),
+    ("POST", "/api/show", {"model": MODEL}),
     ("POST", "/abort_request", {"rid": "none"}),
     ("PUT", GENERATE, {"text": "Hello", "sampling_params": {"stop": None}}),
     ("POST", "/flush_cache", None),
@@ -166,6 +184,9 @@ GOOD: list[tuple[str, str, Any]] = [
             "/v1/loads",
             "/get_load",
             "/get_server_info",
+            "/api/tags",
+            "/api/ps",
+            "/api/version",
         )
     ),
 ]
@@ -204,7 +225,24 @@ def test_answers_of_every_operation_are_held_to_the_document() -> None:
         for method in operations
     }
     answered = {(method, path) for method, path, _ in GOOD} | {*IN_ORDER, *PROFILES}
-    assert declared == answered | {("POST", f"{RESPONSES}/compact")}
+    assert declared == answered | {("POST", f"{RESPONSES}/compact"), *NOT_OFFERED}
+
+
+NOT_OFFERED = [
+    *(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy", "blobs/{digest}")),
+    ("DELETE", "/api/delete"),
+    ("GET", "/api/blobs/{digest}"),
+]
+
+
+async def test_what_is_not_offered_is_declared_and_names_the_remedy(
+    client: httpx.AsyncClient,
+) -> None:
+    for method, path in NOT_OFFERED:
+        answer = await client.request(method, path, content=b"x")
+        assert answer.status_code == 501 and "piecework pull" in answer.json()["error"]
+        check_answer(default_document(), method, path, answer)
+        assert "200" not in default_document()["paths"][path][method.lower()]["responses"]
 
 
 def test_every_path_that_is_answered_is_declared_but_for_pages() -> None:
@@ -273,7 +311,17 @@ async def test_files_and_batches_are_as_declared(scripted: ScriptedEngine, tmp_p
 
 async def test_errors_are_as_declared(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
     document = default_document()
-    for path in (CHAT, COMPLETIONS, GENERATE, MESSAGES, "/v1/tokenize", "/v1/detokenize"):
+    for path in (
+        CHAT,
+        COMPLETIONS,
+        GENERATE,
+        MESSAGES,
+        "/v1/tokenize",
+        "/v1/detokenize",
+        "/api/chat",
+        "/api/generate",
+        "/api/show",
+    ):
         wrong = [await client.post(path, json={}), await client.post(path, content=b"x")]
         wrong.append(
             await client.post(
@@ -335,7 +383,7 @@ async def test_nothing_is_declared_that_is_never_answered_or_is_not_there(
         for operation in operations.values()
         for status in operation["responses"]
     }
-    assert statuses == {"200", "400", "404", "413", "415", "500", "503", "529", "default"}
+    assert statuses == {"200", "400", "404", "413", "415", "500", "501", "503", "529", "default"}
 
 
 async def test_allow_has_the_methods_that_are_declared(client: httpx.AsyncClient) -> None:

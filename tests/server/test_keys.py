@@ -243,6 +243,9 @@ async def test_an_error_gives_its_place_back(scripted: ScriptedEngine, tmp_path:
         ("/v1/responses", {"input": "a"}),
         ("/generate", {"text": "a"}),
         ("/tokenize", {"prompt": "a"}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/api/generate", {"prompt": "a"}),
+        ("/api/show", {}),
         ("/v1/completions", {"prompt": "a", "model": None}),
     ],
 )
@@ -254,6 +257,8 @@ async def test_a_model_that_is_not_the_key_s_does_not_exist_for_it(
         refused = await client.post(path, json={"model": MODEL, **body})
         assert refused.status_code == 404 and not scripted.requests
         assert (await client.get("/v1/models")).json()["data"] == []
+        for names in ("tags", "ps"):
+            assert (await client.get(f"/api/{names}")).json()["models"] == []
         anthropic = {"anthropic-version": "2023-06-01"}
         assert (await client.get("/v1/models", headers=anthropic)).json()["data"] == []
         assert (await client.get(f"/v1/models/{MODEL}")).status_code == 404

@@ -16,6 +16,7 @@ from scripted_engine import ScriptedEngine
 from piecework.server.anthropic.requests import MessagesRequest
 from piecework.server.core.schemas import Refuses, WireModel
 from piecework.server.native.requests import NativeSampling
+from piecework.server.ollama.requests import OllamaOptions
 from piecework.server.openai.requests import ChatCompletionRequest, CompletionRequest
 from piecework.server.openai.responses.requests import ResponsesRequest
 from piecework.server.pooling.requests import EmbeddingsRequest
@@ -27,6 +28,7 @@ FAMILIES: dict[str, type[WireModel]] = {
     "responses": ResponsesRequest,
     "messages": MessagesRequest,
     "generate": NativeSampling,
+    "ollama": OllamaOptions,
     "embeddings": EmbeddingsRequest,
 }
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -36,7 +38,10 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"model": "toy", "input": "Hi", "max_output_tokens": 1}),
     "messages": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
     "generate": ("/generate", {"text": "Hi", "sampling_params": {"max_new_tokens": 1}}),
+    "ollama": ("/api/generate", {"model": "toy", "prompt": "Hi", "options": {"num_predict": 1}}),
 }
+INSIDE = {"generate": "sampling_params", "ollama": "options"}
+"""The member that holds the parameters of a family."""
 TABLE = "<!-- table -->\n"
 ODD = [7, "x", {"a": {"b": [1]}}, [None], 0.5]
 """Values of every kind: some of them are of the wrong type for any parameter."""
@@ -81,8 +86,8 @@ async def statuses(scripted: ScriptedEngine, family: str, kind: str) -> dict[str
         for name, what in table_of(FAMILIES[family]).items():
             for value in ODD if what == kind else ():
                 said = {name: value}
-                if family == "generate":
-                    said = {"sampling_params": {**body["sampling_params"], **said}}
+                if (inside := INSIDE.get(family)) is not None:
+                    said = {inside: {**body[inside], **said}}
                 answer = await client.post(path, json={**body, **said})
                 told = answer.status_code == 200 or name in answer.text
                 answers.setdefault(name, []).append((answer.status_code, told))

@@ -21,7 +21,9 @@ from piecework.runtime.tokenizer.output_processor import (
     process_outputs,
 )
 from piecework.server.anthropic.messages import PING
+from piecework.server.core.answers import LINES
 from piecework.server.core.errors import ApiError
+from piecework.server.ollama.generation import BLANK
 from piecework.server.serving import sse
 from piecework.server.serving.collector import Collector, Update
 from piecework.server.serving.sse import CONNECTION, EventStream, event
@@ -170,6 +172,14 @@ async def test_without_an_interval_a_stream_is_silent_but_has_its_status_line(
     await stream.task
 
 
+async def test_an_error_behind_a_blank_is_the_last_line(scripted: ScriptedEngine) -> None:
+    scripted.script.fail_after, scripted.script.delay = 0, 0.15
+    async with client_of(make_app(scripted, **IMPATIENT)) as client:
+        answer = await client.post("/api/generate", json={"model": "toy", "prompt": "Hi"})
+    assert answer.status_code == 200 and answer.text.startswith(" ")
+    assert list(json.loads(answer.text)) == ["error"]
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
 async def test_an_error_behind_a_keep_alive_is_the_last_event(
     scripted: ScriptedEngine, path: str
@@ -197,6 +207,8 @@ SIGNS = {
     "/v1/responses in the background": sse.COMMENT,
     "/v1/messages": PING,
     "/generate": sse.COMMENT,
+    "/api/chat": BLANK,
+    "/api/generate": BLANK,
 }
 
 
@@ -206,7 +218,7 @@ def test_every_streaming_endpoint_has_a_sign(scripted: ScriptedEngine) -> None:
         path
         for path, methods in app.openapi()["paths"].items()
         for answer in (methods.get("post") or {"responses": {}})["responses"].values()
-        if "text/event-stream" in answer.get("content", {})
+        if {"text/event-stream", LINES} & answer.get("content", {}).keys()
     }
     assert streaming == {path for path in SIGNS if " " not in path}
 
@@ -221,6 +233,8 @@ async def test_a_slow_first_token_leaves_no_stream_silent(
     body: dict[str, Any] = {"messages": said, "max_tokens": 1}
     if path == "/v1/completions":
         body = {"prompt": "Hi", "max_tokens": 1}
+    elif path.startswith("/api/"):
+        body |= {"prompt": "Hi", "options": {"num_predict": 1}}
     elif path == "/v1/responses":
         body = {"input": "Hi", "max_output_tokens": 1, "background": bool(in_background)}
     elif path == "/generate":
