@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .ollama_seeds import OLLAMA_SEEDS
+
 _SAMPLING = {
     "temperature": 0.7,
     "top_p": 0.9,
@@ -305,68 +307,7 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
         },
     ),
     "/v1/responses/input_tokens": ({"model": "default", "input": "Hi"},),
-    "/api/chat": (
-        {"model": "default", "messages": [{"role": "user", "content": "Hi"}], "stream": False},
-        {
-            "model": "default:latest",
-            "messages": [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": "Hi", "images": []},
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "thinking": "Hm.",
-                    "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}],
-                },
-                {"role": "tool", "tool_name": "f", "content": "1"},
-            ],
-            "tools": _TOOLS,
-            "think": False,
-            "keep_alive": "5m",
-            "logprobs": True,
-            "top_logprobs": 2,
-            "options": {
-                "num_predict": 4,
-                "num_ctx": 2048,
-                "num_keep": 5,
-                "temperature": 0.8,
-                "top_k": 40,
-                "top_p": 0.9,
-                "min_p": 0.1,
-                "repeat_penalty": 1.1,
-                "presence_penalty": 0.5,
-                "frequency_penalty": 0.5,
-                "seed": 7,
-                "stop": ["x"],
-                "typical_p": 1.0,
-            },
-        },
-        {"model": "default", "messages": _CHAT, "format": _SCHEMA, "options": {"num_predict": 4}},
-        {"model": "default", "messages": [], "keep_alive": 0},
-    ),
-    "/api/generate": (
-        {"model": "default", "prompt": "The fox", "options": {"num_predict": 4}},
-        {
-            "model": "default",
-            "prompt": "The fox",
-            "raw": True,
-            "stream": False,
-            "logprobs": True,
-            "format": "json",
-            "options": {"num_predict": 4},
-        },
-        {"model": "default", "prompt": "The fox", "suffix": "dog", "options": {"num_predict": 4}},
-        {
-            "model": "default",
-            "prompt": "Hi",
-            "system": "Be brief.",
-            "think": False,
-            "context": [],
-            "options": {"num_predict": 4},
-        },
-    ),
-    "/api/show": ({"model": "default"}, {"name": "default"}),
-    "/api/pull": ({"model": "a"},),
+    **OLLAMA_SEEDS,
     "/v1/tokenize": (
         {"prompt": "The fox"},
         {"messages": _CALLS, "tools": _TOOLS, "reasoning_effort": "high"},

@@ -97,6 +97,10 @@ class FleetConfig(ServerConfig):
                 f"{limits.max_loaded_models}; raise it, or unpin some models"
             )
 
+    def idle_seconds(self, member: MemberConfig) -> float:
+        """Return the seconds without a request after which a model is unloaded; 0: never."""
+        return self.limits.idle_unload if member.idle_unload is None else member.idle_unload
+
 
 def of_all_models() -> frozenset[str]:
     """Return the names of the settings that hold for the server, not for one model."""

@@ -199,11 +199,6 @@ class Fleet:
     def waiting_for(self, member: Member) -> int:
         return sum(waiter.member is member for waiter in self._waiting)
 
-    def idle_seconds(self, member: Member) -> float:
-        """Return the seconds without a request after which a model is unloaded; 0: never."""
-        own = member.config.idle_unload
-        return self.config.limits.idle_unload if own is None else own
-
     def status(self, member: Member) -> MemberState:
         """Return the state of a model for clients: also `QUEUED`."""
         is_queued = member.state is MemberState.UNLOADED and self.waiting_for(member) > 0
@@ -277,7 +272,7 @@ class Fleet:
         for member, resident in zip(loaded, found, strict=True):
             member.update_memory(resident)
         for member in self._movable(only_idle=True):
-            seconds = self.idle_seconds(member)
+            seconds = self.config.idle_seconds(member.config)
             if seconds and time.monotonic() >= member.last_used + seconds:
                 member.closing = Closing.IDLE
         taken = sum(each.resident for each in loaded if each.closing is None)
