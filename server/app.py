@@ -26,6 +26,8 @@ from .engine.interface import TextEngine
 from .engine.state import EngineUnavailable, QueueFull
 from .http.body import Bodies
 from .http.content_coding import DecodeBodies
+from .llama_cpp import completion as llama_cpp_completion
+from .llama_cpp import properties as llama_cpp_properties
 from .middleware import EveryAnswer
 from .native import control, generate, loads, profiling
 from .observability.metrics import Metrics
@@ -65,6 +67,9 @@ TEXT_ROUTERS = (
     tokenize.router,
     tokenize.info_router,
     *BATCH_ROUTERS,
+    llama_cpp_completion.router,
+    llama_cpp_properties.router,
+    llama_cpp_properties.body_router,
     generate.router,
     control.router,
     loads.router,

@@ -12,15 +12,19 @@ from typing import Any
 from .arena import BODY_BYTES, Arena, Attack, together
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+COMPLETION, INFILL = "/completion", "/infill"
 TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
 _NUMBERS = (1e-46, 1e-45, 1e-40, 1e-38, 5e-324, -1e-46, 3.5e38, 1e300)
 _ROOM = BODY_BYTES - 1000
+_LLAMA_CPP_NAMES = {"n": "n_cmpl", "repetition_penalty": "repeat_penalty"}
 
 
 def generating(**members: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Return a request with these members for every endpoint that generates."""
     yield COMPLETIONS, {"prompt": "Once upon", "max_tokens": 4, **members}
     yield CHAT, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **members}
+    llama_cpp = {_LLAMA_CPP_NAMES.get(name, name): value for name, value in members.items()}
+    yield COMPLETION, {"prompt": "Once upon", "n_predict": 4, **llama_cpp}
     sampling = {"max_new_tokens": 4, **members}
     yield GENERATE, {"text": "Once upon", "sampling_params": sampling}
 
@@ -57,6 +61,11 @@ async def _wrong_items(arena: Arena) -> None:
         (GENERATE, '{"text": "Hi", "sampling_params": [', "1", "]}"),
         (GENERATE, '{"text": "Hi", "return_logprob": [', "7", "]}"),
         (GENERATE, '{"input_ids": [', '["a"]', "]}"),
+        (COMPLETION, '{"prompt": [', "null", "]}"),
+        (COMPLETION, '{"prompt": [5,', '""', "]}"),
+        (COMPLETION, '{"prompt": "Hi", "logit_bias": [', "[]", "]}"),
+        (COMPLETION, '{"prompt": "Hi", "response_fields": [', '"a/b"', "]}"),
+        (INFILL, '{"input_prefix": "", "input_suffix": "", "input_extra": [', "{}", "]}"),
         (TOKENIZE, '{"prompt": [', "1", "]}"),
         (DETOKENIZE, '{"tokens": [', "null", "]}"),
     ):
@@ -67,8 +76,14 @@ async def _many_lists(arena: Arena) -> None:
     for item in ("[]", "[5]"):
         await arena.post(DETOKENIZE, filled('{"tokens": [', item, "]}"))
     await arena.post(DETOKENIZE, filled('{"tokens": [', "5", "]}"))
-    for path, name in ((TOKENIZE, "prompt"), (COMPLETIONS, "prompt"), (GENERATE, "text")):
+    for path, name in (
+        (TOKENIZE, "prompt"),
+        (COMPLETIONS, "prompt"),
+        (COMPLETION, "prompt"),
+        (GENERATE, "text"),
+    ):
         await arena.post(path, filled(f'{{"{name}": [', '"a"', "]}"))
+    await arena.post(COMPLETION, filled('{"n_predict": 1, "prompt": [5,', '"a"', "]}"))
 
 
 async def _long_prompts(arena: Arena) -> None:
@@ -83,7 +98,10 @@ async def _long_prompts(arena: Arena) -> None:
     bodies += [
         (COMPLETIONS, f'{{"prompt": {word}}}'),
         (CHAT, message),
+        (COMPLETION, f'{{"prompt": [5, {word}]}}'),
+        (INFILL, f'{{"input_prefix": {text}, "input_suffix": ""}}'),
         (TOKENIZE, f'{{"prompt": {text}}}'),
+        (TOKENIZE, f'{{"content": {text[:1_000_000]}", "with_pieces": true}}'),
     ]
     await together(arena.post(path, body.encode()) for path, body in bodies)
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...server.anthropic.requests import MessagesRequest
+from ...server.llama_cpp.requests import CompletionBody, InfillBody
 from ...server.native.requests import GenerateBody, NativeSampling
 from ...server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from ...server.openai.requests import ChatCompletionRequest, CompletionRequest
@@ -47,6 +48,8 @@ _MODELS = (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaOptions,
+    CompletionBody,
+    InfillBody,
 )
 # Codings of bodies: supported, broken and unknown ones.
 _CODINGS: Mapping[str, Callable[[bytes], bytes]] = {

@@ -140,6 +140,12 @@ _OTHER_BLOCKS = [
         ],
     },
 ]
+_LLAMA_CPP = {
+    "n_predict": -1, "max_tokens": 3, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1,
+    "repeat_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": -1,
+    "ignore_eos": False, "logit_bias": [[5, 1.5], ["Hi", False]], "return_tokens": True,
+    "response_fields": ["content", "timings/prompt_n"], "timings_per_token": True, "id_slot": 0,
+}  # fmt: skip
 # Valid bodies for the endpoints of a language model. The first of each endpoint is minimal.
 TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/completions": (
@@ -217,6 +223,20 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
             )
         ),
     ),
+    "/completion": (
+        {"prompt": "The fox", "n_predict": 4},
+        {"prompt": ["The fox", [5, "Hi", 6], {"prompt_string": "Hi"}], "n_predict": 3, "n_cmpl": 2},
+        {"prompt": [5, "Hi"], "n_predict": 4, "stream": True, "n_probs": 2, "stop": ["x", ""]},
+        {"prompt": "The fox", **_LLAMA_CPP},
+        {"prompt": "The fox", "n_predict": 4, "logit_bias": {"5": 1, "Hi": -1}},
+        {"prompt": "The fox", "n_predict": 4, "grammar": 'root ::= "a" [b-d]*'},
+        {"prompt": "The fox", "n_predict": 4, "json_schema": _SCHEMA},
+    ),
+    "/infill": (
+        {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 4},
+        {"input_prefix": "", "input_suffix": ")", "input_extra": [{"text": "x"}], "stream": True},
+    ),
+    "/apply-template": ({"messages": _CHAT}, {"messages": _CALLS, "tools": _TOOLS}),
     "/v1/messages": (
         {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
         {
@@ -313,6 +333,7 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
         {"messages": _CALLS, "tools": _TOOLS, "reasoning_effort": "high"},
         {"messages": _CHAT},
         {"prompt": ["a", "b"], "add_special_tokens": False},
+        {"content": "The fox", "add_special": True, "with_pieces": True, "parse_special": False},
     ),
     "/v1/detokenize": ({"tokens": [5, 6]}, {"tokens": [[5], [6, 7]], "skip_special_tokens": False}),
     "/abort_request": ({"rid": "nobody"},),
@@ -347,6 +368,7 @@ IMAGE_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
 GETS = (
     "/health", "/ready", "/metrics", "/version", "/v1/models", "/v1/models/default", "/server_info",
     "/get_model_info", "/health_generate",
+    "/props", "/slots", "/slots?fail_on_no_slot=1", "/slots?fail_on_no_slot=%ff",
     "/docs", "/openapi.json", "/v1/completions", "/nothing", "/v1/models/%00%ff", "/?a=%", "//",
     "/v1/images/files/x", "/v1/status", "/v1/loads", "/tokenizer_info", "/v1/responses/resp_1",
     "/v1/responses/resp_1?stream=x&starting_after=-1", "/v1/responses/resp_1/input_items?limit=0",

@@ -46,8 +46,19 @@ _FAMILIES = (
 )
 
 
+# Tokens before the name of a repository and before the name of each of its files: Qwen2.5-Coder,
+# StarCoder2.
+_REPOSITORIES = (("<|repo_name|>", "<|file_sep|>"), ("<repo_name>", "<file_sep>"))
+
+
 class Infill(NamedTuple):
-    """The format of one tokenizer. `stop_token_ids` are additional tokens that end the new text."""
+    """The format of one tokenizer.
+
+    Attributes:
+        repository: Tokens before the names of a repository and of a file, for models that read
+            other files before the gap.
+        stop_token_ids: Additional tokens that end the new text.
+    """
 
     tokenizer: Tokenizer
     prefix: int
@@ -55,6 +66,7 @@ class Infill(NamedTuple):
     middle: int | None
     suffix_first: bool
     stop_token_ids: list[int]
+    repository: tuple[int, int] | None = None
 
     def prompt(self, before: Sequence[int], behind: Sequence[int]) -> list[int]:
         """Return the token ids of a prompt.
@@ -89,5 +101,15 @@ def find_infill(tokenizer: Tokenizer) -> Infill | None:
         if prefix is None or suffix is None or (middle is None and names.middle is not None):
             continue
         stops = [] if end is None else [end]
-        return Infill(tokenizer, prefix, suffix, middle, names.suffix_first, stops)
+        return Infill(
+            tokenizer, prefix, suffix, middle, names.suffix_first, stops, _repository(tokenizer)
+        )
+    return None
+
+
+def _repository(tokenizer: Tokenizer) -> tuple[int, int] | None:
+    for names in _REPOSITORIES:
+        repository, file = map(tokenizer.backend.token_to_id, names)
+        if repository is not None and file is not None:
+            return repository, file
     return None

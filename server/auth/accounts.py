@@ -20,7 +20,8 @@ _BUSY_SECONDS = 1  # `Retry-After` if too many requests of the key run at once.
 _ANY_KEY = ("/v1/", "/api/")  # Folders that any key may use.
 # Paths outside of these folders that any key may use.
 _OWN_PATHS = frozenset(
-    {"/generate", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify",
+    {"/completion", "/completions", "/infill", "/apply-template", "/props",
+     "/generate", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify",
      "/model_info", "/get_model_info", "/tokenizer_info", "/version", "/docs", "/openapi.json"}
 )  # fmt: skip
 # Files and batches are shared by all keys and not counted for an account.

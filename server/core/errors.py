@@ -20,6 +20,7 @@ from starlette.types import Scope
 from ..engine.state import EngineUnavailable, QueueFull
 from .answers import ErrorAnswer, ErrorDetail
 from .anthropic_errors import MessagesErrorAnswer, as_anthropic, is_messages
+from .llama_cpp_errors import PATHS, LlamaCppErrorAnswer, as_llama_cpp
 from .ollama_errors import OllamaErrorAnswer, is_ollama
 
 # Keys of a request's scope.
@@ -90,13 +91,15 @@ class ApiError(Exception):
 
     def answer_for(
         self, path: str, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()
-    ) -> tuple[int, ErrorAnswer | MessagesErrorAnswer | OllamaErrorAnswer]:
+    ) -> tuple[int, ErrorAnswer | MessagesErrorAnswer | LlamaCppErrorAnswer | OllamaErrorAnswer]:
         """Return status and answer in the format for the request's path and headers."""
         if is_ollama(path):
             return self.status, OllamaErrorAnswer(self.message)
         if is_messages(path, headers):
             more = self._retry_after, self.phase
             return as_anthropic(self.status, self.code, self.message, request_id, *more)
+        if path in PATHS:
+            return self.status, as_llama_cpp(self.status, self.code, self.message)
         return self.status, self.answer()
 
     def response(self, scope: Scope) -> Response:

@@ -71,6 +71,13 @@ _SAMPLERS = {
     **_refused("send add_special_tokens or the text itself", "input_prefix"),
 }  # fmt: skip
 GENERATION: Others = {**_OF_OPENAI, **_OF_SERVERS, **_SAMPLERS}
+LLAMA_CPP: Others = {
+    # Names that llama.cpp's own endpoints use.
+    **{name: other for name, other in GENERATION.items() if name not in {
+        "n_predict", "n_probs", "repeat_penalty", "grammar", "timings_per_token", "input_prefix"}},
+    **_hints("sse_ping_interval"),
+    **_refused("send n_cmpl", "n", neutral=(1,)),
+}  # fmt: skip
 RESPONSES: Others = {
     **_hints("prompt_cache_retention", "client_metadata", "stream_obfuscation", "verbosity"),
     **_OF_SERVERS,

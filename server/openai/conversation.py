@@ -163,20 +163,8 @@ async def chat_prompt(
     `size` is the size of the request's body in bytes. If `counting`, the prompt may be longer than
     the context.
     """
-    tokenizer = serving.engine.tokenizer
-    if tokenizer.chat_template is None:
-        message = (
-            "This model has no chat template: use /v1/completions, or start the server with "
-            "--chat-template FILE."
-        )
-        raise InvalidRequest(message, param="messages", code="no_chat_template")
     form = reasoning_of(serving)
-    render = partial(render_chat, tokenizer.templates, options, format_of(serving))
-    try:
-        text = render() if size < THREAD_FROM else await serving.threads.run(render)
-    except ChatTemplateError as error:
-        message = f"The model's chat template does not take these messages: {error}"
-        raise InvalidRequest(message, param="messages", code="chat_template_error") from None
+    text = await chat_text(serving, options, size=size)
     if counting:
         check_text(len(text), "messages")
     ids = await serving.encode(
@@ -187,3 +175,20 @@ async def chat_prompt(
         content = options.messages[-1].for_template()["content"]
         begun = str(content[-1]["text"]) if content else ""
     return ChatPrompt(ids, form is not None and form.is_open(text, begun))
+
+
+async def chat_text(serving: Serving, options: ChatOptions, *, size: int) -> str:
+    """Return the text of a chat's prompt. See `chat_prompt`."""
+    tokenizer = serving.engine.tokenizer
+    if tokenizer.chat_template is None:
+        message = (
+            "This model has no chat template: use /v1/completions, or start the server with "
+            "--chat-template FILE."
+        )
+        raise InvalidRequest(message, param="messages", code="no_chat_template")
+    render = partial(render_chat, tokenizer.templates, options, format_of(serving))
+    try:
+        return render() if size < THREAD_FROM else await serving.threads.run(render)
+    except ChatTemplateError as error:
+        message = f"The model's chat template does not take these messages: {error}"
+        raise InvalidRequest(message, param="messages", code="chat_template_error") from None

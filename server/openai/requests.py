@@ -312,7 +312,7 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
 
 
 class TokenizeRequest(ChatOptions):
-    """Body of `POST /v1/tokenize`: `prompt`, or `messages` as in a chat.
+    """Body of `POST /v1/tokenize`: `prompt`, `messages` as in a chat, or llama.cpp's `content`.
 
     A chat template adds its own special tokens.
     """
@@ -320,11 +320,22 @@ class TokenizeRequest(ChatOptions):
     model: str | None = None
     prompt: Texts | None = None
     add_special_tokens: bool | None = None
+    content: Annotated[str | None, Field(description="llama.cpp's name of prompt")] = None
+    add_special: Annotated[bool, Field(description="add special tokens to content")] = False
+    parse_special: Annotated[
+        bool, Field(description="false: content must not contain the text of a special token")
+    ] = True
+    with_pieces: Annotated[bool, Field(description="objects of token id and text, for content")] = (
+        False
+    )
 
     @model_validator(mode="after")
     def _one_input(self) -> Self:
-        if (self.prompt is None) == (not self.messages):
-            raise disagreement("prompt", "send either prompt or messages")
+        inputs = (self.prompt is not None, bool(self.messages), self.content is not None)
+        if sum(inputs) != 1:
+            raise disagreement("prompt", "send one of prompt, messages and content")
+        if self.with_pieces and self.content is None:
+            raise disagreement("with_pieces", "with_pieces needs content")
         return self
 
 

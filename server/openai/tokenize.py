@@ -1,6 +1,6 @@
 """`POST /v1/tokenize` and `/v1/detokenize`, also without `/v1`.
 
-The answers hold the members of vLLM and SGLang.
+The answers hold the members of vLLM, SGLang and llama.cpp.
 """
 
 from __future__ import annotations
@@ -16,30 +16,39 @@ from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import InvalidRequest
 from ..core.limits import check_text
 from ..http.body import JsonRequest, JsonRoute
-from ..serving.state import ServingDep, json_response
+from ..serving.state import Serving, ServingDep, json_response
 from .conversation import chat_prompt
 from .requests import DetokenizeRequest, TokenizeRequest
 
-MAX_TEXT_BYTES = 8 * 2**20  # Upper limit of the texts of one answer, which contains them twice.
+MAX_TEXT_BYTES = 8 * 2**20  # Upper limit of the texts of one answer, which contains them thrice.
+MAX_PIECES = 2**16  # Upper limit of the pieces of one answer, each of which is an object.
 router = APIRouter(route_class=JsonRoute)
 info_router = APIRouter()
+
+
+class Piece(Answer):
+    """A token with its text, or with its bytes if they are a part of a character."""
+
+    id: int
+    piece: str | list[int]
 
 
 class Tokens(Answer):
     """`tokens` and `count` hold one entry per prompt if the prompt is a list."""
 
-    tokens: list[int] | list[list[int]]
+    tokens: list[int] | list[list[int]] | list[Piece]
     count: int | list[int]
     max_model_len: int
 
 
 class DetokenizedText(Answer):
-    """The text under the names of vLLM and SGLang. Both are lists if `tokens` is a list of
-    lists.
+    """The text under the names of SGLang, vLLM and llama.cpp. Each is a list if `tokens` is a list
+    of lists.
     """
 
     text: str | list[str]
     prompt: str | list[str]
+    content: str | list[str]
 
 
 class AddedToken(Answer):
@@ -69,6 +78,8 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
     """Tokenize a text or a conversation. A list of texts gives a list of lists."""
     serving.check_model(body.model)
     limit = serving.limits.context_length
+    if body.content is not None:
+        return json_response(await _content(serving, body, body.content))
     if body.prompt is None:
         ids, _ = await chat_prompt(
             serving,
@@ -105,7 +116,7 @@ async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
         _decode, serving.engine.tokenizer, lists, skip_special_tokens=body.skip_special_tokens
     )
     whole = texts if several else texts[0]
-    return json_response(DetokenizedText(whole, whole))
+    return json_response(DetokenizedText(whole, whole, whole))
 
 
 @info_router.get("/tokenizer_info", responses=answers(TokenizerInfo, errors=(503,)))
@@ -128,6 +139,42 @@ async def tokenizer_info(serving: ServingDep) -> Response:
             },
         )
     )
+
+
+async def _content(serving: Serving, body: TokenizeRequest, content: str) -> Tokens:
+    """Return the tokens of `content`. Raise `InvalidRequest`."""
+    tokenizer = serving.engine.tokenizer
+    check_text(len(content), "content")
+    if not body.parse_special:
+        names = (tokenizer.backend.id_to_token(each) for each in tokenizer.special_token_ids)
+        found = next((name for name in names if name and name in content), None)
+        if found is not None:
+            raise InvalidRequest(
+                f"parse_special: content contains the special token {found!r}, which this server "
+                "never reads as plain text; send true, or other text.",
+                param="parse_special",
+                code="unsupported_parameter",
+            )
+    ids = await serving.encode(content, add_special_tokens=body.add_special, param=None)
+    limit = serving.limits.context_length
+    if not body.with_pieces:
+        return Tokens(ids, len(ids), limit)
+    if len(ids) > MAX_PIECES:
+        raise InvalidRequest(
+            f"content: {len(ids)} tokens are more than the {MAX_PIECES} of an answer with pieces; "
+            "send several requests.",
+            param="content",
+            code="text_too_long",
+        )
+    return Tokens([_piece(tokenizer, token_id) for token_id in ids], len(ids), limit)
+
+
+def _piece(tokenizer: Tokenizer, token_id: int) -> Piece:
+    content = tokenizer.token_bytes(token_id)
+    try:
+        return Piece(token_id, content.decode())
+    except UnicodeDecodeError:
+        return Piece(token_id, list(content))
 
 
 def _name(tokenizer: Tokenizer, token_id: int | None) -> str | None:

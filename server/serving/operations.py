@@ -33,7 +33,7 @@ class Health(Answer):
     `phase` says what the engine still does before it serves at full speed.
     """
 
-    status: EngineState | Literal["degraded"]
+    status: EngineState | Literal["ok", "degraded"]
     replicas: list[EngineState] | UnsetType = UNSET
     phase: str | UnsetType = UNSET
 
@@ -49,8 +49,16 @@ async def live(serving: AnyServingDep) -> Response:
 
 
 @router.get("/health", responses=answers(Health, errors=(503,)))
-@router.get("/ready", responses=answers(Health, errors=(503,)))
 @router.get("/v1/health", responses=answers(Health, errors=(503,)))
+async def llama_cpp_health(request: Request, serving: AnyServingDep) -> Response:
+    """Like `/ready`, with `ok` for an engine that serves, as in llama.cpp's server."""
+    if answer := _not_ready(request, serving):
+        return answer
+    found = _health(serving)
+    return json_response(Health("ok") if found.status is EngineState.READY else found)
+
+
+@router.get("/ready", responses=answers(Health, errors=(503,)))
 @router.get("/ping", responses=answers(Health, errors=(503,)))
 @router.post("/ping", responses=answers(Health, errors=(503,)))
 async def health(request: Request, serving: AnyServingDep) -> Response:

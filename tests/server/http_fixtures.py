@@ -69,11 +69,16 @@ async def _check_json(app: FastAPI, response: httpx.Response) -> None:
     found = [
         name
         for name in sorted(patterns, key=lambda name: ("{" in name, -len(name)))
-        if re.fullmatch(patterns[name], path) and method in document["paths"][name]
+        if re.fullmatch(patterns[name], path)
     ]
-    # The errors of unknown paths have one of the formats of the models' endpoint.
+    # The errors of other methods have the format of the path. Those of unknown paths have one of
+    # the formats of the models' endpoint.
+    paths = [document["paths"][name] for name in found]
     models = "/api/tags" if is_ollama(path) else "/v1/models"
-    operation = document["paths"][found[0]][method] if found else document["paths"][models]["get"]
+    operation = next(
+        (operations[method] for operations in paths if method in operations),
+        next(iter(paths[0].values())) if paths else document["paths"][models]["get"],
+    )
     declared = operation["responses"]
     content = declared.get(str(response.status_code), declared["default"])["content"]
     if kind == "application/json":
@@ -145,7 +150,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 def events(response: httpx.Response) -> list[Any]:
     """The data of a stream's events; `[DONE]` must be the last, and is left out. Named events end
-    without it.
+    without it, and llama.cpp's end with a piece that has `stop`.
     """
     parts = response.text.split("\n\n")
     assert parts.pop() == ""
@@ -157,8 +162,11 @@ def events(response: httpx.Response) -> list[Any]:
         return data
     assert all(part.startswith("data: ") for part in parts)
     data = [part.removeprefix("data: ") for part in parts]
-    assert data.pop() == "[DONE]"
-    return [json.loads(part) for part in data]
+    if data[-1] == "[DONE]":
+        return [json.loads(part) for part in data[:-1]]
+    found = [json.loads(part) for part in data]
+    assert found[-1].get("stop") is True or "error" in found[-1]
+    return found
 
 
 def error_of(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:

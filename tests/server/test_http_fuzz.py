@@ -19,7 +19,9 @@ from toy_tokenizer import toy_tokenizer
 from piecework.lab.attack.fuzz_seeds import HOSTILE, TEXT_SEEDS
 from piecework.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from piecework.server.core.answers import LINES
+from piecework.server.core.llama_cpp_errors import PATHS as LLAMA_CPP
 from piecework.server.core.ollama_errors import is_ollama
+from piecework.server.llama_cpp.requests import CompletionBody, InfillBody, TemplateBody
 from piecework.server.native.requests import GenerateBody, NativeSampling
 from piecework.server.ollama.requests import (
     OllamaChatRequest,
@@ -48,6 +50,9 @@ MODELS: dict[str, type[BaseModel]] = {
     "/api/chat": OllamaChatRequest,
     "/api/generate": OllamaGenerateRequest,
     "/api/show": ShowRequest,
+    "/completion": CompletionBody,
+    "/infill": InfillBody,
+    "/apply-template": TemplateBody,
     "/v1/tokenize": TokenizeRequest,
     "/v1/detokenize": DetokenizeRequest,
 }
@@ -106,6 +111,9 @@ LIKELY = {
     | st.lists(IDS, max_size=3),
     "text": st.text(max_size=20) | st.lists(st.text(max_size=5), max_size=3),
     "input_ids": IDS | st.lists(IDS, max_size=3),
+    "input_prefix": st.text(max_size=9),
+    "input_suffix": st.text(max_size=9),
+    "n_predict": st.integers(-3, 9),
     "tokens": IDS | st.lists(IDS, max_size=3),
     "messages": MESSAGES,
     "input": ITEMS | VALUES,
@@ -161,6 +169,8 @@ def check(response: httpx.Response) -> None:
         if is_ollama(response.request.url.path):
             error = {"error": {"message": error.pop("error"), "type": "", **error}, "type": ""}
         members = {"message", "type"} if "type" in error else {"message", "type", "param", "code"}
+        if response.request.url.path in LLAMA_CPP:
+            members = {"code", "message", "type"}
         assert set(error["error"]) == members
         assert len(response.text) < 20_000
     elif response.headers["content-type"] == LINES:
@@ -168,7 +178,13 @@ def check(response: httpx.Response) -> None:
     elif response.headers["content-type"].startswith("text/event-stream"):
         last = response.text.rstrip("\n").rpartition("\n")[2]
         assert last.startswith(
-            ("data: [DONE]", 'data: {"type":"message_stop"}', 'data: {"type":"response.')
+            (
+                "data: [DONE]",
+                'data: {"type":"message_stop"}',
+                'data: {"type":"response.',
+                # The last event of llama.cpp's streams is their last piece.
+                *(["data: {"] if response.request.url.path in LLAMA_CPP else []),
+            )
         )
     assert not ENGINE.running
     assert not ENGINE.dropped

@@ -15,6 +15,7 @@ from scripted_engine import ScriptedEngine
 
 from piecework.server.anthropic.requests import MessagesRequest
 from piecework.server.core.schemas import Refuses, WireModel
+from piecework.server.llama_cpp.requests import CompletionBody
 from piecework.server.native.requests import NativeSampling
 from piecework.server.ollama.requests import OllamaOptions
 from piecework.server.openai.requests import ChatCompletionRequest, CompletionRequest
@@ -29,6 +30,7 @@ FAMILIES: dict[str, type[WireModel]] = {
     "messages": MessagesRequest,
     "generate": NativeSampling,
     "ollama": OllamaOptions,
+    "completion": CompletionBody,
     "embeddings": EmbeddingsRequest,
 }
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -39,6 +41,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
     "generate": ("/generate", {"text": "Hi", "sampling_params": {"max_new_tokens": 1}}),
     "ollama": ("/api/generate", {"model": "toy", "prompt": "Hi", "options": {"num_predict": 1}}),
+    "completion": ("/completion", {"prompt": "Hi", "n_predict": 1}),
 }
 INSIDE = {"generate": "sampling_params", "ollama": "options"}
 """The member that holds the parameters of a family."""
