@@ -47,3 +47,19 @@ def check_answer(
 def check_request(document: dict[str, Any], method: str, path: str, body: Any) -> None:
     content = document["paths"][path][method.lower()]["requestBody"]["content"]
     validate(document, content["application/json"]["schema"], json.loads(json.dumps(body)))
+
+
+# Bodies of llama.cpp's endpoints, whose answers are held to the document.
+LLAMA_CPP_BODIES: list[tuple[str, str, Any]] = [
+    *(
+        ("POST", path, body)
+        for path in ("/completion", "/completions")
+        for body in (
+            {"prompt": "Hello", "n_predict": 3, "n_probs": 2},
+            {"prompt": ["Hello", [5, "a"]], "n_predict": 3, "logit_bias": [[5, 1], ["a", False]]},
+            {"prompt": {"prompt_string": "a"}, "n_predict": 3, "stream": True, "n_probs": 1},
+            {"prompt": "a", "n_predict": 3, "response_fields": ["content", "timings/prompt_n"]},
+        )
+    ),
+    ("POST", "/apply-template", {"messages": [{"role": "user", "content": "Hi"}]}),
+]

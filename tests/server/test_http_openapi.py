@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from declared import check_answer, check_request, default_document
+from declared import LLAMA_CPP_BODIES, check_answer, check_request, default_document
 from fastapi.routing import APIRoute
 from http_fixtures import MODEL, client_of, make_app, validate
 from jsonschema.validators import SPECIFICATIONS
@@ -106,17 +106,7 @@ GOOD: list[tuple[str, str, Any]] = [
             "sampling_params": {"max_new_tokens": 3},
         },
     ),
-    *(
-        ("POST", path, body)
-        for path in ("/completion", "/completions")
-        for body in (
-            {"prompt": "Hello", "n_predict": 3, "n_probs": 2},
-            {"prompt": ["Hello", [5, "a"]], "n_predict": 3, "logit_bias": [[5, 1], ["a", False]]},
-            {"prompt": {"prompt_string": "a"}, "n_predict": 3, "stream": True, "n_probs": 1},
-            {"prompt": "a", "n_predict": 3, "response_fields": ["content", "timings/prompt_n"]},
-        )
-    ),
-    ("POST", "/apply-template", {"messages": [USER]}),
+    *LLAMA_CPP_BODIES,
     ("POST", RESPONSES, {"model": MODEL, "input": "Hello"}),
     (
         "POST",
