@@ -34,8 +34,8 @@ class GrammarState(Protocol):
         """Append these tokens. A token that the grammar does not allow sets `fault`."""
         ...
 
-    def takes(self, tokens: Sequence[int]) -> bool:
-        """Whether these tokens may follow."""
+    def takes(self, tokens: Sequence[int], ahead: Sequence[int] = ()) -> bool:
+        """Whether these tokens may follow, after those of `ahead`."""
         ...
 
     def takes_only(self, tokens: Collection[int]) -> bool:

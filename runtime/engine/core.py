@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 from ..cache.kv_cache import KVCache
 from ..core.batch import digest
 from ..core.generation import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
-from ..core.logits_processor import GrammarState
 from ..core.messages import EngineStats, StepOutput
 from ..core.request import Request, Scheduled
 from ..distributed.ranks import ALONE, Ranks
@@ -305,23 +304,8 @@ class EngineCore:
             if fault := fault or request.contradiction:
                 return self._fail(request, f"its grammar cannot go on: {fault}", INVALID_GRAMMAR)
             return self._fail(request, "the model's logits are not finite (NaN or infinite)")
-        if request.thought is not None and tokens:
-            tokens, closing = request.thought.follow(tokens, request.grammar)
-            if logprobs is not None:
-                # The model did not choose these tokens, so their probability is 1.
-                certain = [TokenLogprob(token_id=token, logprob=0.0) for token in closing]
-                logprobs = logprobs[: len(tokens)] + certain
-            tokens = tokens + closing
-        if len(tokens) > 1:
-            tokens = tokens[: request.max_tokens - request.num_known]
-        reason = stop = None
-        for position, token in enumerate(tokens):
-            if token in request.stop_ids:
-                reason, stop, tokens = FinishReason.STOP, token, tokens[: position + 1]
-                break
-        if request.grammar is not None and tokens and reason is None:
-            tokens, is_finished = self._follow(request, request.grammar, tokens)
-            reason = FinishReason.STOP if is_finished else None
+        tokens, logprobs, reason = self._take(request, tokens, logprobs)
+        is_stopped = reason is FinishReason.STOP and tokens[-1] in request.stop_ids
         proposals, request.proposals = request.proposals, []
         request.resolve(tokens)
         accepted = num_alike(tokens, proposals)
@@ -342,32 +326,65 @@ class EngineCore:
             rid=request.rid,
             token_ids=tokens,
             finish_reason=reason,
-            stop_token_id=stop,
+            stop_token_id=tokens[-1] if is_stopped else None,
             cached_tokens=request.cached_tokens or 0,
             accepted_prediction=right,
             rejected_prediction=wrong,
-            logprobs=logprobs and logprobs[: len(tokens)],
+            logprobs=logprobs,
             prompt_logprobs=request.prompt_logprobs if due else None,
         )
 
-    def _follow(
-        self, request: Request, grammar: GrammarState, tokens: list[int]
-    ) -> tuple[list[int], bool]:
-        """Append the tokens that the grammar forces. Return all, and whether the grammar ended."""
-        for count, token in enumerate(tokens, 1):
-            grammar.accept([token])
+    def _take(
+        self, request: Request, sampled: list[int], logprobs: list[TokenLogprob] | None
+    ) -> tuple[list[int], list[TokenLogprob] | None, FinishReason | None]:
+        """Return the tokens that a request gets, their log-probabilities, and why it ends.
+
+        Each sampled token is extended as if a step had given it alone. The sampled tokens after it
+        count as far as they are what it is extended by.
+        """
+        tokens, probabilities, reason = list[int](), list[TokenLogprob](), None
+        sampled = sampled[: request.max_tokens - request.num_known]
+        while reason is None and len(tokens) < len(sampled) and tokens == sampled[: len(tokens)]:
+            done = len(tokens)
+            room = request.max_tokens - request.num_known - done
+            more, kept, reason = self._extend(request, sampled[done], room)
+            tokens += more
+            if logprobs is not None:
+                # The model did not choose the other tokens, so their probability is 1.
+                certain = [TokenLogprob(token_id=token, logprob=0.0) for token in more[kept:]]
+                probabilities += logprobs[done : done + kept] + certain
+        return tokens, None if logprobs is None else probabilities, reason
+
+    def _extend(
+        self, request: Request, token: int, room: int
+    ) -> tuple[list[int], int, FinishReason | None]:
+        """Extend a sampled token by those that close a thought and those that the grammar forces.
+
+        Return at most `room` tokens, the number of sampled ones among them, and why the request
+        ends. The end of a thought may replace the sampled token.
+        """
+        grammar, tokens, kept = request.grammar, [token], 1
+        if request.thought is not None:
+            sampled, closing = request.thought.follow(tokens, grammar)
+            tokens, kept = (sampled + closing)[:room], len(sampled)
+        for count, each in enumerate(tokens, 1):
+            if each in request.stop_ids:
+                return tokens[:count], kept, FinishReason.STOP
+        if grammar is None:
+            return tokens, kept, None
+        for count, each in enumerate(tokens, 1):
+            grammar.accept([each])
             if grammar.is_finished:
-                return tokens[:count], True
+                return tokens[:count], kept, FinishReason.STOP
         if request.params.logprobs is None:
             # Forced tokens take no forward, so they have no log-probabilities.
-            room = request.max_tokens - request.num_known - len(tokens)
-            forced = grammar.forced()[: max(0, room)]
+            forced = grammar.forced()[: max(0, room - len(tokens))]
             if forced and request.stop_ids.isdisjoint(forced):
                 grammar.accept(forced)
                 if request.thought is not None:
                     request.thought.pass_over(forced)
                 tokens = tokens + forced
-        return tokens, grammar.is_finished
+        return tokens, kept, FinishReason.STOP if grammar.is_finished else None
 
     def _fail(self, request: Request, error: str, code: str | None = None) -> TokenOutput:
         """End a request with an error."""

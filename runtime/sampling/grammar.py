@@ -257,18 +257,23 @@ class Matcher:
         self._matcher, self._spent = matcher, spent
         # Number of accepted tokens, and the CPU time of the tokens and their masks.
         self._tokens, self._seconds = 0, 0.0
+        self._seconds_ahead = 0.0  # CPU time after tokens that were only proposed.
 
     @property
     def fault(self) -> str | None:
         """The reason why the matcher cannot continue, or None."""
         if self._matcher.is_error():
             return reason_of(self._matcher)
-        if self._seconds > _SECONDS + _SECONDS_A_TOKEN * self._tokens:
+        if self._seconds > self._allowed_seconds:
             return (
                 f"it has taken {self._seconds:.1f} s of the processor's time for {self._tokens} "
                 "tokens, for it reads one text in too many ways"
             )
         return None
+
+    @property
+    def _allowed_seconds(self) -> float:
+        return _SECONDS + _SECONDS_A_TOKEN * self._tokens
 
     @property
     def is_finished(self) -> bool:
@@ -283,12 +288,13 @@ class Matcher:
         self._took(time.thread_time() - began)
         self._tokens += len(tokens)
 
-    def takes(self, tokens: Sequence[int]) -> bool:
-        """Return whether these tokens may follow."""
+    def takes(self, tokens: Sequence[int], ahead: Sequence[int] = ()) -> bool:
+        """Return whether these tokens may follow, after those of `ahead`."""
         began = time.thread_time()
-        taken: int = self._matcher.validate_tokens(list(tokens))
-        self._took(time.thread_time() - began)
-        return taken == len(tokens)
+        both = [*ahead, *tokens]
+        taken: int = self._matcher.validate_tokens(both)
+        self._took(time.thread_time() - began, is_ahead=bool(ahead))
+        return taken == len(both)
 
     def takes_only(self, tokens: Collection[int]) -> bool:
         """Return whether no other tokens may follow."""
@@ -301,14 +307,19 @@ class Matcher:
         return forced
 
     def admits(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens may follow without ending the output."""
+        """Return how many of these tokens may follow without ending the output.
+
+        Return 0 if positions ahead have taken as much time as an output may take.
+        """
+        if self._seconds_ahead > self._allowed_seconds:
+            return 0
         began = time.thread_time()
         count: int = self._matcher.validate_tokens(list(tokens))
-        with self._after(tokens[:count]):
-            is_end: bool = self._matcher.is_stopped()
-        self._took(time.thread_time() - began)
-        # Only the last of the tokens can end it, because none may follow the end.
-        return count - is_end
+        after = self._after(tokens[:count])
+        # Only the last of the tokens can end the output, because none may follow the end.
+        count -= bool(count) and after.is_stopped()
+        self._took(time.thread_time() - began, is_ahead=True)
+        return 0 if after.is_error() else count
 
     def fill(self, bits: npt.NDArray[np.int32], ahead: Sequence[int] = ()) -> None:
         """Set the bit of each token that may follow, in bits [ceil(V / 32)], lowest bit first.
@@ -316,20 +327,22 @@ class Matcher:
         `ahead` are tokens that precede it. The position does not change.
         """
         began = time.thread_time()
-        with self._after(ahead):
-            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        self._took(time.thread_time() - began)
+        matcher = self._after(ahead) if ahead else self._matcher
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._took(time.thread_time() - began, is_ahead=bool(ahead))
 
-    @contextlib.contextmanager
-    def _after(self, tokens: Sequence[int]) -> Iterator[None]:
-        """Hold the position after `tokens` in this block."""
-        if tokens:
-            self._matcher.consume_tokens(list(tokens))
-        yield
-        if tokens:
-            self._matcher.rollback(len(tokens))
+    def _after(self, tokens: Sequence[int]) -> LLMatcher:
+        """Return a copy of the matcher after `tokens`. A fault of the copy is none of the output's,
+        because the tokens may be rejected.
+        """
+        copy: LLMatcher = self._matcher.deep_copy()
+        copy.consume_tokens(list(tokens))
+        return copy
 
-    def _took(self, seconds: float) -> None:
-        self._seconds += seconds
+    def _took(self, seconds: float, *, is_ahead: bool = False) -> None:
+        if is_ahead:
+            self._seconds_ahead += seconds
+        else:
+            self._seconds += seconds
         if self._spent is not None:
             self._spent(seconds)

@@ -163,7 +163,7 @@ def _draw_again(
 
 def _may_follow(request: Sampler, token: int) -> bool:
     matcher = request.grammar
-    return matcher is None or (matcher.fault is None and matcher.takes([*request.ahead, token]))
+    return matcher is None or (matcher.fault is None and matcher.takes([token], request.ahead))
 
 
 def choose(logits: torch.Tensor, requests: list[Sampler], draw: int = 0) -> torch.Tensor:
