@@ -4,6 +4,7 @@ the same tenant. See "Prompt lookup decoding" (https://github.com/apoorvumang/pr
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 
 import numpy as np
@@ -24,6 +25,7 @@ class Ngram:
     def __init__(self) -> None:
         # Recent answers of each tenant, the least recently used tenant first.
         self._answers: OrderedDict[str, Ngrams] = OrderedDict()
+        self._num_tokens = 0  # Length of all answers.
 
     def begin(self, request: Request) -> TextLookup:
         shared = self._answers.get(request.tenant)
@@ -36,13 +38,21 @@ class Ngram:
         if len(answer) <= LENGTH:
             return
         known = self._answers.pop(request.tenant, None)
-        if known is None or len(known.tokens) + len(answer) > _SHARED_TOKENS:
+        if known is None:
             known = Ngrams(np.empty(0, np.int64))
+        elif len(known.tokens) + len(answer) > _SHARED_TOKENS:
+            self._forget(known)
         for token in answer.tolist():
             known.append(token)
         self._answers[request.tenant] = known
-        while sum(len(each.tokens) for each in self._answers.values()) > _SHARED_TOKENS:
-            self._answers.popitem(last=False)
+        self._num_tokens += len(answer)
+        while self._num_tokens > _SHARED_TOKENS:
+            self._forget(self._answers.popitem(last=False)[1])
+
+    def _forget(self, answers: Ngrams) -> None:
+        self._num_tokens -= len(answers.tokens)
+        # Running requests may hold the object.
+        answers.clear()
 
 
 class TextLookup:
@@ -57,21 +67,24 @@ class TextLookup:
     def append(self, tokens: list[int]) -> None:
         for token in tokens:
             source = self._source
-            if source is not None and source.tokens[self._place : self._place + 1] == [token]:
+            expected = source.tokens[self._place : self._place + 1] if source is not None else ()
+            if expected and expected[0] == token:
                 self._place += 1
                 self._length += 1
             else:
-                self._look([*self._own.tokens[1 - LONGEST :], token])
+                tail = self._own.tokens[1 - LONGEST :]
+                tail.append(token)
+                self._look(tail)
             self._own.append(token)
 
     def guess(self, most: int) -> Guess | None:
         if self._source is None:
             return None
-        tokens = self._source.tokens[self._place : self._place + most]
+        tokens = self._source.tokens[self._place : self._place + most].tolist()
         kind = "own" if self._source is self._own else "shared"
         return Guess(tokens, f"{kind} {min(self._length, 64).bit_length()}") if tokens else None
 
-    def _look(self, tail: list[int]) -> None:
+    def _look(self, tail: array[int]) -> None:
         self._source, (self._place, self._length) = self._own, self._own.find(tail)
         if self._shared is not None and self._length < LONGEST:
             place, length = self._shared.find(tail)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 from ..core.request import Request
@@ -34,14 +36,16 @@ class PredictionLookup:
 
     def __init__(self, prediction: list[int]) -> None:
         self._prediction = Ngrams(np.array(prediction, np.int64))
-        self._recent: list[int] = []
+        self._recent = array("i")
         self._place = 0
         self._length = LONGEST  # Number of tokens that agreed before the place.
 
     def append(self, tokens: list[int]) -> None:
         for token in tokens:
-            self._recent = [*self._recent[1 - LONGEST :], token]
-            agrees = self._prediction.tokens[self._place : self._place + 1] == [token]
+            self._recent = self._recent[1 - LONGEST :]
+            self._recent.append(token)
+            expected = self._prediction.tokens[self._place : self._place + 1]
+            agrees = bool(expected) and expected[0] == token
             self._place += 1
             self._length = self._length + 1 if agrees else 0
             if self._length < LENGTH:
@@ -50,5 +54,5 @@ class PredictionLookup:
                     self._place, self._length = place, length
 
     def guess(self, most: int) -> Guess | None:
-        tokens = self._prediction.tokens[self._place : self._place + most]
+        tokens = self._prediction.tokens[self._place : self._place + most].tolist()
         return Guess(tokens, f"{min(self._length, 64).bit_length()}") if tokens else None

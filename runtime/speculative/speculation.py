@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from ..core.request import Request
@@ -27,6 +28,7 @@ _LONG_MEMORY = 0.999
 _GAIN = 1.02  # Least factor in tokens per second that is worth proposals.
 _LEAST_VALUE = 0.02  # Chance below which a token is no proposal.
 _DRAFTED = "all 0"  # The kind of all drafts of a model.
+_VALUE = itemgetter(0)
 _STEPS_BETWEEN_TRIALS = 128  # Steps without drafts, after which they are tried again.
 
 
@@ -194,7 +196,12 @@ class Speculation:
             and each.guesses is not None
             and each.max_tokens - each.num_known > 1
         ]
-        # The values of the next tokens of each guess: the chance that all up to it are right.
+        rows, expected = len(running), float(len(running))
+        seconds, more = self._costs.seconds(rows), self._costs.seconds_of_row
+        rate = _GAIN * expected / seconds
+        # The values of the next tokens of each guess: the chance that all up to it are right. A
+        # value below the time of its row times the rate lowers the rate.
+        least = max(_LEAST_VALUE, more * expected / seconds)
         offers: list[tuple[float, Request]] = []
         for request in decodes:
             guesses: _Guesses = request.guesses
@@ -204,16 +211,14 @@ class Speculation:
             chance = self._chance(guesses, (guesses.best, guess.kind))
             for _ in guess.tokens[: request.max_tokens - request.num_known - 1]:
                 value *= chance
-                if value < _LEAST_VALUE:
+                if value < least:
                     break
                 offers.append((value, request))
-        offers.sort(key=lambda offer: -offer[0])
-        rows, expected = len(running), float(len(running))
-        rate = _GAIN * expected / self._costs.seconds(rows)
+        offers.sort(key=_VALUE, reverse=True)
         best, gained = 0, 0.0
         for count, (value, _) in enumerate(offers[: max(0, self._max_rows - rows)], 1):
             expected += value
-            if (faster := expected / self._costs.seconds(rows + count)) > rate:
+            if (faster := expected / (seconds + count * more)) > rate:
                 rate, best, gained = faster, count, expected - len(running)
         looked_up = dict(Counter(request for _, request in offers[:best]))
         if self._drafter is None:

@@ -43,5 +43,10 @@ class StepCosts:
     def seconds(self, rows: int) -> float:
         """Return the expected time of a step. The unit is arbitrary before the first step."""
         mean = self._seconds or 1.0
+        return max(mean + self.seconds_of_row * (rows - self._rows), 0.1 * mean)
+
+    @property
+    def seconds_of_row(self) -> float:
+        """The time that one more row takes."""
         share = _FIRST_SHARE if self._share is None else max(self._share, _LEAST_SHARE)
-        return mean * max(1.0 + share * (rows - self._rows), 0.1)
+        return share * (self._seconds or 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ def test_found_places_end_with_the_tail(
     for token in later:
         ngrams.append(token)
     text = begin + later
-    place, length = ngrams.find(tail)
+    place, length = ngrams.find(array("i", tail))
     ends = [end for end in range(LENGTH, len(text)) if text[end - LENGTH : end] == tail[-LENGTH:]]
     if len(tail) < LENGTH or not ends:
         assert (place, length) == (0, 0)
