@@ -8,6 +8,7 @@ from typing import Any
 
 from piecework.server.openai.responses.job import Job
 from piecework.server.openai.responses.stream import JobStream
+from piecework.server.serving.sse import KeepAlive
 
 
 class Encoder:
@@ -34,7 +35,7 @@ async def test_a_slow_reader_has_little_waiting_and_reads_to_the_end() -> None:
             bodies.append(message["body"])
             job.forget()
 
-    await asyncio.wait_for(JobStream(job, 0)({}, asyncio.Event().wait, send), 10)
+    await asyncio.wait_for(JobStream(job, 0, KeepAlive(15))({}, asyncio.Event().wait, send), 10)
     assert max(map(len, bodies)) < 2**16 + 1000
     lines = b"".join(bodies).split()
     assert lines == [*(b"%d" % number for number in range(500)), b"last"]
