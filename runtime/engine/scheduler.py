@@ -13,8 +13,10 @@ import numpy as np
 from ..cache.kv_cache import KVCache
 from ..cache.radix import Tokens
 from ..core.request import Request, Scheduled
+from .fair_shares import FairShares
 
 _ORDER = attrgetter("order")
+_LOOKED_AT = 16  # Prompts among which a step is divided, or more if these do not fill it.
 
 
 class StepInFlight(Exception):
@@ -39,6 +41,7 @@ class Scheduler:
         self._cache = cache
         self._token_budget = token_budget
         self._max_running = max_running_requests
+        self._shares = FairShares(token_budget)
         self._in_flight = False
 
     def add(self, request: Request) -> None:
@@ -57,7 +60,7 @@ class Scheduler:
 
     def plan(self, *, in_flight: bool) -> list[Scheduled]:
         """Plan the next step: running requests in order, then waiting ones, until the budget of
-        tokens, pages or requests is spent.
+        tokens, pages or requests is spent. Prompts share the tokens that decodes leave.
 
         `in_flight` says that a step has been launched whose tokens the host does not know yet. If a
         running request would have to be preempted then, raise `StepInFlight`. The caller plans
@@ -65,23 +68,24 @@ class Scheduler:
         """
         self._in_flight = in_flight
         self._preempt_for_urgent()
-        before = self.preemptions
-        scheduled, budget = self._plan_running()
+        before, shares = self.preemptions, self._divide()
+        scheduled, budget = self._plan_running(shares)
         if self.preemptions > before:
             # Pages are so scarce that a request was preempted. Starting a waiting one would preempt
             # the next.
             return scheduled
-        return scheduled + self._plan_waiting(budget, list(self.waiting))
+        return scheduled + self._plan_waiting(budget, list(self.waiting), shares)
 
     def plan_alone(self, request: Request) -> list[Scheduled]:
         """Plan the next tokens of one request, and preempt all others. No step may be in flight."""
         self._in_flight = False
         for other in [running for running in self.running if running is not request]:
             self._preempt(other)
+        all_of_it = {request: self._token_budget}
         return (
-            self._plan_running()[0]
+            self._plan_running(all_of_it)[0]
             if self.running
-            else self._plan_waiting(self._token_budget, [request])
+            else self._plan_waiting(self._token_budget, [request], all_of_it)
         )
 
     def withdraw(self) -> None:
@@ -93,7 +97,38 @@ class Scheduler:
             self._in_flight = False
             self._preempt(request)
 
-    def _plan_running(self) -> tuple[list[Scheduled], int]:
+    def _divide(self) -> dict[Request, int]:
+        """Return how many tokens of each prompt the next step may compute.
+
+        The prompts are those of running requests and of the first waiting ones that may start.
+        """
+        left, coming = dict[Request, int](), dict[tuple[int, bytes] | None, int]()
+        for request in self.running:
+            count = request.num_tokens - request.num_computed
+            # A request that was preempted computes its output like a prompt.
+            if request.num_computed < request.num_prompt or count > self._shares.quantum:
+                left[request] = count
+                coming[self._next_page(request)] = request.priority
+        budget = self._token_budget - len(self.running) + len(left)
+        total, held = sum(left.values()), dict[Request, int]()
+        for request in self.waiting[: max(0, self._max_running - len(self.running))]:
+            if len(left) >= _LOOKED_AT and total >= budget:
+                break
+            self._cache.attach(request)
+            page = self._next_page(request)
+            if page is not None and coming.get(page, request.priority - 1) >= request.priority:
+                held[request] = 0  # A running request computes what this one can use.
+            else:
+                left[request] = request.num_tokens - request.num_computed
+                total += left[request]
+            self._cache.release(request)
+        prompts = sorted(left, key=_ORDER)
+        urgent = sum(request.priority == prompts[0].priority for request in prompts)
+        shares = self._shares.divide(budget, [left[request] for request in prompts], urgent)
+        return held | dict(zip(prompts, shares, strict=True))
+
+    def _plan_running(self, shares: dict[Request, int]) -> tuple[list[Scheduled], int]:
+        """Plan running requests. Return them and the tokens that are left."""
         scheduled, budget, position = list[Scheduled](), self._token_budget, 0
         while position < len(self.running) and budget > 0:
             request = self.running[position]
@@ -101,6 +136,9 @@ class Scheduler:
             if self._in_flight and request.awaits_token:
                 continue
             num_new = min(budget, request.num_tokens - request.num_computed)
+            share = shares.get(request)
+            if share is not None and not (num_new := min(num_new, share)):
+                continue
             num_new = self._cache.limit(request, num_new)
             while not self._cache.reserve(request, num_new):
                 victim = self.running[-1]
@@ -125,11 +163,13 @@ class Scheduler:
         request.proposals = request.proposals[:count]
         return count
 
-    def _plan_waiting(self, budget: int, candidates: list[Request]) -> list[Scheduled]:
+    def _plan_waiting(
+        self, budget: int, candidates: list[Request], shares: dict[Request, int]
+    ) -> list[Scheduled]:
         scheduled: list[Scheduled] = []
         coming: dict[tuple[int, bytes] | None, Tokens] = {}
         for request in candidates:
-            if budget <= 0 or len(self.running) >= self._max_running:
+            if budget <= 0 or len(self.running) >= self._max_running or request not in shares:
                 break
             self._cache.attach(request)
             beginning = self._next_page(request)
@@ -140,14 +180,18 @@ class Scheduler:
                 self._cache.release(request)
                 continue
             uncomputed = request.num_tokens - request.num_computed
-            num_new = self._cache.limit(request, min(budget, uncomputed))
+            share = min(budget, uncomputed, shares[request])
             # The whole sequence must fit, with one spare page for each running request.
             fits = not self.running or self._cache.has_room(request, uncomputed, len(self.running))
+            if fits and not share:
+                self._cache.release(request)
+                continue
+            num_new = self._cache.limit(request, share)
             if not fits or not self._cache.reserve(request, num_new):
                 self._cache.release(request)
                 if not self.running and self._cache.flush():
                     # Its cached prefix may occupy too many slabs of shared pages.
-                    return self._plan_waiting(budget, candidates)
+                    return self._plan_waiting(budget, candidates, shares)
                 break
             self.waiting.remove(request)
             insort(self.running, request, key=_ORDER)
@@ -167,7 +211,8 @@ class Scheduler:
 
         Return None if that page is not full, or if the request does not share prefixes.
         """
-        page = request.tokens[request.num_computed : request.num_computed + self._cache.page_size]
+        begin = request.shared_pages * self._cache.page_size
+        page = request.tokens[begin : begin + self._cache.page_size]
         if (
             len(page) < self._cache.page_size
             or request.prompt_logprobs_due
