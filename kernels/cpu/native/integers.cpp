@@ -103,7 +103,8 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
   const FormatKernels& kernels = kernels_of(linear.format);
   const GroupedColumns* from = x.at(span.begin / kColumnsAtOnce, span.first);
   const int at = span.begin % kColumnsAtOnce / kGroup;
-  kernels.integers(panel + group_bytes(linear.format, span.begin), from, at, span.columns, span.tokens, to, adds, kHasUnpacked && unpacks_panels());
+  kernels.integers(panel + group_bytes(linear.format, span.begin), from, at, span.columns, span.tokens, to, adds,
+                   kHasUnpacked && span.tokens >= kLeastUnpackedRows && unpacks_panels());
 }
 
 }  // namespace piecework

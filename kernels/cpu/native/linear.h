@@ -161,6 +161,21 @@ Way way_of(const Linear& linear, int tokens);
 // Whether x in groups of 8 bits is rounded so that sums of pairs fit 16 bits, which those of any of the linear's panels may need (integers.cpp).
 bool rounds_pairs(const Linear& linear);
 
+// The panels of a linear, each multiplied by the same rows of x. What is the same for all panels is found out once.
+struct Products {
+  Tile panel(int number) const { return make(*this, number); }
+
+  Tile (*make)(const Products&, int panel);
+  const Linear& linear;
+  Multiplier& multiplier;
+  void* x;  // The members of RowsOf.
+  int tokens;
+  float* factors;
+  const float* scales;
+  int groups;
+  bool in_pairs;
+};
+
 // Rows of x in the form that the products with a linear take them in, each form in the same memory, which is others'.
 class InputRows {
  public:
@@ -182,11 +197,11 @@ class InputRows {
   // Columns [column, column + count) of the rows [first, last) of x, which begins with row 0.
   void set_parts(const Linear& linear, int first, int last, int column, const bf16* x, int count);
 
-  // To be called by each thread before its panels of a linear.
+  // To be called by each thread before its products with a linear.
   void prepare(const Linear& linear, Multiplier& multiplier) const;
 
-  // The products of one panel of W with all rows, as the linear's way makes them.
-  Tile panel(const Linear& linear, int panel, Multiplier& multiplier) const;
+  // The products of panels with all rows, as the linear's way makes them. The multiplier must be prepared.
+  Products products(const Linear& linear, Multiplier& multiplier) const;
 
  private:
   // work(rows) with the rows as the linear's way takes them.

@@ -65,18 +65,18 @@ class Mixture {
     };
     const auto closed = [&](int pair) { return activated_.data() + static_cast<int64_t>(pair) * width; };
     products(team, phase, experts.gate_up, experts.count, panels, opened, [&](const Linear& linear, Own& own, const Group& group, int i) {
-      const InputRows rows = own.rows(group.size, linear.columns);
+      const Products products = own.rows(group.size, linear.columns).products(linear, own.multiplier);
       const auto to = [&](int t) { return activated_.data() + static_cast<int64_t>(group.first + t) * width + i * kPanel; };
-      const Tile first = rows.panel(linear, i, own.multiplier);
+      const Tile first = products.panel(i);
       if (!has_gates) return first.each([&](int t, const float* values) { square(values, to(t)); });
       own.gates.assign(first.values, first.values + static_cast<size_t>(first.tokens) * kPanel);
-      rows.panel(linear, panels + i, own.multiplier).each([&](int t, const float* values) {
+      products.panel(panels + i).each([&](int t, const float* values) {
         activate(own.gates.data() + t * kPanel, values, experts.limit, to(t));
       });
     });
     const auto weight_of = [&](int pair) { return experts.weighs_input ? 1.0f : choice.weights[pair]; };
     products(team, phase, experts.down, experts.count, hidden / kPanel, closed, [&](const Linear& linear, Own& own, const Group& group, int i) {
-      const Tile tile = own.rows(group.size, linear.columns).panel(linear, i, own.multiplier);
+      const Tile tile = own.rows(group.size, linear.columns).products(linear, own.multiplier).panel(i);
       tile.each([&](int t, const float* values) {
         std::memcpy(results_.data() + static_cast<int64_t>(group.first + t) * hidden + tile.row, values, kPanel * sizeof(float));
       });

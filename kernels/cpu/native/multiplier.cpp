@@ -114,10 +114,17 @@ void InputRows::prepare(const Linear& linear, Multiplier& multiplier) const {
   as(linear, [&](auto rows) { multiplier.prepare(linear, rows); });
 }
 
-Tile InputRows::panel(const Linear& linear, int panel, Multiplier& multiplier) const {
-  Tile tile{};
-  as(linear, [&](auto rows) { tile = multiplier.panel(linear, rows, panel, 0, tokens_); });
-  return tile;
+Products InputRows::products(const Linear& linear, Multiplier& multiplier) const {
+  Products made{nullptr, linear, multiplier, nullptr, tokens_, nullptr, nullptr, 0, false};
+  as(linear, [&](auto rows) {
+    using Number = std::remove_pointer_t<decltype(rows.x)>;
+    made.x = rows.x, made.factors = rows.factors, made.scales = rows.scales, made.groups = rows.groups, made.in_pairs = rows.in_pairs;
+    made.make = [](const Products& of, int panel) {
+      const RowsOf<Number> rows{static_cast<Number*>(of.x), of.tokens, of.factors, of.scales, of.groups, of.in_pairs};
+      return of.multiplier.panel(of.linear, rows, panel, 0, of.tokens);
+    };
+  });
+  return made;
 }
 
 }  // namespace piecework

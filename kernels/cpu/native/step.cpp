@@ -191,8 +191,9 @@ class Forward {
   // `done(i)`, if given, is called after panel i.
   void multiply(const Linear& linear, const Input& rows, bf16* out, StepThread& thread, const Last& last, const Done& done = {}) {
     rows.prepare(linear, thread.multiplier);
+    const Products products = rows.products(linear, thread.multiplier);
     const auto work = [&](int i) {
-      const Tile tile = rows.panel(linear, i, thread.multiplier);
+      const Tile tile = products.panel(i);
       tile.each([&](int t, const float* values) {
         bf16* to = row(out, t, linear.rows) + tile.row;
         for (int r = 0; r < tile.count; ++r) to[r] = rounded(values[r]);
@@ -270,10 +271,10 @@ class Forward {
   // Gate and up rows of the same number are computed together, so that neither is stored.
   void open(const FeedForward& layer, StepThread& thread, const Last& last) {
     const int panels = layer.width() / kPanel;
-    const Input& x = thread.rows.x;
-    x.prepare(layer.gate_up, thread.multiplier);
+    thread.rows.x.prepare(layer.gate_up, thread.multiplier);
+    const Products products = thread.rows.x.products(layer.gate_up, thread.multiplier);
     const auto work = [&](int i) {
-      x.panel(layer.gate_up, i, thread.multiplier).each([&](int t, const float* values) {
+      products.panel(i).each([&](int t, const float* values) {
         float* gates = thread.gates.data() + t * kPanel;
         if (layer.activation == kGeluTanh) {
 #pragma omp simd
@@ -283,7 +284,7 @@ class Forward {
           for (int r = 0; r < kPanel; ++r) gates[r] = silu(as_rounded(values[r]));
         }
       });
-      x.panel(layer.gate_up, panels + i, thread.multiplier).each([&](int t, const float* values) {
+      products.panel(panels + i).each([&](int t, const float* values) {
         const float* gates = thread.gates.data() + t * kPanel;
         bf16* to = row(activated_, t, layer.width()) + i * kPanel;
 #pragma omp simd
@@ -336,10 +337,10 @@ class Forward {
       thread.rows.sampled.set(head, n, normalised(model_.norm, t, thread));
     });
     const int me = omp_get_thread_num();
-    const Input& x = thread.rows.sampled;
-    x.prepare(head, thread.multiplier);
+    thread.rows.sampled.prepare(head, thread.multiplier);
+    const Products products = thread.rows.sampled.products(head, thread.multiplier);
     const auto work = [&](int i) {
-      const Tile tile = x.panel(head, i, thread.multiplier);
+      const Tile tile = products.panel(i);
       tile.each([&](int n, const float* values) {
         if (!step_.logits) return likeliest_.meet(me, n, tile.row, values, tile.count);
         float* to = step_.logits + static_cast<size_t>(n) * head.rows + tile.row;
