@@ -14,11 +14,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..runtime.core.ahead import Sampler
+from ..runtime.core.ahead import Ahead, Sampler
 from ..runtime.core.generation import GenerateRequest
 from ..runtime.core.sampling_params import SamplingParams
 from ..runtime.executor.step import PendingStep, StepTokens
@@ -112,30 +113,30 @@ def main() -> None:
 
 def _workloads(llm: LLM, gsm8k: Path | None) -> dict[str, Callable[[], list[Job]]]:
     loads: dict[str, Callable[[], list[Job]]] = {
-        "edit 1": lambda: [_edit(llm, predicted=True)],
-        "edit 8": lambda: [_edit(llm, predicted=True) for _ in range(8)],
-        "lookup 1": lambda: [_edit(llm, predicted=False)],
-        "lookup 8": lambda: [_edit(llm, predicted=False) for _ in range(8)],
-        "json 1": lambda: [_json(llm)],
-        "json 8": lambda: [_json(llm) for _ in range(8)],
-        **{
-            f"chat {size}": (lambda size=size: [_chat(llm) for _ in range(size)])
-            for size in (1, 8, 32)
-        },
+        f"{name} {size}": partial(_several, size, make)
+        for name, make, sizes in (
+            ("edit", partial(_edit, llm, predicted=True), (1, 8)),
+            ("lookup", partial(_edit, llm, predicted=False), (1, 8)),
+            ("json", partial(_json, llm), (1, 8)),
+            ("chat", partial(_chat, llm), (1, 8, 32)),
+        )
+        for size in sizes
     }
     if gsm8k is not None:
         lines = gsm8k.read_text(encoding="utf-8").splitlines()
         questions = [json.loads(line)["question"] for line in lines]
 
-        def asked(size: int) -> list[Job]:
+        def ask() -> Job:
+            question = questions[next(_numbers) % len(questions)]
             params = SamplingParams(temperature=0.0, max_new_tokens=128, ignore_eos=True)
-            return [
-                Job(llm.tokenizer.encode(f"Question: {questions[next(_numbers)]}\nAnswer:"), params)
-                for _ in range(size)
-            ]
+            return Job(llm.tokenizer.encode(f"Question: {question}\nAnswer:"), params)
 
-        loads |= {f"gsm8k {size}": (lambda size=size: asked(size)) for size in (1, 8, 32)}
+        loads |= {f"gsm8k {size}": partial(_several, size, ask) for size in (1, 8, 32)}
     return loads
+
+
+def _several(size: int, make: Callable[[], Job]) -> list[Job]:
+    return [make() for _ in range(size)]
 
 
 def _edit(llm: LLM, *, predicted: bool) -> Job:
@@ -192,7 +193,8 @@ def _run(llm: LLM, jobs: list[Job]) -> Result:
             )
         )
     read, before = PendingStep.read, 0
-    PendingStep.read = _forced(read, answers) if answers else read  # type: ignore[method-assign]
+    if answers:
+        PendingStep.read = _forced(read, answers)  # type: ignore
     began = time.perf_counter()
     try:
         while llm.core.has_work:
@@ -214,12 +216,9 @@ def _forced(
     """Return a `PendingStep.read` that gives each position the token of its answer."""
 
     def token(sampler: Sampler) -> int:
-        request: Any = getattr(sampler, "request", sampler)
-        # The placeholder of the step in flight is counted already.
-        place = sampler.num_output - request.num_placeholders
-        if sampler is not request:
-            place += request.num_placeholders
-        answer = answers[request.rid]
+        answer = answers[(sampler.request if isinstance(sampler, Ahead) else sampler).rid]
+        # The placeholder of this step is counted already.
+        place = sampler.num_output - sampler.num_placeholders
         return answer[min(place, len(answer) - 1)]
 
     def forced(step: PendingStep) -> list[StepTokens]:
