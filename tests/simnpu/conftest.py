@@ -155,6 +155,9 @@ def _run_child(session: pytest.Session) -> None:
             report = config.hook.pytest_report_from_serializable(
                 config=config, data=json.loads(line)
             )
+            if isinstance(report.longrepr, list):
+                # The place and reason of a skip, which pytest wants as it was before JSON.
+                report.longrepr = tuple(report.longrepr)
             reports.setdefault(report.nodeid, []).append(report)
     session.stash[child_reports] = reports
     session.stash[child_output] = child.stdout
