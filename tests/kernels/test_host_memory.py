@@ -9,8 +9,8 @@ from typing import NoReturn
 import psutil
 import pytest
 
-from piecework.kernels import platform as platforms
 from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.kernels.platform import memory as memory
 
 MIB = 2**20
 
@@ -36,8 +36,8 @@ def test_freed_memory_below_something_in_use_is_given_back() -> None:
 def test_an_allocator_that_has_no_such_function_keeps_what_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(platforms.sys, "platform", "linux")
-    monkeypatch.setattr(platforms.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(memory.sys, "platform", "linux")
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
     CpuPlatform().give_back_memory()
 
 
@@ -48,6 +48,6 @@ def test_other_systems_are_not_asked_for_it(system: str, monkeypatch: pytest.Mon
     def refuse(name: str | None) -> NoReturn:
         raise TypeError(f"a library of {name}")
 
-    monkeypatch.setattr(platforms.sys, "platform", system)
-    monkeypatch.setattr(platforms.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(memory.sys, "platform", system)
+    monkeypatch.setattr(memory.ctypes, "CDLL", refuse)
     CpuPlatform().give_back_memory()

@@ -212,7 +212,7 @@ def test_a_compiler_that_lacks_a_flag_makes_the_next_best_kernels(
         build.load_kernels.cache_clear()
     assert library is not None and library.answer() == 42
     assert [path.name.partition("-")[0] for path in tmp_path.glob("*.so")] == [next_best.name]
-    assert f"({best.name})" not in capfd.readouterr().err
+    assert "unrecognized option" not in capfd.readouterr().err
     assert [record.message for record in caplog.records] == [
         f"the CPU kernels are {next_best.name} instead of {best.name}: {compiler} failed: "
         "unrecognized option"
@@ -234,4 +234,4 @@ def test_a_build_is_kept_and_not_made_again(
     assert (
         len(made) == 1 and {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.so")} == made
     )
-    assert capfd.readouterr().err.count("building the CPU kernels (portable)") == 1
+    assert capfd.readouterr().err.count("compiled CPU kernels (portable)") == 1

@@ -124,6 +124,7 @@ class Library:
 
     def __init__(self, has_tiles: bool) -> None:
         self.piecework_has_tiles = lambda: has_tiles
+        self.piecework_gguf_format = lambda place, info: False
 
 
 @pytest.mark.parametrize(
