@@ -144,7 +144,8 @@ def test_the_pool_s_metrics_are_those_that_the_server_has() -> None:
 
     families = {family.name for family in gateway_metrics(Engine(), "m")}  # type: ignore[arg-type]
     told = set(re.findall(r"vllm:\w+", (FOLDER / "gateway" / "pool.yaml").read_text()))
-    assert told == families
+    # Metrics of speculative decoding have vLLM's names too, and no gateway reads them.
+    assert told == {name for name in families if "spec_decode" not in name}
 
 
 @pytest.mark.slow  # a hundred megabytes of schemas

@@ -66,8 +66,8 @@ class TokenOutput:
         token_ids: The new tokens.
         stop_token_id: The last of `token_ids`, if it ended the sequence (`FinishReason.STOP`).
         cached_tokens: Number of prompt tokens found in the prefix cache.
-        accepted_prediction, rejected_prediction: Number of tokens of the prediction that the step
-            verified and that were right, or wrong.
+        predicted: Numbers of tokens of the prediction that the step verified and that were right,
+            and wrong.
         logprobs: One entry per new token, if asked for.
         prompt_logprobs: One entry per prompt position from `prompt_logprobs_start` on, sent once,
             with the first token. Position 0 has no log-probability, so its entry is None.
@@ -80,8 +80,7 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     cached_tokens: int = 0
-    accepted_prediction: int = 0
-    rejected_prediction: int = 0
+    predicted: tuple[int, int] = (0, 0)
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error: str | None = None

@@ -319,7 +319,7 @@ class EngineCore:
             self._speculation.learn(request, tokens, proposals)
             if reason is not None:
                 self._speculation.end(request)
-        (right, wrong), request.predicted = request.predicted, (0, 0)
+        predicted, request.predicted = request.predicted, (0, 0)
         if reason is not None:
             self._scheduler.remove(request)
         return TokenOutput(
@@ -328,8 +328,7 @@ class EngineCore:
             finish_reason=reason,
             stop_token_id=tokens[-1] if is_stopped else None,
             cached_tokens=request.cached_tokens or 0,
-            accepted_prediction=right,
-            rejected_prediction=wrong,
+            predicted=predicted,
             logprobs=logprobs,
             prompt_logprobs=request.prompt_logprobs if due else None,
         )

@@ -88,7 +88,7 @@ class RequestState:
         belongs_to: Ids of the client's requests that contain this request. They abort it, too.
         deliver: Called with each output.
         prediction_ids, tenant: See `GenerateRequest`.
-        accepted_prediction, rejected_prediction: Sums of those of `TokenOutput`.
+        accepted_prediction, rejected_prediction: Sums of `TokenOutput.predicted`.
     """
 
     deliver: Callable[[RequestOutput], None]
@@ -208,8 +208,8 @@ def process_outputs(
             # 3. Counts, and values that are sent once, even if a restarted engine sends them again.
             state.delivered = True
             state.output_ids += ids
-            state.accepted_prediction += output.accepted_prediction
-            state.rejected_prediction += output.rejected_prediction
+            state.accepted_prediction += output.predicted[0]
+            state.rejected_prediction += output.predicted[1]
             if state.cached_tokens is None:
                 state.cached_tokens = output.cached_tokens
             prompt_logprobs = None if state.prompt_logprobs_sent else output.prompt_logprobs

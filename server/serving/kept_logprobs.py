@@ -53,7 +53,7 @@ class KeptLogprobs:
                 "try again, or ask for fewer."
             )
             largest = max(self._held, key=self.held)
-            self._end(largest, Unavailable(message, code=_CODE))
+            self._end(largest, Unavailable(message, code=_CODE, headers={"Retry-After": "1"}))
 
     def drop(self, holder: Holder) -> None:
         """Count no log-probability of `holder` any more."""

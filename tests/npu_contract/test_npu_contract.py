@@ -163,7 +163,9 @@ def test_lengths_are_updated_by_names_that_torch_npu_knows() -> None:
 
 def test_a_bad_use_among_our_sources_would_be_found(tmp_path: Path) -> None:
     """The walk above reads what it should: one of our files with one line more is found."""
-    source = (ROOT / "kernels" / "platform.py").read_text() + "\n\ntorch.npu.memory_info()\n"
+    source = (
+        ROOT / "kernels" / "platform" / "memory.py"
+    ).read_text() + "\n\ntorch.npu.memory_info()\n"
     assert len(problems_of(tmp_path, source)) == 1
 
 

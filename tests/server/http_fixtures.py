@@ -57,9 +57,11 @@ def client_of(app: FastAPI, **settings: Any) -> httpx.AsyncClient:
 
 async def _check_json(app: FastAPI, response: httpx.Response) -> None:
     """Validate each JSON value of a response, also those of events, by the application's schema."""
-    await response.aread()
     kind = response.headers.get("content-type", "").partition(";")[0]
-    if kind not in ("application/json", "text/event-stream", LINES) or not response.content:
+    if kind not in ("application/json", "text/event-stream", LINES):
+        return
+    await response.aread()
+    if not response.content:
         return
     method, path = response.request.method.lower(), response.request.url.path
     if path == "/openapi.json":

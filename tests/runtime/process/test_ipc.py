@@ -68,7 +68,7 @@ NUMBERED = st.dictionaries(st.text(max_size=5), INTEGERS, max_size=3)
 STATS = st.builds(
     EngineStats,
     **dict.fromkeys(EngineStats.__dataclass_fields__, INTEGERS)
-    | {"graph_fallbacks_total": NUMBERED},
+    | {"graph_fallbacks_total": NUMBERED, "accepted_by_position_total": NUMBERED},
 )
 OUTPUT = st.builds(
     TokenOutput,
