@@ -48,6 +48,8 @@ async def running(
         num_threads=1,
         max_running_requests=8,
         disable_cuda_graph=True,
+        # A tiny model repeats itself, and its guesses end a request before it can be stopped.
+        speculative_algorithm="none",
     )
     client = EngineClient(
         config, load_tokenizer(model), log_level="warning", watchdog_timeout=timeout, **settings
