@@ -88,6 +88,7 @@ class DecoderParts(NamedTuple):
         tables: cos and signed_sin [positions, 1, R] of each rotary table.
         head: The linear layer that computes logits.
         finish: Applied to the logits [N, V] float32.
+        kept_layers: Layers whose inputs follow each hidden state, in order.
     """
 
     embedding: Any
@@ -98,6 +99,7 @@ class DecoderParts(NamedTuple):
     tables: Sequence[tuple[torch.Tensor, torch.Tensor]]
     head: Any = None
     finish: Callable[[torch.Tensor], torch.Tensor] | None = None
+    kept_layers: Sequence[int] = ()
 
 
 def part_of(module: Any) -> Any:
@@ -147,7 +149,7 @@ class StepCall(Protocol):
     """
 
     def hidden(self) -> torch.Tensor:
-        """Return hidden states [T, hidden]."""
+        """Return hidden states [T, hidden], each followed by the inputs of `kept_layers`."""
         ...
 
     def logits(self) -> torch.Tensor | None:

@@ -74,6 +74,10 @@ class _Ignored(argparse.Action):
             print(f"{parser.prog}: {option_string} is ignored: {self._reason}", file=sys.stderr)
 
 
+# vLLM's methods that are algorithms here.
+_METHODS = {"ngram": "ngram", "eagle3": "eagle3", "mtp": "nextn"}
+
+
 class _SpeculativeConfig(argparse.Action):
     """vLLM's JSON of a method, a model and a number of tokens."""
 
@@ -90,16 +94,18 @@ class _SpeculativeConfig(argparse.Action):
         except (ValueError, AssertionError):
             parser.error(f'{option_string}: not a JSON object such as {{"method": "ngram"}}')
         method, model = config.get("method"), config.get("model")
-        if method not in (None, "ngram", "draft_model"):
-            parser.error(f"{option_string}: method {method!r} is not ngram or draft_model")
+        if method not in (None, "draft_model", *_METHODS):
+            names = ", ".join(("draft_model", *_METHODS))
+            parser.error(f"{option_string}: method {method!r} is not one of {names}")
         count = config.get("num_speculative_tokens")
         if count is not None and (type(count) is not int or count < 1):
             parser.error(f"{option_string}: num_speculative_tokens must be at least 1")
-        if method == "ngram":
-            namespace.speculative_algorithm = "ngram"
-        elif isinstance(model, str):
+        if method in _METHODS:
+            namespace.speculative_algorithm = _METHODS[method]
+        # vLLM's layers of the model itself need no model, which may be named all the same.
+        if isinstance(model, str) and method not in ("ngram", "mtp"):
             namespace.speculative_draft_model_path = model
-        else:
+        elif method not in _METHODS:
             parser.error(f"{option_string}: give a method, or the path of a draft model as model")
         if count is not None:
             name = "num_draft_tokens" if method == "ngram" else "num_steps"

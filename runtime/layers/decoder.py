@@ -152,8 +152,6 @@ class Decoder(nn.Module):
         return torch.cat((hidden, *kept), dim=-1) if kept else hidden
 
     def step_parts(self) -> DecoderParts:
-        if self.kept_layers:
-            raise NoParts("hidden states of inner layers")
         if type(self).embed is not Decoder.embed:
             raise NoParts("embeddings with more than a factor")
         embedding = self.embed_tokens
@@ -166,4 +164,5 @@ class Decoder(nn.Module):
             [part_of(layer) for layer in self.layers],
             part_of(self.norm),
             [part_of(rotary) for rotary in self.rotaries],
+            kept_layers=self.kept_layers,
         )

@@ -414,3 +414,23 @@ def test_a_report_is_one_line_whatever_the_message(capsys: pytest.CaptureFixture
 def test_time_and_memory_shares_are_numbers() -> None:
     config = parse("--drain-timeout", "1.5", "--mem-fraction-static", "0.25")
     assert math.isclose(config.drain_timeout, 1.5) and config.engine.mem_fraction_static == 0.25
+
+
+@pytest.mark.parametrize(
+    ("config", "algorithm", "path"),
+    [
+        ('{"method": "ngram", "num_speculative_tokens": 4}', "ngram", None),
+        ('{"method": "eagle3", "model": "org/head"}', "eagle3", "org/head"),
+        ('{"method": "mtp", "num_speculative_tokens": 1}', "nextn", None),
+        ('{"model": "org/small"}', "auto", "org/small"),
+    ],
+)
+def test_methods_of_vllm_are_algorithms(config: str, algorithm: str, path: str | None) -> None:
+    engine = parse("--model-path", "m", "--speculative-config", config).engine
+    assert (engine.speculative_algorithm, engine.speculative_draft_model_path) == (algorithm, path)
+
+
+@pytest.mark.parametrize("value", ["EAGLE3", "eagle3"])
+def test_algorithms_are_understood_in_capitals(value: str) -> None:
+    flags = ("--speculative-algorithm", value, "--speculative-draft-model-path", "org/head")
+    assert parse("--model-path", "m", *flags).engine.speculative_algorithm == "eagle3"

@@ -76,7 +76,7 @@ class Forward {
       else
         team_.each(thread.phase, step_.tokens, [&](int t) {
           add_to_residual(t, thread);
-          model_.norm.apply(residual(t, thread), model_.hidden, row(step_.out, t, model_.hidden));
+          model_.norm.apply(residual(t, thread), model_.hidden, row(step_.out, t, model_.out_columns()));
         });
     }
   }
@@ -141,7 +141,7 @@ class Forward {
   AttentionCall<bf16> call(const Layer& layer) { return attention_of(model_, layer, step_, seq_lens_.data(), qkv_.data(), attended_.data()); }
 
   void layer(const Layer& layer, bool is_first, StepThread& thread) {
-    normalise(layer.before_attention, layer.qkv, is_first, thread);
+    normalise(layer.before_attention, layer.qkv, is_first, thread, layer.kept);
     project(layer, thread);
     attend(layer, thread);
     if (lays_out_heads(layer))
@@ -160,8 +160,11 @@ class Forward {
   }
 
   // x = norm(residual), after the result of the previous half was added, or the tokens were looked up.
-  void normalise(const Norm& norm, const Linear& linear, bool is_first, StepThread& thread) {
+  // `kept`: see `Layer`.
+  void normalise(const Norm& norm, const Linear& linear, bool is_first, StepThread& thread, int kept = 0) {
     wait_for_ranks();
+    // If each thread has all rows, one of them writes.
+    const bool keeps = kept > 0 && step_.out && (!is_few_ || omp_get_thread_num() == 0);
     each_row(thread, step_.tokens, [&](int t) {
       if (is_first) {
         embedding_of(t, residual(t, thread));
@@ -169,6 +172,7 @@ class Forward {
       } else {
         add_to_residual(t, thread);
       }
+      if (keeps) std::memcpy(row(step_.out, t, model_.out_columns()) + kept * model_.hidden, residual(t, thread), model_.hidden * sizeof(bf16));
       thread.rows.x.set(linear, t, normalised(norm, t, thread));
     });
   }

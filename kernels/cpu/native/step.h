@@ -47,6 +47,7 @@ struct Layer {
   int32_t turned, is_interleaved;    // Numbers of a head that are rotated; whether their pairs are adjacent.
   int32_t window, table;  // table: index of the step's table with its pages.
   CacheKind cache_kind;
+  int32_t kept;  // Place of its input among the states that a row of `out` has after the hidden state; 0: it is not kept.
 
   bool mixes() const { return experts.count > 0; }
 };
@@ -58,7 +59,10 @@ struct Model {
   Linear head;       // Gives logits; without rows they are not computed here.
   Member* member;    // Of the ranks, or null.
   int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, page_size, group, skipped;
+  int32_t states;  // Inputs of layers that are kept.
   float embedding_scale;
+
+  int out_columns() const { return hidden * (1 + states); }
 
   int queries() const { return heads * head_size; }
   int keys() const { return kv_heads * head_size; }
@@ -69,7 +73,7 @@ struct Step {
   const int64_t *ids, *positions;
   const int64_t *slots[2], *tables[2];  // For layers that keep all pages, and for layers that keep a window's.
   const int32_t* query_lens;
-  bf16* out;            // [T, N], or null.
+  bf16* out;            // [T, N * (1 + kept states)], or null.
   // If `out` is null, one of the following is written for the tokens `sampled` [samples].
   const int64_t* sampled;
   int64_t* chosen;      // [samples] tokens: the likeliest, or as `draws` says; -1 if logits are not finite.

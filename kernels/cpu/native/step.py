@@ -86,6 +86,8 @@ class NativeStep:
         ]
         for layer, is_second in zip(layers, second, strict=False):
             layer.table = int(is_second)
+        for place, number in enumerate(parts.kept_layers, 1):
+            layers[number].kept = place
         self._layers = (LayerStruct * len(layers))(*layers)
         self._hidden = parts.embedding.hidden_size
         first = layouts[0]
@@ -100,7 +102,7 @@ class NativeStep:
             max((_width(each) for layer in parts.layers for each in _dense(layer)), default=0),
             *(first.num_heads, first.num_kv_heads, first.key_size),
             page_size_of(k_cache[0], first.num_kv_heads, first.key_size),
-            *(first.group, first.skipped_heads),
+            *(first.group, first.skipped_heads, len(parts.kept_layers)),
             parts.embedding_scale,
         )
 
@@ -161,8 +163,9 @@ class NativeCall:
             self._owners.append(logits)
 
     def hidden(self) -> torch.Tensor:
-        """Return hidden states [T, N] bfloat16."""
-        out = torch.empty(self._num_tokens, self._kernels.model.hidden, dtype=torch.bfloat16)
+        """See `StepCall`. The states are bfloat16."""
+        columns = self._kernels.model.hidden * (1 + self._kernels.model.states)
+        out = torch.empty(self._num_tokens, columns, dtype=torch.bfloat16)
         self._compute(out=out.data_ptr())
         return out
 

@@ -54,7 +54,8 @@ class LayerStruct(ctypes.Structure):
         *(("shared", FeedForwardStruct), ("shared_gate", LinearStruct)),
         *((name, _POINTER) for name in ("cos", "signed_sin", "sinks", "k_cache", "v_cache")),
         *((name, _FLOAT) for name in ("multiplier", "scale", "softcap", "k_scale", "v_scale")),
-        *((name, _INT) for name in ("turned", "is_interleaved", "window", "table", "cache_kind")),
+        *((name, _INT) for name in ("turned", "is_interleaved", "window", "table")),
+        *((name, _INT) for name in ("cache_kind", "kept")),
     ]
 
 
@@ -74,6 +75,7 @@ class ModelStruct(ctypes.Structure):
                 "page_size",
                 "group",
                 "skipped",
+                "states",
             )
         ),
         ("embedding_scale", _FLOAT),

@@ -20,6 +20,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from piecework import LLM, SamplingParams
+from piecework.kernels.cpu.native import build
 from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.request import Request
 
@@ -135,6 +136,45 @@ def test_a_head_that_knows_the_model_is_always_right(tmp_path: Path) -> None:
     stats = llm.core.stats()
     assert stats.draft_tokens_total == stats.accepted_tokens_total > 60
     assert stats.steps_total < 25
+
+
+@pytest.mark.skipif(
+    not build.runnable_variants()[0].needs, reason="decodes run op by op on this CPU"
+)
+def test_native_decodes_give_the_states_of_inner_layers(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", num_hidden_layers=7)
+    head = make_eagle3(tmp_path / "head", model)
+    seen: list[list[torch.Tensor]] = []
+    for backend in ("native", "disabled"):
+        llm = with_eagle3(model, head, dtype="bfloat16", cuda_graph_backend_decode=backend)
+        always_draft(llm, 2)
+        drafter: Any = llm.core._speculation._drafter  # type: ignore[union-attr]
+        own, observe = [], drafter.observe
+
+        def observed(
+            scheduled: Any, hidden: torch.Tensor, own: Any = own, to: Any = observe
+        ) -> None:
+            own.append(hidden.clone())
+            to(scheduled, hidden)
+
+        drafter.observe = observed
+        run(llm)
+        seen.append(own)
+    assert len(seen[0]) == len(seen[1]) > 5
+    for native, plain in zip(*seen, strict=True):
+        assert native.shape[1] == 4 * 64
+        assert torch.equal(native, plain)
+
+
+def _record_states(drafter: Any) -> list[torch.Tensor]:
+    states, observe = [], drafter.observe
+
+    def observed(scheduled: Any, hidden: torch.Tensor) -> None:
+        states.append(hidden.clone())
+        observe(scheduled, hidden)
+
+    drafter.observe = observed
+    return states
 
 
 REFUSED = {
