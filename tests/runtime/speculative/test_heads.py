@@ -100,7 +100,8 @@ def test_drafts_of_eagle3_equal_the_formula(tmp_path: Path, draft_vocab: int | N
     assert answers == run(engine(model, speculative_algorithm="none"))
     reference = AutoModelForCausalLM.from_pretrained(model).eval()
     embedding = reference.get_input_embeddings().weight.detach()
-    assert len(found) > 20
+    # After a wrong draft there is another one at once.
+    assert len(found) > 36
     for tokens, drafts in found:
         with torch.no_grad():
             states = reference(torch.tensor([tokens]), output_hidden_states=True).hidden_states
@@ -121,7 +122,7 @@ def test_drafts_of_the_next_layer_equal_the_formula(
     answers = run(llm)
     assert answers == run(engine(model, speculative_algorithm="none"))
     reference = NextLayerReference(model)
-    assert len(found) > 20
+    assert len(found) > 36
     for tokens, drafts in found:
         assert drafts == reference.drafts(tokens, 3)[: len(drafts)] and len(drafts) > 0
 
