@@ -11,6 +11,7 @@ from .radix import Node, Tokens
 class Holder(Protocol):
     """A request, as the cache sees it. `runtime.core.request.Request` describes the fields."""
 
+    namespace: bytes
     num_prompt: int
     num_tokens: int
     num_computed: int

@@ -81,7 +81,7 @@ class KVCache:
         assert request.node is None
         # Log-probabilities of a prompt need the logits of every position.
         limit = 0 if request.prompt_logprobs_due else request.num_tokens - 1
-        path, end = self.tree.match(request.tokens[:limit])
+        path, end = self.tree.match(request.tokens[:limit], request.namespace)
         columns: list[list[Any]] = [
             [block for node in path for block in node.columns[number]]
             for number in range(len(self.managers))
@@ -191,7 +191,8 @@ class KVCache:
         whole = len(tokens) // self.page_size
         if not self.shares_prefixes or whole <= request.shared_pages:
             return
-        path, begin = self.tree.extend(tokens[: whole * self.page_size]), 0
+        path = self.tree.extend(tokens[: whole * self.page_size], request.namespace)
+        begin = 0
         for node in path:
             if begin >= request.shared_pages:
                 for manager, column in zip(self.managers, node.columns, strict=True):

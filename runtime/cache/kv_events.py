@@ -169,13 +169,20 @@ class KVEvents:
         self._events: list[Event] = [{"type": "AllBlocksCleared"}]
 
     def stored(
-        self, parent: int | None, tokens: npt.NDArray[np.int64], page_size: int
+        self,
+        parent: int | None,
+        tokens: npt.NDArray[np.int64],
+        page_size: int,
+        namespace: bytes = b"",
     ) -> list[int]:
         """Record whole pages that entered the tree. Return their hashes.
 
-        `tokens` are [pages * page_size] int64.
+        `tokens` are [pages * page_size] int64. Hashes of pages without a parent depend on the
+        namespace.
         """
         hashes, last = list[int](), parent
+        if parent is None and namespace:
+            last = int.from_bytes(blake2b(namespace, digest_size=8).digest(), "little")
         for begin in range(0, len(tokens), page_size):
             last = block_hash(last, tokens[begin : begin + page_size])
             hashes.append(last)

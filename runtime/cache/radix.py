@@ -5,6 +5,9 @@ in their first page. A lock on a node holds all its ancestors too. Unlocked node
 recently used first, from the leaves upwards.
 
 Each kind of cache has a column of blocks in a node, with one block or hole per page.
+
+Prefixes of different namespaces have no node in common: equal tokens have other keys and values
+there, or belong to a client that must not notice what others have cached.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ class Node:
     """A run of tokens that continues its parent.
 
     Attributes:
+        key: The first page, by which the parent finds the node. The namespace precedes it below the
+            root.
         num_pages: Number of pages that hold the tokens.
         columns: By kind of cache, a block or a hole for each page.
         hashes: Block hashes of the pages; empty unless events are published.
@@ -45,6 +50,7 @@ class Node:
         "children",
         "columns",
         "hashes",
+        "key",
         "last_used",
         "lock_count",
         "num_pages",
@@ -53,8 +59,14 @@ class Node:
     )
 
     def __init__(
-        self, tokens: Tokens, num_pages: int, columns: list[list[Any]], parent: Node | None
+        self,
+        key: bytes,
+        tokens: Tokens,
+        num_pages: int,
+        columns: list[list[Any]],
+        parent: Node | None,
     ) -> None:
+        self.key = key
         self.tokens = tokens
         self.num_pages = num_pages
         self.columns = columns
@@ -83,7 +95,7 @@ class RadixCache:
         events: KVEvents | None = None,
         clock: Iterator[int] | None = None,
     ) -> None:
-        self.root = Node(np.empty(0, np.int64), 0, [], None)
+        self.root = Node(b"", np.empty(0, np.int64), 0, [], None)
         self.evictable_pages = 0
         self.total_pages = 0
         self._page_size = page_size
@@ -95,10 +107,10 @@ class RadixCache:
         # used or locked since.
         self._idle: list[tuple[int, int, Node]] = []
 
-    def match(self, tokens: Tokens) -> tuple[list[Node], int]:
+    def match(self, tokens: Tokens, namespace: bytes = b"") -> tuple[list[Node], int]:
         """Return the nodes of the longest cached prefix of `tokens`, and its number of pages."""
         node, path, position = self.root, list[Node](), 0
-        while child := node.children.get(self._first_page(tokens, position)):
+        while child := node.children.get(self._key(tokens, position, namespace)):
             shared = self._shared_pages(child, tokens, position)
             node = child if shared == child.num_pages else self._split(child, shared)
             position += shared * self._page_size
@@ -117,22 +129,22 @@ class RadixCache:
             return self.root
         return node if end == node.num_pages else self._split(node, end)
 
-    def extend(self, tokens: Tokens) -> list[Node]:
+    def extend(self, tokens: Tokens, namespace: bytes = b"") -> list[Node]:
         """Store `tokens`, which must be whole pages. Return the nodes that hold them.
 
         If the last node is new, its columns are holes, which the caller fills at once. The caller
         must have locked all other nodes that it uses.
         """
-        path, known = self.match(tokens)
+        path, known = self.match(tokens, namespace)
         run = tokens[known * self._page_size :].copy()
         if num_pages := len(run) // self._page_size:
             parent = path[-1] if path else self.root
             columns = [[kind.hole] * num_pages for kind in self._kinds]
-            node = Node(run, num_pages, columns, parent)
-            parent.children[self._first_page(run, 0)] = node
+            key = self._key(tokens, known * self._page_size, namespace)
+            node = parent.children[key] = Node(key, run, num_pages, columns, parent)
             if self.events is not None:
                 before = parent.hashes[-1] if parent.hashes else None
-                node.hashes = self.events.stored(before, run, self._page_size)
+                node.hashes = self.events.stored(before, run, self._page_size, namespace)
             self.evictable_pages += num_pages
             self.total_pages += num_pages
             self._touch(node)
@@ -195,9 +207,11 @@ class RadixCache:
             yield node
             stack += node.children.values()
 
-    def _first_page(self, tokens: Tokens, position: int) -> bytes:
+    def _key(self, tokens: Tokens, position: int, namespace: bytes = b"") -> bytes:
         page = tokens[position : position + self._page_size]
-        return page.tobytes() if len(page) == self._page_size else b""
+        if len(page) < self._page_size:
+            return b""
+        return page.tobytes() if position else namespace + page.tobytes()
 
     def _shared_pages(self, node: Node, tokens: Tokens, position: int) -> int:
         """Number of leading pages of `node` that equal the tokens from `position` on.
@@ -215,13 +229,14 @@ class RadixCache:
         parent = node.parent
         assert parent is not None
         above = [column[:pages] for column in node.columns]
-        upper = Node(node.tokens[:cut], pages, above, parent)
+        upper = Node(node.key, node.tokens[:cut], pages, above, parent)
         upper.lock_count, upper.last_used = node.lock_count, node.last_used
-        parent.children[self._first_page(upper.tokens, 0)] = upper
+        parent.children[upper.key] = upper
         node.tokens, node.num_pages, node.parent = node.tokens[cut:], node.num_pages - pages, upper
         node.columns = [column[pages:] for column in node.columns]
         upper.hashes, node.hashes = node.hashes[:pages], node.hashes[pages:]
-        upper.children[self._first_page(node.tokens, 0)] = node
+        node.key = self._key(node.tokens, 0)
+        upper.children[node.key] = node
         return upper
 
     def _touch(self, node: Node) -> None:
@@ -252,7 +267,6 @@ class RadixCache:
         self.total_pages -= pages
         parent = node.parent
         assert parent is not None
-        key = self._first_page(node.tokens, 0)
         if self.events is not None:
             self.events.removed(node.hashes[-pages:])
             del node.hashes[-pages:]
@@ -264,6 +278,6 @@ class RadixCache:
         if node.num_pages:
             self._push_idle(node)
             return
-        del parent.children[key]
+        del parent.children[node.key]
         if parent.parent is not None and self._is_idle(parent):
             self._push_idle(parent)

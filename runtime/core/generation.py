@@ -30,7 +30,8 @@ class GenerateRequest:
             template, which the engine does not read. The model's own end tokens count too.
         prediction_ids: Text that the client expects. It makes the answer faster, and does not
             change it.
-        tenant: Requests of different tenants learn nothing from one another's answers.
+        tenant: Requests of different tenants share neither cached prefixes nor what speculation
+            learns from answers.
     """
 
     rid: str

@@ -24,6 +24,7 @@ class Request:
     The fields from `pages` to `node` belong to the cache (`cache.holder`); other rooms read them.
 
     Attributes:
+        namespace: Requests find only prefixes of their own namespace in the cache.
         max_tokens: Length, prompt included, at which the request ends.
         grammar: Position of the output in its grammar, or None without a grammar.
         thought: Counts the tokens of a thought, or None if thoughts have no budget.
@@ -72,6 +73,7 @@ class Request:
         self.priority = message.priority
         self.arrival_time = message.arrival_time
         self.tenant, self.prediction = message.tenant, message.prediction_ids
+        self.namespace = message.tenant.encode()
         self.predicted = 0, 0
         self.seed = seed
         self.stop_ids = stop_ids

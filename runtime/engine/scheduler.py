@@ -16,6 +16,9 @@ from ..core.request import Request, Scheduled
 from .fair_shares import FairShares
 
 _ORDER = attrgetter("order")
+_Page = tuple[
+    int, bytes, bytes
+]  # A node of the prefix tree, a namespace, and the tokens of a page.
 _LOOKED_AT = 16  # Prompts among which a step is divided, or more if these do not fill it.
 
 
@@ -102,7 +105,7 @@ class Scheduler:
 
         The prompts are those of running requests and of the first waiting ones that may start.
         """
-        left, coming = dict[Request, int](), dict[tuple[int, bytes] | None, int]()
+        left, coming = dict[Request, int](), dict[_Page | None, int]()
         for request in self.running:
             count = request.num_tokens - request.num_computed
             # A request that was preempted computes its output like a prompt.
@@ -167,7 +170,7 @@ class Scheduler:
         self, budget: int, candidates: list[Request], shares: dict[Request, int]
     ) -> list[Scheduled]:
         scheduled: list[Scheduled] = []
-        coming: dict[tuple[int, bytes] | None, Tokens] = {}
+        coming: dict[_Page | None, Tokens] = {}
         for request in candidates:
             if budget <= 0 or len(self.running) >= self._max_running or request not in shares:
                 break
@@ -206,7 +209,7 @@ class Scheduler:
             budget -= num_new
         return scheduled
 
-    def _next_page(self, request: Request) -> tuple[int, bytes] | None:
+    def _next_page(self, request: Request) -> _Page | None:
         """Return a key of the first page of a request that is not in the prefix tree.
 
         Return None if that page is not full, or if the request does not share prefixes.
@@ -219,7 +222,7 @@ class Scheduler:
             or not self._cache.shares_prefixes
         ):
             return None
-        return id(request.node), page.tobytes()
+        return id(request.node), request.namespace, page.tobytes()
 
     def _preempt_for_urgent(self) -> None:
         """Preempt requests of lower priority while the first waiting request does not fit."""

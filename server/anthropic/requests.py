@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from ..core.errors import UNION_TAG
 from ..core.limits import MAX_MESSAGES
 from ..core.parameters import MESSAGES, Others
-from ..core.schemas import Integer, Unsupported, WireModel, disagreement, type_of
+from ..core.schemas import CacheSalt, Integer, Unsupported, WireModel, disagreement, type_of
 from ..openai.tools import MAX_TOOLS
 
 _BY_ROLE = {
@@ -255,6 +255,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[Integer, Field(ge=0, lt=2**31, description="0: all tokens")] = 0
+    cache_salt: CacheSalt = None
     output_format: OutputFormat | None = None
     container: Unsupported = None
 

@@ -45,7 +45,7 @@ def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
     }
-    for name in ("temperature", "top_p", "top_k"):
+    for name in ("temperature", "top_p", "top_k", "cache_salt"):
         if name in body.model_fields_set:
             members[name] = getattr(body, name)
     if form is not None:

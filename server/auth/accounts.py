@@ -218,10 +218,14 @@ def check_access(model: str) -> None:
         raise NotFound(message, param="model", code="model_not_found")
 
 
-def tenant() -> str:
-    """Return a name of the current request's key, for what requests of one key may share."""
+def tenant(salt: str | None, *, shared: bool) -> str:
+    """Return a name for the requests with which the current one may share cached prefixes.
+
+    These have the same salt and, unless `shared` is set, the same key.
+    """
     key = current_key.get()
-    return "" if key is None else key.name
+    owner = "" if key is None or shared else key.name
+    return owner if salt is None else f"{owner}\0{salt}"
 
 
 def allowed_priority(priority: int) -> int:

@@ -256,6 +256,13 @@ class ServerConfig(BatchServerConfig):
         group=SERVER,
         metavar="N",
     )
+    kv_share: str = option(
+        "key",
+        "which requests find one another's cached prefixes: key, those with the same key of "
+        "--api-keys; all, those of all keys, whose users can then measure what others have asked",
+        group=SERVER,
+        choices=("key", "all"),
+    )
     sse_ping_interval: float = option(
         15.0,
         "seconds without output after which a stream sends a comment, or `event: ping` for "

@@ -66,8 +66,6 @@ _SAMPLERS = {
     **_refused("send repetition_penalty", "repeat_penalty", neutral=(1,)),
     **_refused("send max_tokens", "n_predict", "num_predict", neutral=(-1,)),
     **_refused("send guided_grammar or ebnf", "grammar"),
-    **_refused("prefixes are shared between all requests of a server: start one with "
-               "--disable-radix-cache", "cache_salt"),
     **_refused("send add_special_tokens or the text itself", "input_prefix"),
 }  # fmt: skip
 GENERATION: Others = {**_OF_OPENAI, **_OF_SERVERS, **_SAMPLERS}
@@ -77,6 +75,7 @@ LLAMA_CPP: Others = {
         "n_predict", "n_probs", "repeat_penalty", "grammar", "timings_per_token", "input_prefix"}},
     **_hints("sse_ping_interval"),
     **_refused("send n_cmpl", "n", neutral=(1,)),
+    **_refused("send it to /v1/completions or /v1/chat/completions", "cache_salt"),
 }  # fmt: skip
 RESPONSES: Others = {
     **_hints("prompt_cache_retention", "client_metadata", "stream_obfuscation", "verbosity"),

@@ -328,6 +328,15 @@ Seed = Annotated[Integer, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Integer, Field(ge=0, lt=2**31)]
 Priority = Annotated[Integer, Field(ge=-(2**31), lt=2**31)]  # Higher runs first.
 
+CacheSalt = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=256,
+        description="only requests with the same salt share cached prefixes",
+    ),
+]
+
 # OpenAI's limits.
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -351,3 +360,4 @@ class SamplingFields(WireModel):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logit_bias: LogitBias = Field(default_factory=dict)
+    cache_salt: CacheSalt = None

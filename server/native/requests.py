@@ -108,6 +108,7 @@ class GenerateBody(WireModel):
     video_data: Unsupported = None
     token_ids_logprob: Unsupported = None
     lora_path: Unsupported = None
+    cache_salt: Annotated[Any, only(remedy="send it in sampling_params")] = None
     custom_logit_processor: Unsupported = None
     return_hidden_states: Unsupported = None
     return_routed_experts: Unsupported = None

@@ -111,7 +111,7 @@ def build_requests(
             belongs_to=belongs_to,
             name=name,
             prediction_ids=prediction,
-            tenant=tenant(),
+            tenant=tenant(fields.cache_salt, shared=serving.config.kv_share == "all"),
         )
         for sample, name in enumerate(called)
     ]

@@ -148,6 +148,11 @@ async def test_a_repeated_prompt_is_found_in_the_cache(client: openai.AsyncOpenA
     answer = await client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
     assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 64
+    for found in (0, 64):
+        salted = await client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=2, extra_body={"cache_salt": "another"}
+        )
+        assert salted.usage.prompt_tokens_details.cached_tokens == found
 
 
 async def test_a_killed_engine_is_a_pause_in_the_stream(

@@ -240,7 +240,7 @@ async def test_an_error_gives_its_place_back(scripted: ScriptedEngine, tmp_path:
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
         ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}),
-        ("/v1/responses", {"input": "a"}),
+        ("/v1/responses", {"model": MODEL, "input": "a"}),
         ("/generate", {"text": "a"}),
         ("/tokenize", {"prompt": "a"}),
         ("/api/chat", {"messages": [{"role": "user", "content": "a"}]}),
@@ -312,6 +312,41 @@ async def test_a_request_cannot_raise_its_priority(
     asking = Asking(scripted, keys_file(tmp_path, entry(priority=5)))
     await asking.post(priority=asked)
     assert scripted.requests[-1].priority == runs
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_prefixes_are_shared_by_key_and_salt_on_each_api(
+    scripted: ScriptedEngine, tmp_path: Path, shared: bool
+) -> None:
+    path = keys_file(tmp_path, entry(), entry(OTHER, "others"))
+    asking = Asking(scripted, path, kv_share="all" if shared else "key")
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+    groups = set()
+    for secret in (SECRET, OTHER):
+        for salt in (None, "one", "two"):
+            tenants = set()
+            async with asking.client(secret) as client:
+                for url, body in (
+                    ("/v1/completions", ASKED),
+                    ("/generate", {"input_ids": [1, 2]}),
+                    ("/v1/chat/completions", chat),
+                    ("/v1/messages", chat),
+                    ("/v1/responses", {"model": MODEL, "input": "a"}),
+                ):
+                    salted = {} if salt is None else {"cache_salt": salt}
+                    if url == "/generate":
+                        salted = {"sampling_params": salted}
+                    asked = {**body, **salted}
+                    answer = await client.post(url, json=asked)
+                    assert answer.status_code == 200, answer.text
+                    tenants.add(scripted.requests[-1].tenant)
+            assert len(tenants) == 1
+            groups |= tenants
+    assert len(groups) == (3 if shared else 6)
+    async with asking.client() as client:
+        for salt in ("", "x" * 257, 7):
+            answer = await client.post("/v1/completions", json={**ASKED, "cache_salt": salt})
+            assert error_of(answer, 400, "cache_salt")
 
 
 async def test_a_file_that_is_read_again_changes_limits_and_forgets_no_use(

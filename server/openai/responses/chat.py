@@ -31,6 +31,7 @@ _SAME = (
     "stop",
     "seed",
     "ignore_eos",
+    "cache_salt",
     "priority",
     "chat_template_kwargs",
     "parallel_tool_calls",

@@ -19,6 +19,7 @@ from pydantic import (
 from ...core.limits import MAX_MESSAGES
 from ...core.parameters import RESPONSES, Others
 from ...core.schemas import (
+    CacheSalt,
     Count,
     Integer,
     Priority,
@@ -162,6 +163,7 @@ class ResponsesRequest(WireModel):
     stop: Stops = Field(default_factory=list)
     seed: Seed | None = None
     ignore_eos: bool = False
+    cache_salt: CacheSalt = None
     priority: Priority = 0
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 

@@ -74,6 +74,19 @@ def test_a_block_has_the_same_hash_in_each_process_and_behind_its_parent_alone()
     assert len({block_hash(parent, page) for parent in (None, 0, 1)}) == 3
 
 
+def test_equal_pages_of_two_namespaces_are_two_blocks() -> None:
+    events = KVEvents()
+    cache = RadixCache(2, [], events=events)
+    subscriber = Subscriber()
+    for namespace in (b"", b"a", b"b"):
+        cache.extend(np.arange(4), namespace)
+    subscriber.hear(events.take())
+    assert len(subscriber.blocks) == 6
+    cache.evict(2)
+    subscriber.hear(events.take())
+    assert len(subscriber.blocks) == 4
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

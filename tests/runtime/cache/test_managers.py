@@ -30,22 +30,35 @@ from piecework.runtime.core.sampling_params import SamplingParams
 PARAMS = SamplingParams(max_new_tokens=1)
 
 
-def request_of(tokens: list[int]) -> Request:
-    message = GenerateRequest(rid="r", input_ids=tokens, params=PARAMS)
+def request_of(tokens: list[int], tenant: str = "") -> Request:
+    message = GenerateRequest(rid="r", input_ids=tokens, params=PARAMS, tenant=tenant)
     return Request(message, seed=0, stop_ids=frozenset(), max_tokens=1000)
 
 
+class Text:
+    """Parts of a text, each with the namespace of its request."""
+
+    def __init__(self, namespace: bytes, tokens: list[int]) -> None:
+        self._namespace, self._tokens = namespace, tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, part: slice) -> tuple[bytes, tuple[int, ...]]:
+        return self._namespace, tuple(self._tokens[part])
+
+
 class Machine:
-    """Runs requests in a cache. Every place of a page holds all tokens up to its own."""
+    """Runs requests in a cache. A place of a page holds its tenant and all tokens up to its own."""
 
     def __init__(self, page_size: int, window: int, **sizes: Any) -> None:
         self.cache = make_cache(page_size=page_size, snapshot_tokens=2, window=window or None,
                                 **sizes)  # fmt: skip
         self.page_size, self.window = page_size, window
         self.shares_memory = sizes.get("shared") is not None
-        self.pages: dict[int, tuple[int, ...]] = {}
-        self.window_pages: dict[int, tuple[int, ...]] = {}
-        self.states: dict[int, tuple[int, ...]] = {0: ()}
+        self.pages: dict[int, Any] = {}
+        self.window_pages: dict[int, Any] = {}
+        self.states: dict[int, Any] = {0: ()}
         self.requests: list[Request] = []
 
     def step(self, chosen: list[tuple[Request, int, bool]]) -> None:
@@ -85,29 +98,29 @@ class Machine:
                   for request, _ in plan if request.state_source is not None}  # fmt: skip
         self.states |= copied
         for request, num_new in plan:
-            text = tuple(request.tokens.tolist())
+            text = Text(request.namespace, request.tokens.tolist())
             begin, end = request.num_computed, request.num_computed + num_new
             if request.state is not None:
-                assert self.states[request.state.number] == text[:begin]
+                assert self.states[request.state.number] == (text[:begin] if begin else ())
                 self.states[request.state.number] = text[:end]
             for place in range(begin // self.page_size, -(-end // self.page_size)):
                 written = text[: min(end, (place + 1) * self.page_size)]
                 self.pages[request.pages[place]] = written
                 if self.window:
                     self.window_pages[request.window[place].number] = written
-            self.read(request, text[:end], begin)
+            self.read(request, text, begin, end)
         for request, _ in plan:
             if request.snapshot is not None:
                 self.states[request.snapshot.number] = self.states[request.state.number]
 
-    def read(self, request: Request, text: tuple[int, ...], begin: int) -> None:
+    def read(self, request: Request, text: Text, begin: int, end: int) -> None:
         size = self.page_size
-        for place in range(-(-len(text) // size)):
-            assert self.pages[request.pages[place]] == text[: (place + 1) * size]
+        for place in range(-(-end // size)):
+            assert self.pages[request.pages[place]] == text[: min(end, (place + 1) * size)]
         if self.window:
-            for place in range(max(0, begin - self.window + 1) // size, -(-len(text) // size)):
+            for place in range(max(0, begin - self.window + 1) // size, -(-end // size)):
                 own = self.window_pages[request.window[place].number]
-                assert own == text[: (place + 1) * size]
+                assert own == text[: min(end, (place + 1) * size)]
 
     def longest_prefix(self, request: Request) -> int:
         """The prefix that a request must find, in tokens, searched by hand."""
@@ -116,6 +129,8 @@ class Machine:
             path = [node]
             while (parent := path[0].parent) is not None and parent.parent is not None:
                 path.insert(0, parent)
+            if not path[0].key.startswith(request.namespace + path[0].tokens[:size].tobytes()):
+                continue
             text = [token for part in path for token in part.tokens.tolist()]
             columns = [[block for part in path for block in part.columns[number]]
                        for number in range(len(self.cache.managers))]  # fmt: skip
@@ -176,7 +191,7 @@ def serve(chance: random.Random, windows: str, state_slots: int) -> None:
             begin = chance.choice(texts)
             more = [chance.randint(0, 1) for _ in range(chance.randint(1, 9))]
             text = [*begin[: chance.randint(0, len(begin))], *more][: 9 * page_size]
-            requests.append(request_of(text))
+            requests.append(request_of(text, chance.choice(["", "a", "another"])))
             texts.append(text)
         elif action == "step":
             chosen = chance.sample(requests, chance.randint(0, len(requests)))
