@@ -160,7 +160,7 @@ class HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=32)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        foreign = {_flag(name) for name in SAME}
+        foreign = {_flag(name) for name, own in SAME.items() if own == action.dest}
         shown = copy.copy(action)
         shown.option_strings = [name for name in action.option_strings if name not in foreign]
         return super()._format_action_invocation(shown)

@@ -180,6 +180,8 @@ _SAME: dict[tuple[str, ...], tuple[str, Callable[[str], Any]]] = {
 }
 # Flags without a value: our setting, and the value to set.
 _SWITCHES = (
+    ("--enable-piecewise-cuda-graph", "piecewise_cuda_graph", True),
+    ("--enforce-piecewise-cuda-graph", "piecewise_cuda_graph", True),
     ("--enable-prefix-caching", "disable_radix_cache", False),
     ("--no-enable-prefix-caching", "disable_radix_cache", True),
     ("--no-cache-prompt", "disable_radix_cache", True),

@@ -329,7 +329,6 @@ REFUSED: Mapping[str, str] = {
     "--(enable-)?(dsa|nsa)-.*|--enable-.*-moe|--enable-fused-grouped-.*|"
     "--disable-flashinfer-cutlass-.*": _KERNELS,
     "--enable-layerwise-nvtx-.*": "POST /start_profile profiles steps with torch.profiler",
-    "--enforce-piecewise-cuda-graph": "--piecewise-cuda-graph turns pieces on",
     "--enable-fp32-lm-head": "--dtype float32 computes everything in 32 bits",
     "--calculate-kv-scales": "--kv-cache-dtype fp8_e4m3 uses the checkpoint's scales",
     "--dllm-.*": "diffusion language models are not supported",

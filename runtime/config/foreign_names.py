@@ -43,6 +43,10 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
         "TRITON_ATTN": "triton",
         "TORCH_SDPA": "torch",
         "torch_native": "torch",
+        # SGLang's names for diffusion pipelines, whose default is torch's attention.
+        "torch_sdpa": "auto",
+        "torch_cudnn_sdpa": "native_cudnn",
+        **{"fa": "flash", "fa2": "flash", "sage_attn": "sage"},
     },
 }
 

@@ -1,15 +1,18 @@
 """The attention backend of a diffusion transformer: one of diffusers' backends, tried before the
-first request.
+first request. If it does not run here, torch's attention computes the transformer.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ...kernels.platform.device import Device
+
+log = logging.getLogger(__name__)
 
 _TOKENS = 64  # Tokens of the trial, more than any kernel's smallest tile.
 
@@ -20,8 +23,8 @@ def choose_attention(
     """Let `models` compute attention by the backend `asked`, one of `ATTENTION_BACKENDS`. "auto"
     changes nothing. `masked`: some tokens may be padding.
 
-    Raise `ValueError` with a remedy if the backend is not installed, or does not support a model's
-    heads, its number format, its ranks or the device.
+    Warn, and keep torch's attention for a model, if the backend is not installed or does not
+    support the model's heads, its number format, its ranks or the device.
     """
     if asked == "auto":
         return
@@ -39,10 +42,14 @@ def choose_attention(
                 any_model.set_attention_backend(names[asked].value)
             _try(any_model, names[asked], platform, masked)
         except Exception as error:
-            reason = " ".join(str(error).split())[:300]
-            raise ValueError(
-                f"--attention-backend {asked} cannot run {name} here ({reason}); leave it out"
-            ) from error
+            # Foreign kernels raise errors of any type.
+            reset = getattr(model, "reset_attention_backend", None)
+            if reset is not None:
+                reset()
+            log.warning(
+                "--attention-backend %s cannot run %s here (%s): torch's attention computes it",
+                asked, name, " ".join(str(error).split())[:300],
+            )  # fmt: skip
 
 
 def _try(model: Any, backend: Any, platform: Device, masked: bool) -> None:

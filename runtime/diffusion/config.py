@@ -89,7 +89,7 @@ class DiffusionConfig:
     attention_backend: str = option(
         "auto",
         "attention backend of the transformers, by diffusers' names; native: chosen by torch, "
-        "as with auto",
+        "as with auto, and used if another backend does not run here",
         group=DIFFUSION,
         choices=ATTENTION_BACKENDS,
     )
@@ -107,7 +107,8 @@ class DiffusionConfig:
     )
     pin_cpu_memory: bool = option(
         False,
-        "pin the memory of offloaded weights, and copy the next block while one runs",
+        "pin the memory of offloaded weights, and copy the next block while one runs; no effect "
+        "without offloading",
         group=DIFFUSION,
     )
     enable_torch_compile: bool = option(
@@ -167,7 +168,11 @@ class DiffusionConfig:
             )
         if not 1 <= self.dist_timeout < float("inf"):
             raise ValueError(f"--dist-timeout must be at least 1 second, got {self.dist_timeout}")
-        self._check_offload()
+        if self.dit_cpu_offload and self.enable_torch_compile and not self.regional_compile:
+            raise ValueError(
+                "--dit-cpu-offload copies block by block, but --enable-torch-compile compiles all "
+                "blocks as one; add --regional-compile"
+            )
         if self.warmup and self.warmup_mode == "off":
             raise ValueError(
                 f"--warmup and --warmup-mode {self.warmup_mode} contradict each other; "
@@ -179,20 +184,6 @@ class DiffusionConfig:
         if self.regional_compile and not self.enable_torch_compile:
             raise ValueError(
                 "--regional-compile has no effect without --enable-torch-compile; add it"
-            )
-
-    def _check_offload(self) -> None:
-        if self.pin_cpu_memory and not (
-            self.dit_cpu_offload or self.text_encoder_cpu_offload or self.vae_cpu_offload
-        ):
-            raise ValueError(
-                "--pin-cpu-memory has no effect without offloading; add --dit-cpu-offload, "
-                "--text-encoder-cpu-offload or --vae-cpu-offload"
-            )
-        if self.dit_cpu_offload and self.enable_torch_compile and not self.regional_compile:
-            raise ValueError(
-                "--dit-cpu-offload copies block by block, but --enable-torch-compile compiles all "
-                "blocks as one; add --regional-compile"
             )
 
     @property

@@ -4,12 +4,15 @@ runs, and drops them afterwards.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 
 from ...kernels.platform.memory import Memory
 from .config import DiffusionConfig
+
+log = logging.getLogger(__name__)
 
 # By the beginning of a part's name: the setting for the part.
 _KINDS = {
@@ -27,7 +30,14 @@ def is_offloaded(name: str, config: DiffusionConfig) -> bool:
 
 
 def check_offload(config: DiffusionConfig, platform: Memory) -> None:
-    """Raise `ValueError` if the weights are in the CPU's memory anyway."""
+    """Raise `ValueError` if the weights are in the CPU's memory anyway. Say so if
+    `--pin-cpu-memory` has no effect.
+    """
+    if config.pin_cpu_memory and not any(getattr(config, setting) for setting in _KINDS.values()):
+        log.info(
+            "--pin-cpu-memory has no effect, because nothing is offloaded: add --dit-cpu-offload, "
+            "--text-encoder-cpu-offload or --vae-cpu-offload to offload weights"
+        )
     for setting in _KINDS.values():
         if getattr(config, setting) and not platform.has_own_memory:
             raise ValueError(

@@ -316,6 +316,21 @@ def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
         (["--reasoning-format", "none"], ["--reasoning-parser", "none"]),
         (["--rerank"], ["--runner", "pooling"]),
         (["--enable-deterministic-inference"], ["--batch-invariant"]),
+        (["--enable-piecewise-cuda-graph"], ["--piecewise-cuda-graph"]),
+        (["--enforce-piecewise-cuda-graph"], ["--piecewise-cuda-graph"]),
+        (
+            [
+                *("--model", "m", "--tp", "2", "--enable-piecewise-cuda-graph"),
+                *("--piecewise-cuda-graph-compiler", "eager"),
+                *("--piecewise-cuda-graph-max-tokens", "4096", "--cuda-graph-bs", "1", "2", "4"),
+                "--disable-custom-all-reduce",
+            ],
+            [
+                *("m", "--tp-size", "2", "--piecewise-cuda-graph"),
+                *("--piecewise-cuda-graph-compiler", "eager"),
+                *("--piecewise-cuda-graph-max-tokens", "4096", "--cuda-graph-bs", "1,2,4"),
+            ],
+        ),
         (["--bucket-e2e-request-latency", "1", "2", "--numa", "x"], []),
         (["--served-model-name", "a", "b", "--model", "m"], ["m", "--served-model-name", "a,b"]),
         (["--served-model-name", "a", "b"], ["b", "--served-model-name", "a"]),

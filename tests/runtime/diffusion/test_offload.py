@@ -4,6 +4,7 @@ brings and takes away goes from the CPU to the CPU.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -100,13 +101,15 @@ def test_a_cpu_has_nowhere_to_take_them(pipeline_folder: Folder, flag: str) -> N
         load(pipeline_folder("flux"), **{flag: True})
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"pin_cpu_memory": True}, "add --dit-cpu-offload"),
-        ({"dit_cpu_offload": True, "enable_torch_compile": True}, "add --regional-compile"),
-    ],
-)
-def test_flags_that_mean_nothing_alone(settings: dict[str, bool], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        DiffusionConfig(**settings)  # type: ignore[arg-type]
+def test_an_offloaded_transformer_is_compiled_by_blocks_only() -> None:
+    with pytest.raises(ValueError, match="add --regional-compile"):
+        DiffusionConfig(dit_cpu_offload=True, enable_torch_compile=True)
+
+
+def test_pinning_alone_has_no_effect(
+    pipeline_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        model = load(pipeline_folder("flux"), pin_cpu_memory=True)
+    assert "--pin-cpu-memory has no effect, because nothing is offloaded" in caplog.text
+    assert not offloaded(model.pipeline.transformer)
