@@ -1,4 +1,4 @@
-"""GSM8K with few-shot prompts, as in SGLang's `few_shot_gsm8k`, on one server or two."""
+"""GSM8K with few-shot prompts, as in SGLang's `few_shot_gsm8k`, on one server or several."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .client import Client, RequestFailed, resolve
 from .datasets import GSM8K_STOPS, Question, few_shot_prompts, load_gsm8k
 from .load import run_load
 from .report import Failures, Report
+from .server_process import first_token, running_server
 from .target import Target
 
 
@@ -202,46 +203,75 @@ async def evaluate(
     )
 
 
-def run(target: Target, settings: Gsm8kSettings, compare: str | None, report: Report) -> int:
-    """Evaluate and report. Return 1 if a request failed, else 0. Raises `ValueError` for an error
-    that the user can correct.
+class Evaluated(NamedTuple):
+    """A server and what its answers were. `name` is its URL, or the label of its command."""
+
+    name: str
+    target: Target
+    result: Gsm8kResult
+
+    def as_dict(self) -> dict[str, Any]:
+        server = {
+            "base_url": self.target.base_url,
+            "api": self.target.api,
+            "model": self.target.model,
+        }
+        return {**server, **self.result.as_dict()}
+
+
+def run(
+    target: Target,
+    settings: Gsm8kSettings,
+    compare: str | None,
+    report: Report,
+    servers: Sequence[tuple[str, str]] = (),
+) -> int:
+    """Evaluate and report. Return 1 if a request failed, else 0.
+
+    If there are `servers` (labels and commands), start each in turn and evaluate it. Otherwise,
+    evaluate `target`, and the server at the URL `compare`. Raises `ValueError` for an error that
+    the user can correct.
     """
     questions = load_gsm8k(settings.data_path)
     prompts = few_shot_prompts(questions, settings.num_shots, settings.num_questions)
     labels = [
         _label(number, question) for number, question in enumerate(questions[: len(prompts)], 1)
     ]
-    targets = [target] if compare is None else [target, replace(target, base_url=compare)]
-    return asyncio.run(_run(targets, settings, prompts, labels, report))
 
-
-async def _run(
-    targets: list[Target],
-    settings: Gsm8kSettings,
-    prompts: list[str],
-    labels: list[int],
-    report: Report,
-) -> int:
-    # Resolve all targets before the first question, so that an error ends the run early.
-    targets = [await resolve(target) for target in targets]
-    results = []
-    for target in targets:
+    async def evaluate_one(name: str, target: Target, *, alone: bool) -> Evaluated:
         result = await evaluate(target, settings, prompts, labels)
-        report.print([target.base_url, *result.lines(), ""] if len(targets) > 1 else result.lines())
-        results.append(result)
+        report.print(result.lines() if alone else [name, *result.lines(), ""])
+        return Evaluated(name, target, result)
+
+    async def evaluate_running() -> list[Evaluated]:
+        # Resolve all targets before the first question, so that an error ends the run early.
+        asked = [target] if compare is None else [target, replace(target, base_url=compare)]
+        named = [await resolve(each) for each in asked]
+        return [await evaluate_one(each.base_url, each, alone=compare is None) for each in named]
+
+    def evaluate_command(label: str, command: str) -> Evaluated:
+        with running_server(label, command) as (process, port):
+            own = replace(target, base_url=f"http://127.0.0.1:{port}")
+            named = asyncio.run(first_token(label, own, process))
+            return asyncio.run(evaluate_one(label, named, alone=len(servers) == 1))
+
+    found = [evaluate_command(*server) for server in servers] or asyncio.run(evaluate_running())
     asked = {**asdict(settings), "num_questions": len(labels)}
-    whole: dict[str, Any] = {**asked, **_server(targets[0]), **results[0].as_dict()}
-    if len(targets) > 1:
-        difference = paired_difference(*results)
-        report.print([difference.line()])
-        servers = [
-            {**_server(target), **result.as_dict()}
-            for target, result in zip(targets, results, strict=True)
-        ]
-        whole = {**asked, "servers": servers, "difference": difference._asdict()}
-    report.write(whole)
-    return 1 if any(result.failures.total for result in results) else 0
+    if len(found) == 1:
+        report.write({**asked, **found[0].as_dict()})
+    else:
+        report.write({**asked, **_compared(found, report)})
+    return 1 if any(each.result.failures.total for each in found) else 0
 
 
-def _server(target: Target) -> dict[str, Any]:
-    return {"base_url": target.base_url, "api": target.api, "model": target.model}
+def _compared(found: Sequence[Evaluated], report: Report) -> dict[str, Any]:
+    """Print the difference of the first server to each other one. Return the JSON."""
+    differences = [paired_difference(found[0].result, each.result) for each in found[1:]]
+    for each, difference in zip(found[1:], differences, strict=True):
+        between = f"{found[0].name} - {each.name}: " if len(found) > 2 else ""
+        report.print([between + difference.line()])
+    return {
+        "servers": [{"name": each.name, **each.as_dict()} for each in found],
+        "difference": differences[0]._asdict(),
+        "differences": [difference._asdict() for difference in differences],
+    }

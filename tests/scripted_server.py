@@ -7,9 +7,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -300,3 +303,25 @@ def serve(server: ScriptedServer) -> Iterator[ScriptedServer]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+def command(dies_at: int | None = None, *, lingers: bool = False, reply: str | None = None) -> str:
+    """A command that runs such a server on the port in place of {port}. Its process ends at a
+    request of this number. `lingers`: it only hangs up and closes its port, and stays. `reply` is
+    the text of the function.
+    """
+    end = "hang_up()" if lingers else "os._exit(1)"
+    script = f"""
+import os, re, signal, sys, time
+def hang_up():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.closerange(3, 1000)
+    time.sleep(600)
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from aiohttp import web
+from scripted_server import ScriptedServer
+server = ScriptedServer(fail=lambda number: {end} if number == {dies_at} else None)
+server.reply = {reply or "server.reply"}
+web.run_app(server.app(), host="127.0.0.1", port=int(sys.argv[1]))
+"""
+    return shlex.join([sys.executable, "-c", script, "{port}"])

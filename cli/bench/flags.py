@@ -127,6 +127,26 @@ def add_target(parser: Any, *, api: bool = True) -> None:
     add_json(parser)
 
 
+def add_servers(parser: Any, help: str) -> None:
+    """Add `--server NAME=COMMAND`, which gives pairs in `servers`."""
+    parser.add_argument(
+        "--server",
+        dest="servers",
+        action="append",
+        type=_server,
+        default=[],
+        metavar="NAME=COMMAND",
+        help=help,
+    )
+
+
+def _server(text: str) -> tuple[str, str]:
+    label, _, command = text.partition("=")
+    if not label or not command.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COMMAND")
+    return label, command
+
+
 def add_gsm8k_file(group: Any, more: str = "") -> None:
     add_flag(
         group,

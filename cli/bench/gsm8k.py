@@ -7,9 +7,11 @@ from typing import Any
 
 from ...bench.target import Target
 from .flags import (
+    DEFAULT_URL,
     add_flag,
     add_gsm8k_file,
     add_measurement,
+    add_servers,
     add_target,
     count,
     given,
@@ -22,6 +24,8 @@ print its four lines: Accuracy, Invalid (share of answers without a number), Lat
 throughput (of the tokens that the server counts).
 As in SGLang, the examples are the first --num-shots questions of the file, and the questions start
 at its beginning too. The temperature is 0.
+With --server, each command is started in turn and asked the same questions. A command gets a port
+as its last word, or in place of {port}.
 A failed request counts as wrong. Failures are listed, and the exit code is then 1.
 """
 _EXAMPLES = """\
@@ -29,6 +33,8 @@ examples:
   %(prog)s --num-questions 200
   %(prog)s --base-url http://127.0.0.1:8000 --api chat --parallel 32 --data-path test.jsonl
   %(prog)s --base-url http://127.0.0.1:30000 --compare http://127.0.0.1:8000 --json result.json
+  %(prog)s --server off='piecework serve DIR --disable-piecewise-cuda-graph --port {port}' \\
+    --server on='piecework serve DIR --port {port}'
 """
 
 
@@ -36,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     parser = add_measurement(
         subparsers,
         "gsm8k",
-        "few-shot GSM8K accuracy of one or two servers",
+        "few-shot GSM8K accuracy of one server or several",
         _TEXT,
         _EXAMPLES,
         _run,
@@ -46,6 +52,9 @@ def add_parser(subparsers: Any) -> None:
         parser,
         "--compare URL",
         "then ask a second server the same, and print the paired difference in accuracy",
+    )
+    add_servers(
+        parser, "command of a server to start, ask and end, instead of --base-url; repeatable"
     )
     group = parser.add_argument_group("questions")
     add_gsm8k_file(group)
@@ -59,9 +68,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from ...bench.gsm8k import Gsm8kSettings, run
     from ...bench.report import Report
 
+    if arguments.servers and (arguments.compare or arguments.base_url != DEFAULT_URL):
+        raise ValueError(
+            "--server starts its own servers: leave --base-url and --compare out, or --server"
+        )
     return run(
         given(Target, arguments),
         given(Gsm8kSettings, arguments),
         arguments.compare,
         Report(arguments.json),
+        arguments.servers,
     )

@@ -10,6 +10,7 @@ from .flags import (
     add_gsm8k_file,
     add_json,
     add_measurement,
+    add_servers,
     given,
     positive,
 )
@@ -47,15 +48,7 @@ def add_parser(subparsers: Any) -> None:
         _EXAMPLES,
         _run,
     )
-    parser.add_argument(
-        "--server",
-        dest="servers",
-        action="append",
-        type=_server,
-        default=[],
-        metavar="NAME=COMMAND",
-        help="command of another server; repeatable",
-    )
+    add_servers(parser, "command of another server; repeatable")
     parser.add_model_argument()
     add_flag(parser, "--model-path PATH", "model for Piecework; default: smollm2-135m")
     add_flag(
@@ -88,13 +81,6 @@ def add_parser(subparsers: Any) -> None:
     add_flag(parser, "--markdown FILE", "also write the tables to FILE")
     add_flag(parser, "--plot FILE", "draw the scaling run as PNG or SVG; needs matplotlib")
     add_json(parser)
-
-
-def _server(text: str) -> tuple[str, str]:
-    label, _, command = text.partition("=")
-    if not label or not command.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=COMMAND")
-    return label, command
 
 
 def _loads(text: str) -> tuple[str, ...]:

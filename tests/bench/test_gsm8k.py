@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scripted_server
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import ScriptedServer, serve
@@ -19,6 +20,7 @@ from piecework.bench.datasets import GSM8K_STOPS, Question, few_shot_prompts, lo
 from piecework.bench.gsm8k import Gsm8kResult, Gsm8kSettings, answer_value, paired_difference, run
 from piecework.bench.report import Failures, Report
 from piecework.bench.target import Api, Target
+from piecework.cli.main import main
 
 QUESTIONS = [
     Question(f"What is {n} plus {n}?", f"{n} + {n} = <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}")
@@ -205,6 +207,62 @@ def test_two_servers_on_the_same_questions(
     written = json.loads((tmp_path / "out.json").read_text())
     assert [each["accuracy"] for each in written["servers"]] == [1.0, 0.85]
     assert written["difference"]["standard_error"] == pytest.approx(error)
+
+
+def test_commands_are_started_in_turn_and_compared(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The harness's own four lines of each, and the difference."""
+    right = "lambda prompt: ' ' + str(2 * int((re.findall(r'What is (\\d+)', prompt) or [0])[-1]))"
+    written = tmp_path / "out.json"
+    flags = ["--data-path", data, "--num-questions", "20", "--json", str(written)]
+    flags += ["--server", f"off={scripted_server.command(reply=right)}"]
+    wrong = f"lambda prompt: '9' if 'What is 602' in prompt[-60:] else ({right})(prompt)"
+    flags += ["--server", f"on={scripted_server.command(reply=wrong)}"]
+    assert main(["bench", "gsm8k", *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ["Accuracy", "Invalid", "Latency", "Output throughput"]
+    assert [line.partition(":")[0] for line in lines] == [
+        *["off", *names, ""],
+        *["on", *names, ""],
+        "Accuracy difference",
+    ]
+    assert lines[1] == "Accuracy: 1.000" and lines[7] == "Accuracy: 0.950"
+    assert "difference: +0.0500, standard error 0.0500 (paired, 20 questions" in lines[-1]
+    answer = json.loads(written.read_text())
+    assert [(each["name"], each["accuracy"]) for each in answer["servers"]] == [
+        ("off", 1.0),
+        ("on", 0.95),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--server", "off"], "'off' is not NAME=COMMAND"),
+        (["--server", "off=false"], "the server off ended; run its command by hand to see why"),
+        (["--server", "off=/nowhere/x"], "/nowhere/x: No such file or directory"),
+        (["--server", "a=b", "--compare", "http://127.0.0.1:1"], "--server starts its own servers"),
+    ],
+)
+def test_a_command_that_cannot_be_measured_is_one_line(
+    data: str, flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main(["bench", "gsm8k", "--data-path", data, *flags])
+    except SystemExit as ended:
+        code = ended.code
+    printed = capsys.readouterr().err
+    assert code == 2 and text in printed and printed.count("\n") == 1
+
+
+def test_a_command_that_dies_gives_an_exit_code_of_1(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dying = scripted_server.command(dies_at=3)
+    flags = ["--num-questions", "4", "--parallel", "1", "--server", f"dying={dying}"]
+    assert main(["bench", "gsm8k", "--data-path", data, *flags]) == 1
+    assert "Failed: 2 of 4 requests, counted as wrong" in capsys.readouterr().out
 
 
 def result(right: list[bool | None]) -> Gsm8kResult:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import scripted_server
 from tiny_models import make_tiny_model
 
 from piecework.bench import peers
@@ -130,26 +131,6 @@ def test_a_server_that_ends_is_named(
     assert "the server piecework ended" in capsys.readouterr().err
 
 
-def scripted_command(dies_at: int | None = None, *, lingers: bool = False) -> str:
-    """A server of scripted answers, whose process ends at a request of this number. `lingers`: it
-    only hangs up and closes its port, and stays.
-    """
-    end = "hang_up()" if lingers else "os._exit(1)"
-    script = f"""
-import os, signal, sys, time
-def hang_up():
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.closerange(3, 1000)
-    time.sleep(600)
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from aiohttp import web
-from scripted_server import ScriptedServer
-ends = lambda number: {end} if number == {dies_at} else None
-web.run_app(ScriptedServer(fail=ends).app(), host="127.0.0.1", port=int(sys.argv[1]))
-"""
-    return shlex.join([sys.executable, "-c", script, peers.PORT])
-
-
 def test_a_server_that_dies_keeps_its_figures_and_so_do_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,11 +139,11 @@ def test_a_server_that_dies_keeps_its_figures_and_so_do_the_others(
     monkeypatch.setitem(peers.LOADS, "batch8", load)
     # One request until it is ready, and four of each load, of which two warm it up.
     servers = {
-        "piecework": scripted_command(),
-        "whole": scripted_command(),
-        "dies": scripted_command(6),
-        "dies late": scripted_command(8),
-        "lingers": scripted_command(8, lingers=True),
+        "piecework": scripted_server.command(),
+        "whole": scripted_server.command(),
+        "dies": scripted_server.command(6),
+        "dies late": scripted_server.command(8),
+        "lingers": scripted_server.command(8, lingers=True),
         "never": "false",
     }
     written = tmp_path / "peers.json"
