@@ -1,10 +1,13 @@
-"""`piecework cache`: list, clear, export and import this machine's compiled pieces."""
+"""`piecework cache`: list, clear, export and import this machine's compiled pieces, and look after
+folders of --kv-disk.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +22,7 @@ _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 def add_parser(commands: Any) -> None:
     cache = commands.add_parser(
         "cache",
-        help="list, clear, export or import compiled pieces",
+        help="list, clear, export or import compiled pieces; look after a folder of --kv-disk",
         description="Compiled pieces are shared by all servers of this machine. They are in "
         "~/.cache/piecework, or in the folder that PIECEWORK_CACHE_DIR names.",
     )
@@ -41,6 +44,19 @@ def add_parser(commands: Any) -> None:
     importing.add_argument("file", metavar="FILE")
     for name, parser in actions.choices.items():
         parser.set_defaults(func=_cache, parser=parser, action=name)
+    blocks = actions.add_parser(
+        "kv",
+        help="show, measure or prune a folder of --kv-disk; servers may be using it",
+    )
+    blocks.add_argument("folder", metavar="FOLDER")
+    blocks.add_argument(
+        "--prune", metavar="SIZE", help="delete what was used least recently until SIZE is left (0)"
+    )
+    blocks.add_argument(
+        "--measure", action="store_true", help="read all blocks: how fast, and how many are damaged"
+    )
+    blocks.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    blocks.set_defaults(func=_blocks, parser=blocks)
 
 
 def _cache(arguments: argparse.Namespace) -> int:
@@ -78,6 +94,46 @@ def _cache(arguments: argparse.Namespace) -> int:
             print(f"{len(exported)} entries written to {file}")
         case "import":
             print(f"{len(cache.import_(Path(arguments.file)))} entries added to {cache.folder}")
+    return 0
+
+
+def _blocks(arguments: argparse.Namespace) -> int:
+    """Describe a folder of `--kv-disk` and return exit code 0. Raises `ValueError`."""
+    from ..runtime.config.tiers import parse_size
+    from ..runtime.tiers.segments import Segments
+
+    folder = Path(arguments.folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; give the one that --kv-disk names")
+    prune = arguments.prune
+    most = 0 if prune == "0" else None if prune is None else parse_size(prune, "--prune")
+    store = Segments(folder, sys.maxsize)
+    about: dict[str, Any] = {"folder": str(folder)}
+    if most is not None:
+        about["freed_bytes"] = store.prune(most)
+    if arguments.measure:
+        began = time.perf_counter()
+        about["damaged_blocks"], num_bytes = store.check()
+        seconds = max(time.perf_counter() - began, 1e-9)
+        about["bytes_per_second"] = round(num_bytes / seconds)
+    times = [path.stat().st_mtime for path in store.files]
+    about |= {
+        "files": len(times),
+        "blocks": store.num_blocks,
+        "num_bytes": store.num_bytes,
+        "least_recent_use": max(0.0, time.time() - min(times)) if times else None,
+    }
+    if arguments.json:
+        print(json.dumps(about, indent=2))
+        return 0
+    if "freed_bytes" in about:
+        print(f"{about['freed_bytes'] / 2**20:.1f} MiB removed")
+    if "damaged_blocks" in about:
+        speed = about["bytes_per_second"] / 2**30
+        print(f"{about['damaged_blocks']} damaged blocks, read with {speed:.2f} GiB a second")
+    age = "" if not times else f", the first of them used {_age(about['least_recent_use'])} ago"
+    size = about["num_bytes"] / 2**20
+    print(f"{about['blocks']} blocks, {size:.1f} MiB in {len(times)} files of {folder}{age}")
     return 0
 
 

@@ -86,10 +86,9 @@ class LLM:
         # results. The process belongs to the caller, so it is not bound to cores by default.
         defaults: dict[str, Any] = {"piecewise_cuda_graph": False, "cpu_bind": "none"}
         self.config = EngineConfig(**defaults | own_names({**named, **settings}))
-        if self.config.kv_events_config is not None:
-            raise ValueError(
-                "kv_events_config needs an engine process: use it with `piecework serve`"
-            )
+        for name in ("kv_events_config", "kv_disk", "kv_host_memory"):
+            if getattr(self.config, name) is not None:
+                raise ValueError(f"{name} needs an engine process: use it with `piecework serve`")
         path = resolve_model_path(self.config.model_path)
         check_engine(path, self.config)
         self.tokenizer = load_tokenizer(

@@ -7,7 +7,7 @@ their memory is needed. An evicted block leaves a hole in the tree.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 from .room import Room
@@ -22,15 +22,17 @@ class Block:
         holders: Number of requests that use the block.
         kept: Whether the prefix tree, or a request that can do without it, caches the block.
         last_used: Time of the last use by the pool's clock, if no request holds the block.
+        key: Key of the block's page in the tiers below; empty without such tiers.
     """
 
-    __slots__ = ("holders", "kept", "last_used", "number")
+    __slots__ = ("holders", "kept", "key", "last_used", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.holders = 1
         self.kept = False
         self.last_used = 0
+        self.key = b""
 
 
 HOLE = Block(0)  # Stands for a block that was evicted or never existed.
@@ -40,7 +42,12 @@ class BlockPool:
     """Allocates blocks. Evicts blocks that are cached but not held, least recently used first.
 
     `clock` gives the times of uses; pools that share it can be compared.
+
+    Attributes:
+        save: Called before a block with a key is evicted, to copy it.
     """
+
+    save: Callable[[bytes, int], None] | None = None
 
     def __init__(
         self, room: Room, kind: PageKind = ALONE, clock: Iterator[int] | None = None
@@ -77,7 +84,10 @@ class BlockPool:
 
     def evict_oldest(self, most: int) -> None:
         """Evict the block at the time `oldest`: no two blocks have the same."""
-        self._evict(self._idle.popitem(last=False)[0])
+        block, _ = self._idle.popitem(last=False)
+        if self.save is not None and block.key:
+            self.save(block.key, block.number)
+        self._evict(block)
 
     def hold(self, block: Block) -> None:
         """Add a holder. The block must not have been evicted."""

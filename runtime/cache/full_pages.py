@@ -65,6 +65,12 @@ class FullPages(CacheManager):
         else:  # The node is new.
             column[:] = request.pages[begin:end]
 
+    def number(self, block: int) -> int:
+        return block
+
+    def allocate(self, count: int) -> list[int] | None:
+        return self.room.allocate(self, count)
+
     def forget(self, blocks: list[int]) -> None:
         self.allocator.free(blocks)
 

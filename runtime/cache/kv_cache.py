@@ -86,17 +86,24 @@ class KVCache:
             [block for node in path for block in node.columns[number]]
             for number in range(len(self.managers))
         ]
-        # A prefix counts as far as every kind still has what it needs to continue it.
-        longer = None
-        while end != longer:
-            longer = end
-            for manager, column in zip(self.managers, columns, strict=True):
-                end = manager.resumable(column, end)
+        end = self.resumable(columns, end)
         for manager, column in zip(self.managers, columns, strict=True):
             manager.attach(request, column, end)
         request.node = self.tree.cut(path, end)
         self.tree.lock(request.node)
         request.shared_pages, request.num_computed = end, end * self.page_size
+
+    def resumable(self, columns: Sequence[list[Any]], end: int) -> int:
+        """Return the longest prefix, in pages and at most `end`, that every kind can continue.
+
+        `columns` are, by kind, the blocks of a prefix of at least `end` pages.
+        """
+        longer = None
+        while end != longer:
+            longer = end
+            for manager, column in zip(self.managers, columns, strict=True):
+                end = manager.resumable(column, end)
+        return end
 
     def has_room(self, request: Holder, num_new: int, spare: int) -> bool:
         """Whether `num_new` more tokens fit, by eviction too, with `spare` pages left."""
@@ -155,8 +162,13 @@ class KVCache:
         request.shared_pages = request.num_computed = 0
 
     def flush(self) -> int:
-        """Evict every prefix that no request uses. Return the number of tokens."""
+        """Drop every prefix that no request uses, without copying it to tiers below.
+
+        Return the number of tokens.
+        """
+        below, self.tree.below = self.tree.below, None
         freed = self.tree.evict(self.tree.evictable_pages)
+        self.tree.below = below
         if self.tree.events is not None and freed and not self.tree.total_pages:
             self.tree.events.cleared()
         return freed * self.page_size
@@ -197,6 +209,8 @@ class KVCache:
             if begin >= request.shared_pages:
                 for manager, column in zip(self.managers, node.columns, strict=True):
                     manager.merge(request, begin, column)
+                    for block, key in zip(column, node.keys, strict=False):
+                        manager.name(block, key)
             begin += node.num_pages
         assert request.node is not None
         self.tree.lock(path[-1])

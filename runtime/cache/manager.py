@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from .holder import Holder
@@ -97,6 +97,24 @@ class CacheManager(Protocol):
         Holes are filled with the request's blocks. Where both have a block, the request uses the
         tree's block instead of its own.
         """
+
+    def number(self, block: Any) -> int:
+        """Return the number of a block's memory; 0 for a hole."""
+
+    def continues(self, end: int) -> int:
+        """Return the first page whose block is read by a request that continues `end` pages."""
+        return 0
+
+    def allocate(self, count: int) -> list[Any] | None:
+        """Allocate blocks that the tree owns from now on. None if they do not fit."""
+
+    def name(self, block: Any, key: bytes) -> None:
+        """Give a block of the tree the key of its page in the tiers below."""
+        return None
+
+    def save_by(self, save: Callable[[bytes, int], None]) -> None:
+        """Call `save` with key and number of blocks that are evicted before their page."""
+        return None
 
     def forget(self, blocks: list[Any]) -> None:
         """Free blocks that the tree evicted. No request uses these pages of the tree."""

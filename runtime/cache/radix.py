@@ -33,6 +33,16 @@ class Kind(Protocol):
     def forget(self, blocks: list[Any]) -> None: ...
 
 
+class LowerTier(Protocol):
+    """Keeps what the tree evicts. `runtime.tiers.tiers` implements it."""
+
+    def keys(self, parent: bytes | None, tokens: Tokens, namespace: bytes) -> list[bytes]:
+        """Return a key for each whole page of `tokens`, which follow the page of `parent`."""
+
+    def evicted(self, keys: list[bytes], columns: list[list[Any]]) -> None:
+        """Copy pages that leave the tree: their keys and, by kind of cache, their blocks."""
+
+
 class Node:
     """A run of tokens that continues its parent.
 
@@ -42,6 +52,7 @@ class Node:
         num_pages: Number of pages that hold the tokens.
         columns: By kind of cache, a block or a hole for each page.
         hashes: Block hashes of the pages; empty unless events are published.
+        keys: Keys of the pages in the tiers below; empty without such tiers.
         lock_count: Number of requests that use the node or a node below it.
         last_used: Time of the last use.
     """
@@ -51,6 +62,7 @@ class Node:
         "columns",
         "hashes",
         "key",
+        "keys",
         "last_used",
         "lock_count",
         "num_pages",
@@ -71,6 +83,7 @@ class Node:
         self.num_pages = num_pages
         self.columns = columns
         self.hashes: list[int] = []
+        self.keys: list[bytes] = []
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         self.lock_count = 0
@@ -85,7 +98,11 @@ class RadixCache:
             has a node.
         events: Records the pages that enter and leave the tree.
         clock: Gives the times of uses, shared with kinds that evict from the same memory.
+        below: Gets what is evicted, or None.
+        changes: Counts the nodes that were added.
     """
+
+    below: LowerTier | None = None
 
     def __init__(
         self,
@@ -97,7 +114,7 @@ class RadixCache:
     ) -> None:
         self.root = Node(b"", np.empty(0, np.int64), 0, [], None)
         self.evictable_pages = 0
-        self.total_pages = 0
+        self.total_pages = self.changes = 0
         self._page_size = page_size
         self._kinds = kinds
         self.events = events
@@ -145,8 +162,12 @@ class RadixCache:
             if self.events is not None:
                 before = parent.hashes[-1] if parent.hashes else None
                 node.hashes = self.events.stored(before, run, self._page_size, namespace)
+            if self.below is not None:
+                last = parent.keys[-1] if parent.keys else None
+                node.keys = self.below.keys(last, run, namespace)
             self.evictable_pages += num_pages
             self.total_pages += num_pages
+            self.changes += 1
             self._touch(node)
             path.append(node)
         return path
@@ -235,6 +256,7 @@ class RadixCache:
         node.tokens, node.num_pages, node.parent = node.tokens[cut:], node.num_pages - pages, upper
         node.columns = [column[pages:] for column in node.columns]
         upper.hashes, node.hashes = node.hashes[:pages], node.hashes[pages:]
+        upper.keys, node.keys = node.keys[:pages], node.keys[pages:]
         node.key = self._key(node.tokens, 0)
         upper.children[node.key] = node
         return upper
@@ -270,6 +292,9 @@ class RadixCache:
         if self.events is not None:
             self.events.removed(node.hashes[-pages:])
             del node.hashes[-pages:]
+        if self.below is not None:
+            self.below.evicted(node.keys[-pages:], [column[-pages:] for column in node.columns])
+        del node.keys[-pages:]
         for kind, column in zip(self._kinds, node.columns, strict=True):
             kind.forget(column[-pages:])
             del column[-pages:]

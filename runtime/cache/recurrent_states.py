@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..core.padding import RESERVED_SLOT
 from .block_pool import HOLE, Block, BlockPool, end_of_run
@@ -98,6 +98,25 @@ class RecurrentStates(CacheManager):
                 column[place] = request.saved
             self._blocks.touch(column[place])
         request.saved = None
+
+    def number(self, block: Block) -> int:
+        return block.number
+
+    def continues(self, end: int) -> int:
+        return max(0, end - 1)
+
+    def allocate(self, count: int) -> list[Block] | None:
+        blocks = self._blocks.allocate(count)
+        for block in blocks or ():
+            self._blocks.offer(block)
+        return blocks
+
+    def name(self, block: Block, key: bytes) -> None:
+        if block.number:
+            block.key = key
+
+    def save_by(self, save: Callable[[bytes, int], None]) -> None:
+        self._blocks.save = save
 
     def forget(self, blocks: list[Block]) -> None:
         self._blocks.forget(blocks)

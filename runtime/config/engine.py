@@ -14,6 +14,7 @@ from .nodes import check_experts, check_nodes
 from .options import check_options, check_threads, option
 from .quantization_registry import ON_LOAD, find_formats
 from .speculation import HEADS, SpeculationConfig
+from .tiers import TiersConfig
 
 MODEL_IMPLS = ("auto", "piecework", "transformers")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -55,7 +56,7 @@ _POSITIVE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(SpeculationConfig):
+class EngineConfig(SpeculationConfig, TiersConfig):
     """Settings of one engine. None means: chosen for this machine. Raises `ValueError`."""
 
     model_path: str = option(
@@ -336,6 +337,7 @@ class EngineConfig(SpeculationConfig):
     def __post_init__(self) -> None:
         check_options(self, _POSITIVE)
         self.check_speculation()
+        self.check_tiers(self.tp_size)
         check_threads(self.num_threads)
         check_experts(self.tp_size, self.ep_size)
         if self.speculative_algorithm in HEADS and self.tp_size > 1:

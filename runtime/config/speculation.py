@@ -12,7 +12,7 @@ HEADS = ("eagle3", "nextn")  # A head of the model guesses, beside what `auto` m
 _MOST_DRAFT_TOKENS = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
     """How an engine guesses tokens that a step verifies. A part of `EngineConfig`."""
 

@@ -44,6 +44,11 @@ class GenerateRequest:
     prediction_ids: list[int] = field(default_factory=list)
     tenant: str = ""
 
+    @property
+    def namespace(self) -> bytes:
+        """Requests find only cached prefixes of their own namespace."""
+        return self.tenant.encode()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:

@@ -61,6 +61,8 @@ class EngineStats:
     `states_used` and `states_total` count slots of recurrent states. `drafts_total` counts
     sequences in steps that verified proposals for them, `draft_tokens_total` the proposals, and
     `accepted_by_position_total` the accepted ones by their position after the known tokens.
+    `loaded_tokens_total` counts tokens that tiers below the KV cache had, `lost_blocks_total` the
+    evicted blocks that could not be written there.
     """
 
     running_requests: int = 0
@@ -86,6 +88,8 @@ class EngineStats:
     graph_replays_total: int = 0
     padded_tokens_total: int = 0
     graph_fallbacks_total: dict[str, int] = field(default_factory=dict)
+    loaded_tokens_total: int = 0
+    lost_blocks_total: int = 0
 
     @property
     def cache_share(self) -> float:

@@ -73,7 +73,7 @@ class Request:
         self.priority = message.priority
         self.arrival_time = message.arrival_time
         self.tenant, self.prediction = message.tenant, message.prediction_ids
-        self.namespace = message.tenant.encode()
+        self.namespace = message.namespace
         self.predicted = 0, 0
         self.seed = seed
         self.stop_ids = stop_ids

@@ -42,6 +42,7 @@ class EngineCore:
     caught. With several ranks, every error ends all ranks, because their states may differ.
 
     Attributes:
+        computed_tokens: Total number of tokens of all steps.
         overlap: Whether steps overlap. The runner must then give a request at most one token a
             step.
     """
@@ -61,21 +62,20 @@ class EngineCore:
         speculation: Speculation | None = None,
     ) -> None:
         self._runner, self._ranks = runner, ranks
-        self._cache = cache
+        self.cache = cache
         self._scheduler = Scheduler(
             cache, token_budget=token_budget, max_running_requests=max_running_requests
         )
-        self._context_length = context_length
-        self._draw_seed = draw_seed
+        self._context_length, self._draw_seed = context_length, draw_seed
         self._overlap = overlap
-        self.grammars = grammars
-        self._speculation = speculation
+        self.grammars, self._speculation = grammars, speculation
         self._in_flight: PendingStep | None = None
         self._outputs: list[TokenOutput] = []  # Returned by the current `step`.
         self._computing: list[Request] = []  # Blamed if the current step raises.
         self._quarantine: list[Request] = []  # Computed one at a time, because their step raised.
         self._last_fault = ""
         self._generated_tokens = self._discarded_tokens = self._steps = self._overlapped_steps = 0
+        self.computed_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -91,7 +91,7 @@ class EngineCore:
         """Queue a request. If it can never run, the next step returns an error for it."""
         self._ranks.call("add", message)
         try:
-            limit = min(self._context_length, self._cache.total_tokens)
+            limit = min(self._context_length, self.cache.total_tokens)
             self._scheduler.add(admit(message, self._runner, limit, self.grammars, self._draw_seed))
         except GrammarFault as error:
             self._outputs.append(_error(message.rid, str(error), INVALID_GRAMMAR))
@@ -115,7 +115,7 @@ class EngineCore:
     def flush_cache(self) -> int:
         """Drop cached prefixes that no request uses. Return the number of tokens dropped."""
         self._ranks.call("flush_cache")
-        return self._cache.flush()
+        return self.cache.flush()
 
     def step(self, proposals: dict[str, list[int]] | None = None) -> StepOutput:
         """Launch one batch and return the tokens of the previous one.
@@ -222,12 +222,12 @@ class EngineCore:
             graph_fallbacks_total=dict(graphs.fallbacks),
             running_requests=len(scheduler.running),
             queued_requests=len(scheduler.waiting),
-            kv_tokens_used=self._cache.used_tokens,
-            kv_tokens_cached=self._cache.cached_tokens,
-            kv_tokens_touched=self._cache.touched_tokens,
-            kv_tokens_total=self._cache.total_tokens,
-            states_used=self._cache.used_slots,
-            states_total=self._cache.total_slots,
+            kv_tokens_used=self.cache.used_tokens,
+            kv_tokens_cached=self.cache.cached_tokens,
+            kv_tokens_touched=self.cache.touched_tokens,
+            kv_tokens_total=self.cache.total_tokens,
+            states_used=self.cache.used_slots,
+            states_total=self.cache.total_slots,
             prompt_tokens_total=scheduler.prompt_tokens,
             cached_tokens_total=scheduler.cached_tokens,
             generation_tokens_total=self._generated_tokens,
@@ -250,7 +250,7 @@ class EngineCore:
             assert request.num_computed <= request.num_known, (
                 "a token is computed that the host does not know"
             )
-        self._cache.check(self._scheduler.running)
+        self.cache.check(self._scheduler.running)
         if self._speculation is not None:
             self._speculation.check()
 
@@ -262,10 +262,11 @@ class EngineCore:
             self._ranks.check((self._steps, *digest(scheduled)))
         step = self._runner.execute(scheduled, previous)
         self._steps += 1
+        self.computed_tokens += sum(num_new for _, num_new in scheduled)
         self._overlapped_steps += previous is not None
         for request, num_new in scheduled:
             # Proposals that the step accepts count as computed when it is read.
-            self._cache.advance(request, num_new - len(request.proposals))
+            self.cache.advance(request, num_new - len(request.proposals))
         for row, sampler in enumerate(step.samplers):
             if isinstance(sampler, Request):
                 sampler.add_placeholder(row)
@@ -311,7 +312,7 @@ class EngineCore:
         accepted = num_alike(tokens, proposals)
         # The last token is always computed, because its logits are wanted.
         if (computed := min(accepted, len(tokens) - 1)) > 0:
-            self._cache.advance(request, computed)
+            self.cache.advance(request, computed)
         if reason is None and request.num_known >= request.max_tokens:
             reason = FinishReason.LENGTH
         due, request.prompt_logprobs_due = request.prompt_logprobs_due, False
@@ -389,7 +390,7 @@ class EngineCore:
         """End a request with an error."""
         self._scheduler.remove(request)
         # Its keys and values may be broken too, and requests with the same prefix would use them.
-        self._cache.flush()
+        self.cache.flush()
         return _error(request.rid, error, code)
 
 

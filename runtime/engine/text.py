@@ -15,6 +15,7 @@ from ..core.messages import (
     CacheFlushed,
     EngineChanged,
     EngineReady,
+    EngineStats,
     FlushCache,
     FromEngine,
     StartProfile,
@@ -23,26 +24,38 @@ from ..core.messages import (
 )
 from ..distributed import processes
 from ..distributed.ranks import Ranks
+from ..tiers.build import make_tiers
+from ..tiers.tiers import Tiers
 from .build import Engine, build_engine
 from .compiling import CompilingRequests
 from .kind import Work
+from .loading import LoadingRequests
 from .profiling import Profiler
 
 _STARTUP_POLL_MS = 20  # How long to wait for a message before the next portion of the start-up.
 _COMPILING_POLL_MS = 2  # The same while a request waits for its grammar.
+_LOADING_POLL_MS = 1  # The same while a request waits for its prefix.
+_SAVING_POLL_MS = 5  # How long an idle engine waits for a message before it copies more blocks.
 _STATS_SECONDS = 0.1  # Largest age of the server's metrics of a busy engine.
 
 
 class TextEngine:
-    """Requests that wait for their grammar, the engine core, and its start-up between steps.
+    """Requests that wait for their prefix or grammar, the engine core, and its start-up between
+    steps.
 
     `publish` publishes the changes of the prefix cache. It is called after each step.
     """
 
-    def __init__(self, parts: Engine, publish: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        parts: Engine,
+        publish: Callable[[], None] = lambda: None,
+        tiers: Tiers | None = None,
+    ) -> None:
         self._core, self._runner, self._startup = parts
         self.ranks: Ranks = self._runner.ranks
         self._publish = publish
+        self._tiers, self._loading = tiers, LoadingRequests(tiers)
         self._compiling = CompilingRequests(self._core.grammars)
         self._sent_load, self._stats_due = (0, 0), 0.0
         self._profiler = Profiler()
@@ -57,15 +70,21 @@ class TextEngine:
         may_build = self._startup.pending
         if self._core.has_work:
             return Work("computing a step", may_build)
+        if self._loading.pending:
+            return Work("loading a prefix", may_build, _LOADING_POLL_MS)
         if self._compiling.pending:
             return Work("compiling a grammar", may_build, _COMPILING_POLL_MS)
-        return Work("loading graphs", may_build, _STARTUP_POLL_MS) if may_build else None
+        if may_build:
+            return Work("loading graphs", may_build, _STARTUP_POLL_MS)
+        if self._tiers is not None and self._tiers.unsaved:
+            return Work("saving prefixes", may_build, _SAVING_POLL_MS)
+        return None
 
     def handle(self, message: Any) -> Iterator[FromEngine]:
         match message:
             case GenerateRequest():
-                if not self._compiling.takes(message):
-                    self._core.add(message)
+                if not self._loading.takes(message):
+                    self._compile(message)
             case FlushCache():
                 freed = self._core.flush_cache()
                 # Before the answer, because the caller may read the metrics at once.
@@ -77,10 +96,13 @@ class TextEngine:
                 yield self._profiler.stop()
 
     def abort(self, rids: list[str]) -> None:
+        self._loading.drop(rids)
         self._compiling.drop(rids)
         self._core.abort(rids)
 
     def step(self) -> Iterator[FromEngine]:
+        for message in self._loading.ready():
+            self._compile(message)
         for message in self._compiling.ready():
             self._core.add(message)
         if self._core.has_work:
@@ -89,11 +111,17 @@ class TextEngine:
                 self._profiler.step()
         if not self._core.has_work:
             self._runner.rest()
+            if self._tiers is not None and self._tiers.unsaved and not self._loading.pending:
+                self._tiers.save_some()
         if self._startup.pending:
             self._startup.advance(busy=self._core.has_work)
             if not self._startup.pending:
                 yield EngineChanged(info=self._runner.info())
         self._publish()
+
+    def _compile(self, message: GenerateRequest) -> None:
+        if not self._compiling.takes(message):
+            self._core.add(message)
 
     def _step(self) -> StepOutput:
         """Compute a step.
@@ -101,20 +129,32 @@ class TextEngine:
         Metrics take as long as the rest of the message. They are added if requests were added or
         removed, if no step follows, or if the last metrics are older than `_STATS_SECONDS`.
         """
+        began, computed = time.monotonic(), self._core.computed_tokens
         output, load, now = self._core.step(), self._core.load, time.monotonic()
+        self._loading.observe(self._core.computed_tokens - computed, now - began)
         if load == self._sent_load and now < self._stats_due and self._core.has_work:
             return output
         self._sent_load, self._stats_due = load, now + _STATS_SECONDS
-        return replace(output, stats=self._core.stats())
+        return replace(output, stats=self._stats())
+
+    def _stats(self) -> EngineStats:
+        stats = self._core.stats()
+        if self._tiers is None:
+            return stats
+        loaded = self._loading.loaded_tokens
+        return replace(stats, loaded_tokens_total=loaded, lost_blocks_total=self._tiers.lost)
 
     def report(self) -> StepOutput:
-        return StepOutput(outputs=[], stats=self._core.stats())
+        return StepOutput(outputs=[], stats=self._stats())
 
     def give_back_memory(self) -> None:
         self._runner.give_back_memory()
 
     def close(self) -> None:
+        self._loading.close()
         self._compiling.close()
+        if self._tiers is not None:
+            self._tiers.close()
         self._startup.stop()
         self._runner.close()
 
@@ -150,4 +190,5 @@ def build(settings: dict[str, Any], ranks: Ranks) -> TextEngine:
             publisher = KVPublisher(events_config, config.replica)
             events, publish = publisher.events, publisher.publish
     parts = build_engine(config, progress=leads, ranks=ranks, kv_events=events)
-    return TextEngine(parts, publish)
+    tiers = make_tiers(config, parts.runner, parts.core.cache) if leads else None
+    return TextEngine(parts, publish, tiers)

@@ -54,6 +54,8 @@ _TOTALS = {
     "drafts": "Sequences in batches that verified tokens that were proposed for them.",
     "draft_tokens": "Tokens that were proposed and verified.",
     "accepted_tokens": "Proposed tokens that were right.",
+    "loaded_tokens": "Prompt tokens that were loaded from a tier below the KV cache.",
+    "lost_blocks": "Evicted blocks that a tier below the KV cache could not keep.",
     "padded_tokens": "Tokens that were added to batches to reach a captured size.",
 }
 # Name, documentation and field of `RankInfo`.

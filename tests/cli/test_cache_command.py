@@ -15,6 +15,8 @@ from tiny_models import make_tiny_model
 from piecework.cli.main import main
 from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.core.errors import CompileError
+from piecework.runtime.tiers.segments import Segments
+from piecework.runtime.tiers.store import KEY_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -204,3 +206,28 @@ def test_an_archive_that_is_not_there_is_told(
         capsys.readouterr().err
         == "piecework cache import: error: /nowhere: there is no such file\n"
     )
+
+
+def test_a_folder_of_blocks_is_described_measured_and_pruned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Segments(tmp_path, 1 << 30)
+    for number in range(5):
+        assert store.put(bytes([number] * KEY_BYTES), memoryview(bytes(1000)))
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert main(["cache", "kv", str(tmp_path), "--measure", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["blocks"], about["damaged_blocks"], about["files"]) == (4, 1, 1)
+    assert about["num_bytes"] == len(data) and about["bytes_per_second"] > 0
+    assert main(["cache", "kv", str(tmp_path), "--prune", "0"]) == 0
+    assert "0 blocks, 0.0 MiB in 0 files" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    for arguments, told in (
+        (["kv", str(tmp_path / "none")], "is not a folder"),
+        (["kv", str(tmp_path), "--prune", "some"], "'some' is no size"),
+    ):
+        assert main(["cache", *arguments]) == 2
+        assert told in capsys.readouterr().err

@@ -140,7 +140,7 @@ def test_snapshots_give_way_to_requests_that_run() -> None:
         asked(core, f"r{number}", [number + 10] * 20, 5)
     assert len(drain(core)) == 3
     core.flush_cache()
-    assert (core._cache.used_slots, core._cache.total_slots) == (0, 3)
+    assert (core.cache.used_slots, core.cache.total_slots) == (0, 3)
 
 
 def test_snapshots_of_answers_give_way_to_requests_that_begin() -> None:

@@ -130,7 +130,7 @@ def _core(
         device=torch.device("cpu"),
         slot_dtype=torch.int64,
         steps=steps,
-        reserve=lambda request, count: core._cache.reserve(request, count),
+        reserve=lambda request, count: core.cache.reserve(request, count),
     )
     speculation = Speculation([], most=8, max_rows=64, drafter=drafter)
     core, watched = make_core(runner_class=runner, speculation=speculation, **sizes)

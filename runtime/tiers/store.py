@@ -1,0 +1,28 @@
+"""What keeps blocks below the KV cache."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+KEY_BYTES = 20
+Buffer = memoryview
+
+
+class Store(Protocol):
+    """Blocks by key, up to a number of bytes. Methods may be called from several threads."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def has(self, key: bytes) -> bool: ...
+
+    def size_of(self, key: bytes) -> int:
+        """Return the bytes of a block; 0 if it is missing."""
+
+    def get(self, key: bytes, into: Buffer) -> bool:
+        """Read a block into a buffer of its size. Return False if it is missing or damaged."""
+
+    def put(self, key: bytes, payload: Buffer) -> bool:
+        """Keep a block. Return False if it cannot be kept."""
+
+    def close(self) -> None: ...
