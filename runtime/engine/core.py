@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 from ..cache.kv_cache import KVCache
 from ..core.batch import digest
-from ..core.generation import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
+from ..core.generation import FinishReason, GenerateRequest, TokenOutput
 from ..core.messages import EngineStats, StepOutput
 from ..core.request import Request, Scheduled
 from ..distributed.ranks import ALONE, Ranks
@@ -29,6 +29,7 @@ from ..sampling.grammar_cache import Grammars
 from ..sampling.sampler import NO_TOKEN
 from ..speculative.speculation import Speculation, num_alike
 from .admission import admit
+from .extension import take
 from .scheduler import Scheduler, StepInFlight
 
 logger = logging.getLogger(__name__)
@@ -305,7 +306,7 @@ class EngineCore:
             if fault := fault or request.contradiction:
                 return self._fail(request, f"its grammar cannot go on: {fault}", INVALID_GRAMMAR)
             return self._fail(request, "the model's logits are not finite (NaN or infinite)")
-        tokens, logprobs, reason = self._take(request, tokens, logprobs)
+        tokens, logprobs, reason = take(request, tokens, logprobs)
         is_stopped = reason is FinishReason.STOP and tokens[-1] in request.stop_ids
         proposals, request.proposals = request.proposals, []
         request.resolve(tokens)
@@ -333,58 +334,6 @@ class EngineCore:
             logprobs=logprobs,
             prompt_logprobs=request.prompt_logprobs if due else None,
         )
-
-    def _take(
-        self, request: Request, sampled: list[int], logprobs: list[TokenLogprob] | None
-    ) -> tuple[list[int], list[TokenLogprob] | None, FinishReason | None]:
-        """Return the tokens that a request gets, their log-probabilities, and why it ends.
-
-        Each sampled token is extended as if a step had given it alone. The sampled tokens after it
-        count as far as they are what it is extended by.
-        """
-        tokens, probabilities, reason = list[int](), list[TokenLogprob](), None
-        sampled = sampled[: request.max_tokens - request.num_known]
-        while reason is None and len(tokens) < len(sampled) and tokens == sampled[: len(tokens)]:
-            done = len(tokens)
-            room = request.max_tokens - request.num_known - done
-            more, kept, reason = self._extend(request, sampled[done], room)
-            tokens += more
-            if logprobs is not None:
-                # The model did not choose the other tokens, so their probability is 1.
-                certain = [TokenLogprob(token_id=token, logprob=0.0) for token in more[kept:]]
-                probabilities += logprobs[done : done + kept] + certain
-        return tokens, None if logprobs is None else probabilities, reason
-
-    def _extend(
-        self, request: Request, token: int, room: int
-    ) -> tuple[list[int], int, FinishReason | None]:
-        """Extend a sampled token by those that close a thought and those that the grammar forces.
-
-        Return at most `room` tokens, the number of sampled ones among them, and why the request
-        ends. The end of a thought may replace the sampled token.
-        """
-        grammar, tokens, kept = request.grammar, [token], 1
-        if request.thought is not None:
-            sampled, closing = request.thought.follow(tokens, grammar)
-            tokens, kept = (sampled + closing)[:room], len(sampled)
-        for count, each in enumerate(tokens, 1):
-            if each in request.stop_ids:
-                return tokens[:count], kept, FinishReason.STOP
-        if grammar is None:
-            return tokens, kept, None
-        for count, each in enumerate(tokens, 1):
-            grammar.accept([each])
-            if grammar.is_finished:
-                return tokens[:count], kept, FinishReason.STOP
-        if request.params.logprobs is None:
-            # Forced tokens take no forward, so they have no log-probabilities.
-            forced = grammar.forced()[: max(0, room - len(tokens))]
-            if forced and request.stop_ids.isdisjoint(forced):
-                grammar.accept(forced)
-                if request.thought is not None:
-                    request.thought.pass_over(forced)
-                tokens = tokens + forced
-        return tokens, kept, FinishReason.STOP if grammar.is_finished else None
 
     def _fail(self, request: Request, error: str, code: str | None = None) -> TokenOutput:
         """End a request with an error."""
