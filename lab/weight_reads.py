@@ -25,6 +25,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from ..kernels.cpu.native.build import load_kernels
 from ..kernels.cpu.native.linear import NativeLinear, multiply
+from ..kernels.cpu.native.parts import CORE
 
 _ROWS, _COLUMNS = 8192, 2048
 _FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "bfloat16")
@@ -69,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--beside: {error}")
         if not hasattr(other, "piecework_linear"):
             parser.error(f"--beside: {arguments.beside} is a library without these kernels")
-        _add_formats(other, Path(arguments.beside), names)
+        # The same file is the same library in this process, and has its formats.
+        if other._handle != library._handle:
+            _add_formats(other, Path(arguments.beside), names)
         builds.insert(0, other)
     tokens = [int(count) for count in counts]
     sets: dict[tuple[str, str], list[torch.Tensor]] = {}
@@ -96,9 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_formats(core: ctypes.CDLL, file: Path, names: Sequence[str]) -> None:
-    """Add the formats whose libraries are in the folder of `file` to a core of the kernels."""
+    """Add formats to a core of the kernels: the newest libraries of its variant in its folder.
+
+    Those of another variant would sum in another order than the rest of the core.
+    """
+    variant = file.name.partition(f"-{CORE}-")[0]
     for name in names:
-        found = sorted(file.parent.glob(f"*-{name}-*.so"), key=lambda path: path.stat().st_mtime)
+        found = sorted(
+            file.parent.glob(f"{variant}-{name}-*.so"), key=lambda path: path.stat().st_mtime
+        )
         if found:
             table = getattr(ctypes.CDLL(str(found[-1])), f"piecework_format_{name}")
             table.restype = ctypes.c_void_p

@@ -5,6 +5,8 @@ build of the kernels beside this one.
 from __future__ import annotations
 
 import ctypes.util
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,10 +51,28 @@ def test_a_build_that_takes_twice_as_long_makes_these_twice_as_fast(
         return 1e-3 if build is load_kernels() else 2e-3
 
     monkeypatch.setattr(weight_reads, "_seconds", seconds)
+    # The process's own kernels stay as they are: other tests go on with them.
+    monkeypatch.setattr(weight_reads, "_add_formats", lambda *_: pytest.fail("formats replaced"))
     assert weight_reads.main([*_SHORT, "--formats", "Q8_0", "--beside", own]) == 0
     ((_, _, one, eight),) = _cells(capsys.readouterr().out)
     assert one == eight == "8.9, 17.9 (2.00)"  # 17.9 MB, in two milliseconds and in one
     assert builds == {own}
+
+
+def test_formats_of_another_variant_are_not_those_of_a_build(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if they are newer."""
+    kernels = load_kernels()
+    assert kernels is not None
+    core, part = Path(own), Path(kernels.part("Q8_0")._name)
+    for file in (core, part):
+        shutil.copy(file, tmp_path / file.name)
+    (tmp_path / "other-Q8_0-0.so").write_text("not for this core")
+    beside = str(tmp_path / core.name)
+    assert weight_reads.main([*_SHORT, "--formats", "Q8_0", "--beside", beside]) == 0
+    ((_, _, *rates),) = _cells(capsys.readouterr().out)
+    assert len(rates) == 2
 
 
 @pytest.mark.usefixtures("own")
