@@ -106,6 +106,11 @@ TRACED = {
         "Tensor down, Tensor? down_bias, float limit, bool weighs_input) -> Tensor",
         _like_first,
     ),
+    "lora": (
+        "(Tensor y, Tensor x, Tensor a, Tensor b, Tensor scales, Tensor ranks, Tensor slots, "
+        "int[] rows) -> Tensor",
+        _like_first,
+    ),
 }
 
 # The ops among these that no compiler traces into, because only kernels make them fast.
@@ -132,6 +137,9 @@ for _name, (_signature, _meta) in TRACED.items():
     _LIBRARY.define(_name + _signature)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(_name, _as_untraced(_name), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     _LIBRARY.impl(_name, _meta, "Meta")  # type: ignore[no-untyped-call]
+
+
+lora = _as_untraced("lora")
 
 
 def register(device_type: str, version: Any) -> None:

@@ -1,8 +1,7 @@
 """Every op in plain torch: the definition of the ops, and the version used if no kernel is faster.
 
-T tokens, H hidden size, D head size, N rows of logits, V vocabulary size. Each op makes few torch
-calls, because on a CPU a call costs as much as the arithmetic of a token. Ops of models round where
-transformers' models round, so that logits have the same bits in bf16 too.
+T tokens, H hidden size, D head size, N rows of logits, V vocabulary size. Ops make few torch calls,
+because on a CPU a call costs as much as the arithmetic of a token. They round as transformers does.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+from .lora import lora as lora
 
 # Tokens that sampling looks at first. If a row may keep more, the rows are sorted whole.
 _CANDIDATES = 1024

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from .config.engine import EngineConfig, PassConfig
 from .config.foreign_names import own_names
+from .core.adapter_info import AdapterInfo
 from .core.generation import FinishReason, TokenLogprob
 from .core.messages import ProfileAnswer, StartProfile
 from .core.sampling_params import SamplingParams
@@ -21,6 +22,7 @@ from .engine.build import build_engine
 from .engine.profiling import Profiler
 from .files.resolve import resolve_model_path
 from .loader.check import check_engine
+from .lora.store import AdapterStore
 from .tokenizer.conversation import conversation_text
 from .tokenizer.output_processor import RequestOutput, RequestState, TextOptions, process_outputs
 from .tokenizer.tokenizer import load_tokenizer
@@ -102,7 +104,7 @@ class LLM:
         self.core, runner, startup = build_engine(self.config, progress=progress, ranks=ranks)
         # There is no loop that could load pieces between batches.
         startup.complete(progress=progress)
-        self.info = runner.info()
+        self.info, self._adapters, self._ranks = runner.info(), runner.adapters, ranks
         self._numbers = count()
         self._profiler = Profiler()
 
@@ -111,10 +113,13 @@ class LLM:
         prompts: str | Sequence[int] | Sequence[str | list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         text: TextOptions | None = None,
+        *,
+        adapters: str | Sequence[str] = "",
     ) -> list[Completion]:
         """Complete all prompts (texts or token ids) in one batch.
 
-        `params` are for all prompts, or one per prompt. A single prompt gives a list of one.
+        `params` and `adapters` are for all prompts, or one per prompt. A single prompt gives a list
+        of one. An adapter is a name of `lora_modules` or `load_adapter`; "": the base model.
         """
         listed = _listed(prompts)
         own_params = (
@@ -127,9 +132,12 @@ class LLM:
                 f"{len(listed)} prompts came with {len(own_params)} sampling parameters; give one "
                 "for all, or one each"
             )
+        own_adapters = [adapters] * len(listed) if isinstance(adapters, str) else list(adapters)
+        if len(own_adapters) != len(listed):
+            raise ValueError(f"{len(listed)} prompts came with {len(own_adapters)} adapters")
         completions: list[Completion] = []
         live: dict[str, RequestState] = {}
-        for prompt, own in zip(listed, own_params, strict=True):
+        for prompt, own, adapter in zip(listed, own_params, own_adapters, strict=True):
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
             request = RequestState(
                 f"llm-{next(self._numbers):08d}",
@@ -138,6 +146,7 @@ class LLM:
                 self.tokenizer,
                 text=text,
                 arrival_time=time.monotonic(),
+                adapter=self._identity(adapter),
             )
             completions.append(Completion(ids))
             request.deliver = completions[-1].add
@@ -152,6 +161,27 @@ class LLM:
             if to_abort:
                 self.core.abort(to_abort)
         return completions
+
+    def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Load an adapter (LoRA). Raise `ValueError` if it does not fit the model."""
+        store = self._store()
+        adapter = store.read(path)
+        self._ranks.call("add_adapter", name, path, adapter.identity)
+        return store.add(adapter, name, path)
+
+    def _identity(self, name: str) -> str:
+        """Return the identity of an adapter, or "" for the base model."""
+        if not name:
+            return ""
+        known = {adapter.name: adapter.identity for adapter in self._store().infos()}
+        if name not in known:
+            raise ValueError(f"no adapter {name!r:.200} is loaded; there are {', '.join(known)}")
+        return known[name]
+
+    def _store(self) -> AdapterStore:
+        if self._adapters is None:
+            raise ValueError("adapters are off: give enable_lora=True or lora_modules")
+        return self._adapters
 
     def start_profile(self, folder: str, **options: Any) -> str:
         """Profile the next steps by torch.profiler. Return the path of the trace that

@@ -28,8 +28,7 @@ class ModelList(Answer, kw_only=True):
 )
 async def list_models(request: Request, serving: AnyServingDep) -> Response:
     """List the model of this server, once for each of its names."""
-    names = serving.config.model_names if serving.may_be_used() else ()
-    cards = [replace(serving.model_card(), id=name) for name in names]
+    cards = serving.model_cards() if serving.may_be_used() else []
     if VERSION_HEADER in request.headers:
         return json_response(model_list(cards))
     return json_response(ModelList(data=cards))
@@ -42,5 +41,6 @@ async def list_models(request: Request, serving: AnyServingDep) -> Response:
 async def retrieve_model(model_id: str, request: Request, serving: AnyServingDep) -> Response:
     """Return one model by its name."""
     serving.check_model(model_id)
-    card = replace(serving.model_card(), id=model_id)
+    known = {card.id: card for card in serving.model_cards()}
+    card = known.get(model_id) or replace(serving.model_card(), id=model_id)
     return json_response(model_info(card) if VERSION_HEADER in request.headers else card)

@@ -9,6 +9,7 @@ from ...compilation.passes.config import PassConfig as PassConfig
 from ...compilation.sizes import parse_list, parse_sizes
 from ...kernels.cpu.machine.core_lists import check_lists
 from ..cache.kv_events import KVEventsConfig
+from .lora import LoRAConfig
 from .model_registry import ModelCode
 from .nodes import check_experts, check_nodes
 from .options import check_options, check_threads, option
@@ -56,7 +57,7 @@ _POSITIVE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(SpeculationConfig, TiersConfig):
+class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig):
     """Settings of one engine. None means: chosen for this machine. Raises `ValueError`."""
 
     model_path: str = option(
@@ -338,6 +339,7 @@ class EngineConfig(SpeculationConfig, TiersConfig):
         check_options(self, _POSITIVE)
         self.check_speculation()
         self.check_tiers(self.tp_size)
+        self.check_lora()
         check_threads(self.num_threads)
         check_experts(self.tp_size, self.ep_size)
         if self.speculative_algorithm in HEADS and self.tp_size > 1:

@@ -43,6 +43,7 @@ class Batch:
         state_copies: Pairs of slots (from, to), copied before the step.
         snapshots: Pairs of slots (from, to), copied after the step.
         call: The arguments of the native step, reused for the next step.
+        adapter_slots: [T] int32: the slot of each token's adapter, or -1. None: no token has one.
     """
 
     scheduled: list[Scheduled]
@@ -57,6 +58,7 @@ class Batch:
     snapshots: list[tuple[int, int]]
     num_tokens: int
     call: StepCall | None = None
+    adapter_slots: torch.Tensor | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -158,13 +160,17 @@ def build_batch(
     num_tokens = sum(query_lens)
     lay_out = _lay_decodes_out if num_tokens == len(scheduled) else _lay_out
     input_ids, positions, last_rows, slots = lay_out(scheduled, seq_lens, tables, page_size)
-    arrays = [input_ids, positions, _sampled_rows(scheduled, ending, last_rows)]
+    arrays: list[npt.NDArray[Any]] = [input_ids, positions]
+    arrays.append(_sampled_rows(scheduled, ending, last_rows))
     for table, own_slots in zip(tables, slots, strict=True):
         arrays += [table, own_slots.astype(own, copy=False)]
     states = []
     if scheduled[0].request.state is not None:
         states = [(request, request.state.number) for request, _ in scheduled if request.state]
         arrays.append(np.array([slot for _, slot in states]))
+    adapters = _adapter_slots(scheduled)
+    if adapters is not None:
+        arrays.append(adapters)
     if pending:
         rows = [scheduled[row].request.sampled_row for row in pending]
         arrays += [np.array([last_rows[row] for row in pending]), np.array(rows)]
@@ -172,25 +178,15 @@ def build_batch(
     ids, places, sample_rows = next(tensors), next(tensors), next(tensors)
     of_layers = [(next(tensors), next(tensors)) for _ in tables]
     state_slots = next(tensors) if states else None
+    adapter_slots = next(tensors) if adapters is not None else None
     if pending:
         assert sampled is not None
         ids.index_copy_(0, next(tensors), sampled.index_select(0, next(tensors)))
-    metadata = None
-    for block_table, slot_mapping in reversed(of_layers):
-        metadata = AttentionMetadata(
-            query_lens=query_lens,
-            seq_lens=seq_lens,
-            block_table=block_table,
-            slot_mapping=slot_mapping,
-            state_slots=state_slots,
-            window=metadata,
-        )
-    assert metadata is not None
     return Batch(
         scheduled=scheduled,
         input_ids=ids,
         positions=places,
-        metadata=metadata,
+        metadata=_metadata(query_lens, seq_lens, of_layers, state_slots),
         samplers=samplers,
         sample_rows=sample_rows,
         asks_no_more=bool(samplers)
@@ -206,7 +202,37 @@ def build_batch(
         ],
         snapshots=[(slot, request.snapshot.number) for request, slot in states if request.snapshot],
         num_tokens=num_tokens,
+        adapter_slots=adapter_slots,
     )
+
+
+def _metadata(
+    query_lens: list[int],
+    seq_lens: list[int],
+    of_layers: list[tuple[torch.Tensor, torch.Tensor]],
+    state_slots: torch.Tensor | None,
+) -> AttentionMetadata:
+    """`of_layers` are pairs of page table and slots, those of windowed layers last."""
+    metadata = None
+    for block_table, slot_mapping in reversed(of_layers):
+        metadata = AttentionMetadata(
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+            block_table=block_table,
+            slot_mapping=slot_mapping,
+            state_slots=state_slots,
+            window=metadata,
+        )
+    assert metadata is not None
+    return metadata
+
+
+def _adapter_slots(scheduled: list[Scheduled]) -> npt.NDArray[np.int32] | None:
+    """Return `Batch.adapter_slots`."""
+    slots = [request.adapter_slot for request, _ in scheduled]
+    if max(slots) < 0:
+        return None
+    return np.repeat(np.array(slots, np.int32), [num_new for _, num_new in scheduled])
 
 
 def _sampled_rows(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .adapter_info import AdapterInfo
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceCalls:
@@ -67,6 +69,8 @@ class EngineInfo:
         overlap_schedule: Whether the next step is planned while one runs.
         awaits_kernels: Whether kernels that are not compiled yet would be faster. A process that is
             started to compile them will have them.
+        adapters: The adapters that were loaded at the start. None: adapters are off.
+        adapter_slots: Number of adapters that steps can use at once.
         remarks: What the machine or the model changes against expectations, by a short name.
     """
 
@@ -90,4 +94,6 @@ class EngineInfo:
     overlap_schedule: bool = False
     graphs: GraphInfo = field(default_factory=GraphInfo)
     awaits_kernels: bool = False
+    adapters: list[AdapterInfo] | None = None
+    adapter_slots: int = 0
     remarks: dict[str, str] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
 
 from .sampling_params import SamplingParams
 
@@ -32,6 +33,7 @@ class GenerateRequest:
             change it.
         tenant: Requests of different tenants share neither cached prefixes nor what speculation
             learns from answers.
+        adapter: Identity of the adapter (LoRA) that answers (`AdapterInfo`). "": the base model.
     """
 
     rid: str
@@ -43,11 +45,15 @@ class GenerateRequest:
     eos_token_ids: list[int] = field(default_factory=list)
     prediction_ids: list[int] = field(default_factory=list)
     tenant: str = ""
+    adapter: str = ""
 
     @property
     def namespace(self) -> bytes:
         """Requests find only cached prefixes of their own namespace."""
-        return self.tenant.encode()
+        if not self.adapter:
+            return self.tenant.encode()
+        # A digest, so that no tenant's name is the namespace of an adapter.
+        return blake2b(f"{self.adapter} {self.tenant}".encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .adapter_info import AdapterInfo
 from .engine_info import EngineInfo
 from .generation import FinishReason, GenerateRequest, TokenOutput
 from .image_params import DiffusionParams
@@ -47,6 +48,31 @@ class StartProfile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopProfile:
     """End the profile and write its trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAdapter:
+    """Load an adapter (LoRA) for later requests. Requests go on meanwhile.
+
+    `path` is a folder of PEFT or a .gguf file. If the engine has the same contents already, it
+    only learns the name. If `identity` is given, other contents are an error.
+    """
+
+    name: str
+    path: str
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadAdapter:
+    """Drop an adapter when its requests have ended. Later requests must not use it."""
+
+    identity: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListAdapters:
+    """Ask which adapters the engine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +191,26 @@ class ProfileAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterAnswer:
+    """The answer to `LoadAdapter` and `UnloadAdapter`, in the order of these messages.
+
+    `adapter` is what was loaded or dropped. Without it, `error` is a reason that the client can
+    correct, and `code` its kind: "invalid_adapter", "adapter_not_found" or "lora_disabled".
+    """
+
+    adapter: AdapterInfo | None = None
+    error: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterList:
+    """The answer to `ListAdapters`."""
+
+    adapters: list[AdapterInfo]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateImage:
     """Make one image."""
 
@@ -259,6 +305,9 @@ ToEngine = (
     | FlushCache
     | StartProfile
     | StopProfile
+    | LoadAdapter
+    | UnloadAdapter
+    | ListAdapters
     | Shutdown
 )
 FromEngine = (
@@ -273,4 +322,6 @@ FromEngine = (
     | EngineFailed
     | CacheFlushed
     | ProfileAnswer
+    | AdapterAnswer
+    | AdapterList
 )

@@ -41,6 +41,8 @@ class Request:
         cached_tokens: Prompt tokens found in the prefix tree when the request first ran; None
             before.
         prompt_logprobs_due: Whether log-probabilities of the prompt are still to be computed.
+        adapter: That of `GenerateRequest`.
+        adapter_slot: Where the device has the adapter while the request runs; -1: nowhere.
         needs_last_token: Whether a logits processor must know the last token before the next one is
             sampled.
 
@@ -75,6 +77,7 @@ class Request:
         self.tenant, self.prediction = message.tenant, message.prediction_ids
         self.namespace = message.namespace
         self.predicted = 0, 0
+        self.adapter, self.adapter_slot = message.adapter, -1
         self.seed = seed
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens

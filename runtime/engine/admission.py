@@ -7,6 +7,8 @@ from typing import Protocol
 
 from ..core.generation import GenerateRequest
 from ..core.request import Request
+from ..lora.adapter import DISABLED, AdapterFault
+from ..lora.store import AdapterStore
 from ..sampling.grammar_cache import Grammars
 from ..sampling.logits_processors import processors_for
 
@@ -16,6 +18,7 @@ class Model(Protocol):
 
     vocab_size: int
     eos_token_ids: frozenset[int]
+    adapters: AdapterStore | None
 
 
 def admit(
@@ -28,8 +31,8 @@ def admit(
     """Return the request of a message.
 
     `limit` is the greatest length of prompt and output in tokens. `draw_seed` gives seeds for
-    requests without one. Raise `ValueError` for a request that can never run, and `GrammarFault` if
-    its grammar cannot be compiled.
+    requests without one. Raise `ValueError` for a request that can never run, `GrammarFault` if
+    its grammar cannot be compiled, and `AdapterFault` if its adapter is not loaded.
     """
     params, length = message.params, len(message.input_ids) + len(message.output_ids)
     if not message.input_ids:
@@ -52,7 +55,7 @@ def admit(
     ends = frozenset() if params.ignore_eos else model.eos_token_ids.union(message.eos_token_ids)
     if params.grammar is not None and grammars is None:
         raise ValueError("this engine has no grammars")
-    return Request(
+    request = Request(
         message,
         seed=draw_seed() if params.seed is None else params.seed,
         stop_ids=ends.union(params.stop_token_ids),
@@ -60,3 +63,8 @@ def admit(
         grammar=grammars.matcher(params.grammar) if params.grammar and grammars else None,
         make_processors=processors_for,
     )
+    if message.adapter:
+        if model.adapters is None:
+            raise AdapterFault("adapters are off: start with --enable-lora", DISABLED)
+        model.adapters.begin(message.adapter)
+    return request

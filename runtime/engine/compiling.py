@@ -27,6 +27,11 @@ class CompilingRequests:
     def pending(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def adapters(self) -> set[str]:
+        """The adapters of the waiting requests."""
+        return {message.adapter for message, _ in self._waiting.values()}
+
     def takes(self, message: GenerateRequest) -> bool:
         """Keep a request whose grammar is not compiled yet, until `ready` yields it.
 

@@ -24,7 +24,7 @@ from ..core.request import Request, Scheduled
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.runner import Runner
 from ..executor.step import PendingStep, StepTokens
-from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault
+from ..sampling.grammar import INVALID_GRAMMAR
 from ..sampling.grammar_cache import Grammars
 from ..sampling.sampler import NO_TOKEN
 from ..speculative.speculation import Speculation, num_alike
@@ -64,9 +64,8 @@ class EngineCore:
     ) -> None:
         self._runner, self._ranks = runner, ranks
         self.cache = cache
-        self._scheduler = Scheduler(
-            cache, token_budget=token_budget, max_running_requests=max_running_requests
-        )
+        limits = {"token_budget": token_budget, "max_running_requests": max_running_requests}
+        self._scheduler = Scheduler(cache, **limits, adapters=runner.adapters)
         self._context_length, self._draw_seed = context_length, draw_seed
         self._overlap = overlap
         self.grammars, self._speculation = grammars, speculation
@@ -94,10 +93,8 @@ class EngineCore:
         try:
             limit = min(self._context_length, self.cache.total_tokens)
             self._scheduler.add(admit(message, self._runner, limit, self.grammars, self._draw_seed))
-        except GrammarFault as error:
-            self._outputs.append(_error(message.rid, str(error), INVALID_GRAMMAR))
         except ValueError as error:
-            self._outputs.append(_error(message.rid, str(error)))
+            self._outputs.append(_error(message.rid, str(error), getattr(error, "code", None)))
         except Exception as error:
             logger.exception("request %s cannot be taken", message.rid)
             reason = f"it cannot be taken ({type(error).__name__})"
@@ -252,6 +249,8 @@ class EngineCore:
                 "a token is computed that the host does not know"
             )
         self.cache.check(self._scheduler.running)
+        if self._runner.adapters is not None:
+            self._runner.adapters.check(self._scheduler.running)
         if self._speculation is not None:
             self._speculation.check()
 

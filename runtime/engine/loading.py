@@ -46,6 +46,11 @@ class LoadingRequests:
     def pending(self) -> bool:
         return bool(self._waiting) or self._load is not None
 
+    @property
+    def adapters(self) -> set[str]:
+        """The adapters of the waiting requests."""
+        return {message.adapter for message in self._waiting.values()}
+
     def takes(self, message: GenerateRequest) -> bool:
         """Keep a request while its prefix is loaded, until `ready` yields it.
 

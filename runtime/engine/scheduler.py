@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from itertools import islice
 from operator import attrgetter
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +28,22 @@ class StepInFlight(Exception):
     """A running request would have to be preempted while a step is in flight."""
 
 
+class Adapters(Protocol):
+    """The slots of adapters on the device (`lora.store.AdapterStore`)."""
+
+    def may_run(self, request: Request) -> bool:
+        """Whether the request needs no adapter, or its adapter has a slot or can get one now."""
+        ...
+
+    def hold(self, request: Request) -> None:
+        """Give the request's adapter a slot until `let_go`. `may_run` must be true."""
+        ...
+
+    def let_go(self, request: Request) -> None:
+        """The request does not run any more. If it is finished, it does not come back."""
+        ...
+
+
 class Scheduler:
     """All requests of an engine that have not ended.
 
@@ -36,12 +54,19 @@ class Scheduler:
         started: When requests first ran, by `time.monotonic`. The core empties it.
     """
 
-    def __init__(self, cache: KVCache, *, token_budget: int, max_running_requests: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        token_budget: int,
+        max_running_requests: int,
+        adapters: Adapters | None = None,
+    ) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.prompt_tokens = self.cached_tokens = self.preemptions = 0
         self.started: dict[str, float] = {}
-        self._cache = cache
+        self._cache, self._adapters = cache, adapters
         self._token_budget = token_budget
         self._max_running = max_running_requests
         self._shares = FairShares(token_budget)
@@ -59,7 +84,7 @@ class Scheduler:
         """
         (self.running if request in self.running else self.waiting).remove(request)
         request.finished = True
-        self._cache.release(request)
+        self._release(request)
 
     def plan(self, *, in_flight: bool) -> list[Scheduled]:
         """Plan the next step: running requests in order, then waiting ones, until the budget of
@@ -114,7 +139,8 @@ class Scheduler:
                 coming[self._next_page(request)] = request.priority
         budget = self._token_budget - len(self.running) + len(left)
         total, held = sum(left.values()), dict[Request, int]()
-        for request in self.waiting[: max(0, self._max_running - len(self.running))]:
+        may_start = filter(self._may_run, self.waiting)
+        for request in islice(may_start, max(0, self._max_running - len(self.running))):
             if len(left) >= _LOOKED_AT and total >= budget:
                 break
             self._cache.attach(request)
@@ -172,6 +198,8 @@ class Scheduler:
         scheduled: list[Scheduled] = []
         coming: dict[_Page | None, Tokens] = {}
         for request in candidates:
+            if not self._may_run(request):
+                continue
             if budget <= 0 or len(self.running) >= self._max_running or request not in shares:
                 break
             self._cache.attach(request)
@@ -196,6 +224,8 @@ class Scheduler:
                     # Its cached prefix may occupy too many slabs of shared pages.
                     return self._plan_waiting(budget, candidates, shares)
                 break
+            if self._adapters is not None:
+                self._adapters.hold(request)
             self.waiting.remove(request)
             insort(self.running, request, key=_ORDER)
             if request.cached_tokens is None:
@@ -224,6 +254,15 @@ class Scheduler:
             return None
         return id(request.node), request.namespace, page.tobytes()
 
+    def _may_run(self, request: Request) -> bool:
+        return self._adapters is None or self._adapters.may_run(request)
+
+    def _release(self, request: Request) -> None:
+        """Free the pages of a request that does not run any more, and its adapter's slot."""
+        self._cache.release(request)
+        if self._adapters is not None:
+            self._adapters.let_go(request)
+
     def _preempt_for_urgent(self) -> None:
         """Preempt requests of lower priority while the first waiting request does not fit."""
         while (
@@ -245,7 +284,7 @@ class Scheduler:
         if self._in_flight:
             raise StepInFlight
         self.running.remove(request)
-        self._cache.release(request)
+        self._release(request)
         request.proposals = []
         insort(self.waiting, request, key=_ORDER)
         self.preemptions += 1

@@ -12,15 +12,19 @@ from ..config.engine import EngineConfig
 from ..core.forward_context import call_on_each_layer
 from ..core.generation import GenerateRequest
 from ..core.messages import (
+    AdapterList,
     CacheFlushed,
     EngineChanged,
     EngineReady,
     EngineStats,
     FlushCache,
     FromEngine,
+    ListAdapters,
+    LoadAdapter,
     StartProfile,
     StepOutput,
     StopProfile,
+    UnloadAdapter,
 )
 from ..distributed import processes
 from ..distributed.ranks import Ranks
@@ -30,18 +34,19 @@ from .build import Engine, build_engine
 from .compiling import CompilingRequests
 from .kind import Work
 from .loading import LoadingRequests
+from .loading_adapters import LoadingAdapters
 from .profiling import Profiler
 
 _STARTUP_POLL_MS = 20  # How long to wait for a message before the next portion of the start-up.
-_COMPILING_POLL_MS = 2  # The same while a request waits for its grammar.
+_WAITING_POLL_MS = 2  # The same while a request waits for its grammar or its adapter.
 _LOADING_POLL_MS = 1  # The same while a request waits for its prefix.
 _SAVING_POLL_MS = 5  # How long an idle engine waits for a message before it copies more blocks.
 _STATS_SECONDS = 0.1  # Largest age of the server's metrics of a busy engine.
 
 
 class TextEngine:
-    """Requests that wait for their prefix or grammar, the engine core, and its start-up between
-    steps.
+    """Requests that wait for their adapter, prefix or grammar, the engine core, and its start-up
+    between steps.
 
     `publish` publishes the changes of the prefix cache. It is called after each step.
     """
@@ -57,6 +62,7 @@ class TextEngine:
         self._publish = publish
         self._tiers, self._loading = tiers, LoadingRequests(tiers)
         self._compiling = CompilingRequests(self._core.grammars)
+        self._adapters = LoadingAdapters(self._runner.adapters, self.ranks)
         self._sent_load, self._stats_due = (0, 0), 0.0
         self._profiler = Profiler()
 
@@ -73,7 +79,9 @@ class TextEngine:
         if self._loading.pending:
             return Work("loading a prefix", may_build, _LOADING_POLL_MS)
         if self._compiling.pending:
-            return Work("compiling a grammar", may_build, _COMPILING_POLL_MS)
+            return Work("compiling a grammar", may_build, _WAITING_POLL_MS)
+        if self._adapters.pending:
+            return Work("loading an adapter", may_build, _WAITING_POLL_MS)
         if may_build:
             return Work("loading graphs", may_build, _STARTUP_POLL_MS)
         if self._tiers is not None and self._tiers.unsaved:
@@ -83,8 +91,15 @@ class TextEngine:
     def handle(self, message: Any) -> Iterator[FromEngine]:
         match message:
             case GenerateRequest():
-                if not self._loading.takes(message):
-                    self._compile(message)
+                if not self._adapters.takes(message):
+                    self._load(message)
+            case LoadAdapter():
+                self._adapters.load(message)
+            case UnloadAdapter():
+                self._adapters.unload(message)
+            case ListAdapters():
+                known = self._runner.adapters
+                yield AdapterList(adapters=[] if known is None else known.infos())
             case FlushCache():
                 freed = self._core.flush_cache()
                 # Before the answer, because the caller may read the metrics at once.
@@ -96,11 +111,17 @@ class TextEngine:
                 yield self._profiler.stop()
 
     def abort(self, rids: list[str]) -> None:
+        self._adapters.drop(rids)
         self._loading.drop(rids)
         self._compiling.drop(rids)
         self._core.abort(rids)
 
     def step(self) -> Iterator[FromEngine]:
+        yield from self._adapters.advance(self._loading.adapters | self._compiling.adapters)
+        for message in self._adapters.ready():
+            self._load(message)
+        if refused := self._adapters.refused():
+            yield StepOutput(outputs=refused)
         for message in self._loading.ready():
             self._compile(message)
         for message in self._compiling.ready():
@@ -118,6 +139,10 @@ class TextEngine:
             if not self._startup.pending:
                 yield EngineChanged(info=self._runner.info())
         self._publish()
+
+    def _load(self, message: GenerateRequest) -> None:
+        if not self._loading.takes(message):
+            self._compile(message)
 
     def _compile(self, message: GenerateRequest) -> None:
         if not self._compiling.takes(message):
@@ -155,6 +180,7 @@ class TextEngine:
         self._compiling.close()
         if self._tiers is not None:
             self._tiers.close()
+        self._adapters.close()
         self._startup.stop()
         self._runner.close()
 
@@ -166,6 +192,8 @@ class TextEngine:
             "flush_cache": self._core.flush_cache,
             "step": self._core.step,
             "advance": self._startup.follow,
+            "add_adapter": self._adapters.repeat,
+            "remove_adapter": self._adapters.repeat_removal,
             "give_back_memory": self._runner.give_back_memory,
         }
 

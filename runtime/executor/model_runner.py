@@ -38,8 +38,10 @@ from ..loader.check import check_engine
 from ..loader.draft_heads import Placement, load_head
 from ..loader.loader import load_model, random_model
 from ..loader.parallel import Shard
+from ..lora.build import make_adapters
 from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
+from .cache_remarks import cache_remarks
 from .first_start import starts_without_kernels
 from .memory_profile import profile_memory
 from .runner import Listener
@@ -58,6 +60,7 @@ class ModelRunner:
     `config` holds every setting of the engine. Raises `ValueError` for what the user can change.
 
     Attributes:
+        adapters: The adapters (LoRA), or None if they are off.
         head: Drafts tokens from the model's hidden states. Its keys and values are in the pages of
             the model's.
         listener: Gets the hidden states of each step.
@@ -98,6 +101,7 @@ class ModelRunner:
             how = Placement(self.dtype, self.device, kernels, self.platform.lacking_dtypes)
             self.head = load_head(path, config, self.model, how, progress=progress)
             self.platform.give_back_memory()
+            self.adapters = make_adapters(config, self.model, self.platform, self.dtype)
         self._loaded = nn.ModuleList(each for each in (self.model, self.head) if each is not None)
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
         of_head = [] if self.head is None else self.head.kv_layouts(self.dtype)
@@ -136,11 +140,12 @@ class ModelRunner:
         self._remarks = {
             **self.platform.remarks(self._layouts),
             **self.model.remarks(),
-            **self._cache_remarks(),
+            **cache_remarks(self._windows, self.config, self.pool, self.states),
         }
         self._gives_results = self.states is None and self.head is None
         self.graphs = GraphRunner(
-            self.model, self.platform, self.config, attention, self.seen_lengths, ranks
+            *(self.model, self.platform, self.config, attention, self.seen_lengths, ranks),
+            None if self.adapters is None else self.adapters.slots.step,
         )
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
 
@@ -250,6 +255,8 @@ class ModelRunner:
             overlap_schedule=not config.disable_overlap_schedule,
             graphs=self.graphs.info(),
             awaits_kernels=self._awaits_kernels,
+            adapters=None if self.adapters is None else self.adapters.infos(),
+            adapter_slots=0 if self.adapters is None else self.adapters.slots.count,
             remarks=self._remarks,
         )
 
@@ -358,26 +365,6 @@ class ModelRunner:
         packed = weight_bytes(self.model) * self._sharers
         packs = self.ranks.broadcast_object(self.platform.packs_linear(packed))
         return replace(resolved, passes=str(PassConfig.parse(config.passes).settled(packs=packs)))
-
-    def _cache_remarks(self) -> dict[str, str]:
-        """Lines of the start-up summary on windows and recurrent states."""
-        remarks = {}
-        if self._windows is not None and self._windows.shared is not None:
-            remarks["windows"] = (
-                f"layers that see {self._windows.window:,} tokens share the memory; texts longer "
-                f"than {self._windows.typical(self.config):,} take less of it, shorter ones more"
-            )
-        elif self.pool.window is not None:
-            tokens = (self.pool.window_pages - 1) * self.pool.page_size
-            remarks["windows"] = (
-                f"{tokens:,} tokens in the KV cache for layers that see {self.pool.window:,}"
-            )
-        if self.states is not None:
-            remarks["states"] = (
-                f"{self.states.num_slots - 1:,} of {self.states.slot_bytes / 2**20:.2f} MiB for "
-                "requests that run and prefixes that are kept, in the memory of the KV cache"
-            )
-        return remarks
 
     def _make_states(self, num_slots: int) -> StatePool | None:
         if not self._state_layouts:

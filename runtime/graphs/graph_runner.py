@@ -23,6 +23,7 @@ from ..config.resolved import ResolvedConfig
 from ..core.batch import Batch
 from ..core.engine_info import GraphInfo
 from ..core.forward_context import PagedAttention
+from ..core.step_adapters import StepAdapters
 from ..distributed.ranks import ALONE, Ranks
 from ..sampling.sampler import draws_of
 from .decode import DecodeGraph, batch_sizes
@@ -45,7 +46,8 @@ class GraphCounts(NamedTuple):
 class GraphRunner:
     """Runs the steps of one model, eagerly if no graph fits.
 
-    `seen` collects the lengths of steps that no decode graph runs. Raise `ValueError` if the device
+    `seen` collects the lengths of steps that no decode graph runs. `adapters` tells the model's
+    layers which adapters the tokens of a step have. Raise `ValueError` if the device
     does not support a setting.
     """
 
@@ -57,7 +59,9 @@ class GraphRunner:
         attention: PagedAttention,
         seen: LengthHistogram,
         ranks: Ranks = ALONE,
+        adapters: StepAdapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._agree = (lambda done: ranks.minimum(done) == 1) if ranks.size > 1 else None
         self._model, self._platform, self._config = model, platform, config
         self._attention, self._seen = attention, seen
@@ -156,6 +160,11 @@ class GraphRunner:
         """Return the hidden states [T, hidden] of a step."""
         if self._config.batch_invariant:
             return self._each_token(batch)
+        if batch.adapter_slots is not None:
+            assert self._adapters is not None
+            with self._adapters.using(batch.adapter_slots), self._attention.step(batch.metadata):
+                eager: torch.Tensor = self._model(batch.input_ids, batch.positions)
+            return eager
         hidden = self.decode(batch) if self.decode is not None and batch.is_decode else None
         if hidden is not None:
             return hidden
@@ -187,6 +196,8 @@ class GraphRunner:
         kernels = self.kernels
         if batch.call is not None or kernels is None or self._config.batch_invariant:
             return batch.call
+        if batch.adapter_slots is not None:
+            return None
         # A repeated prompt may be a shorter step, and its text must not change.
         is_free = kernels.keeps_bits or batch.has_decodes
         if batch.num_tokens > kernels.max_tokens or not is_free:

@@ -224,6 +224,8 @@ class Linear(nn.Module):
         self.layout: int | None = None
         self.op: torch._ops.OpOverload | None = None
         self.input: QuantizedInput | None = None
+        # Adds the updates of adapters to the output (`runtime/lora/slots.py`).
+        self.adapters: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def hold(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Give the layer an uninitialised parameter on torch's default device."""
@@ -304,7 +306,8 @@ class Linear(nn.Module):
         return result
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.method.apply(self, x)
+        y = self.method.apply(self, x)
+        return y if self.adapters is None else self.adapters(y, x)
 
 
 class FusedLinear(Linear):

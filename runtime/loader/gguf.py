@@ -5,7 +5,6 @@ Source of the names and of the order of q and k rows: llama.cpp's convert_hf_to_
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from ..config.model import ModelConfig
 from ..config.model_registry import model_class
 from ..files.gguf_reader import FastGGUFReader
 from ..layers.linear import StoredTensor
+from .gguf_names import checkpoint_name
 
 _NUMBERS = {
     GGMLQuantizationType.F32,
@@ -34,18 +34,6 @@ _EXPERT = ".*."
 # Matrices of encoders that may have a single row.
 _OF_ONE_ROW = ("token_types.weight", "cls.output.weight")
 _PIECE = 2**18  # Values that are dequantised at once: a multiple of every format's block.
-
-
-def checkpoint_name(name: str, names: dict[str, str]) -> str:
-    """Return the name in a Hugging Face checkpoint, by a model's `gguf_names`.
-
-    `blk.3.attn_q.weight` becomes `model.layers.3.self_attn.q_proj.weight`. Unknown names are
-    returned as they are.
-    """
-    stem, _, kind = name.rpartition(".")
-    pattern = re.sub(r"^blk\.(\d+)\.", "blk.{}.", stem)
-    numbers = re.findall(r"^blk\.(\d+)\.", stem)
-    return f"{names[pattern].format(*numbers)}.{kind}" if pattern in names else name
 
 
 def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTensor]:

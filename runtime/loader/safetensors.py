@@ -35,16 +35,21 @@ def list_tensors(folder: Path, *, quantized: bool) -> list[StoredTensor]:
 
     Raises `ValueError` if a file is missing, cut off or damaged, or if `read_header` refuses it.
     """
-    found = []
-    for path in weight_files(folder):
-        headers = read_header(path, quantized=quantized)
-        with _named_errors(path):
-            # The file stays open and mapped until its last tensor is deleted.
-            file: Any = safe_open(path, framework="pt")
-        for name, header in headers.items():
-            whole = (slice(None),) * len(header.shape)
-            found.append(_stored(path, file.get_tensor, name, header, whole))
-    return found
+    return [
+        tensor for path in weight_files(folder) for tensor in tensors_of(path, quantized=quantized)
+    ]
+
+
+def tensors_of(path: Path, *, quantized: bool = False) -> list[StoredTensor]:
+    """Return every tensor of a file. Raises the errors of `list_tensors`."""
+    headers = read_header(path, quantized=quantized)
+    with _named_errors(path):
+        # The file stays open and mapped until its last tensor is deleted.
+        file: Any = safe_open(path, framework="pt")
+    return [
+        _stored(path, file.get_tensor, name, header, (slice(None),) * len(header.shape))
+        for name, header in headers.items()
+    ]
 
 
 def _stored(

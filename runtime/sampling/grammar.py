@@ -51,6 +51,8 @@ _SOURCE_LINES = re.compile(r"\n +\d+ \| ")
 class GrammarFault(ValueError):
     """A grammar that passed its check but that the engine cannot follow."""
 
+    code = INVALID_GRAMMAR
+
 
 def from_json_schema(schema: Any, *, strict: bool = True, closed: bool = False) -> str:
     """Return a grammar of the values that a JSON schema describes.

@@ -82,6 +82,8 @@ def _draft_model(
         max_running_requests=resolved.max_running_requests,
         batch_invariant=False,
         kv_events_config=None,
+        enable_lora=False,
+        lora_modules="",
     )
     try:
         folder = resolve_model_path(path)

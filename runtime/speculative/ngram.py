@@ -23,28 +23,30 @@ class Ngram:
     name = "ngram"
 
     def __init__(self) -> None:
-        # Recent answers of each tenant, the least recently used tenant first.
-        self._answers: OrderedDict[str, Ngrams] = OrderedDict()
+        # Recent answers of each tenant and adapter, the least recently used first.
+        self._answers: OrderedDict[tuple[str, str], Ngrams] = OrderedDict()
         self._num_tokens = 0  # Length of all answers.
 
     def begin(self, request: Request) -> TextLookup:
-        shared = self._answers.get(request.tenant)
+        source = request.tenant, request.adapter
+        shared = self._answers.get(source)
         if shared is not None:
-            self._answers.move_to_end(request.tenant)
+            self._answers.move_to_end(source)
         return TextLookup(Ngrams(request.tokens), shared)
 
     def end(self, request: Request) -> None:
         answer = request.output_tokens[:_LONGEST_ANSWER]
         if len(answer) <= LENGTH:
             return
-        known = self._answers.pop(request.tenant, None)
+        source = request.tenant, request.adapter
+        known = self._answers.pop(source, None)
         if known is None:
             known = Ngrams(np.empty(0, np.int64))
         elif len(known.tokens) + len(answer) > _SHARED_TOKENS:
             self._forget(known)
         for token in answer.tolist():
             known.append(token)
-        self._answers[request.tenant] = known
+        self._answers[source] = known
         self._num_tokens += len(answer)
         while self._num_tokens > _SHARED_TOKENS:
             self._forget(self._answers.popitem(last=False)[1])

@@ -87,7 +87,7 @@ class RequestState:
         name: The client's name of the request, if it is not the id.
         belongs_to: Ids of the client's requests that contain this request. They abort it, too.
         deliver: Called with each output.
-        prediction_ids, tenant: See `GenerateRequest`.
+        prediction_ids, tenant, adapter: See `GenerateRequest`.
         accepted_prediction, rejected_prediction: Sums of `TokenOutput.predicted`.
     """
 
@@ -107,6 +107,7 @@ class RequestState:
         name: str | None = None,
         prediction_ids: Sequence[int] = (),
         tenant: str = "",
+        adapter: str = "",
     ) -> None:
         self.rid = rid
         self.name = name or rid
@@ -116,7 +117,7 @@ class RequestState:
         self.priority = priority
         self.arrival_time = arrival_time
         self.belongs_to = belongs_to
-        self.prediction_ids, self.tenant = prediction_ids, tenant
+        self.prediction_ids, self.tenant, self.adapter = prediction_ids, tenant, adapter
         self.accepted_prediction = self.rejected_prediction = 0
         self.output_ids: list[int] = []
         self.finished = False
@@ -152,6 +153,7 @@ class RequestState:
             eos_token_ids=self.eos_token_ids,
             prediction_ids=list(self.prediction_ids),
             tenant=self.tenant,
+            adapter=self.adapter,
         )
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:

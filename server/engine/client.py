@@ -8,18 +8,24 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
 
 from ...runtime.config.engine import EngineConfig
+from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.core.messages import (
+    AdapterAnswer,
+    AdapterList,
     CacheFlushed,
     EngineChanged,
     EngineReady,
     EngineStats,
     FlushCache,
+    ListAdapters,
+    LoadAdapter,
     ProfileAnswer,
     StartProfile,
     StepOutput,
     StopProfile,
     ToEngine,
+    UnloadAdapter,
 )
 from ...runtime.tokenizer.output_processor import RequestState, process_outputs
 from ...runtime.tokenizer.tokenizer import Tokenizer
@@ -52,6 +58,13 @@ class EngineClient(EngineSupervisor[RequestState]):
         self.tokenizer = tokenizer
         self._flushes: deque[asyncio.Future[int]] = deque()
         self._profiles: deque[asyncio.Future[ProfileAnswer]] = deque()
+        self._adapter_answers: deque[asyncio.Future[AdapterAnswer]] = deque()
+        self._adapter_lists: deque[asyncio.Future[list[AdapterInfo]]] = deque()
+        # Adapters that were loaded while the engine ran, until their last request has ended. The
+        # next process loads them again. `_unloaded` are those that no new request may use.
+        self._adapters: dict[str, AdapterInfo] = {}
+        self._unloaded: set[str] = set()
+        self._unasked = 0  # Answers to messages that `_resume` sent.
 
     async def flush_cache(self) -> int:
         """Drop cached prefixes that no request uses. Return the number of tokens freed."""
@@ -60,6 +73,47 @@ class EngineClient(EngineSupervisor[RequestState]):
     async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]:
         """Start or stop a profile. Return the answer of each engine."""
         return [await self._ask(message, self._profiles)]
+
+    async def load_adapter(self, name: str, path: str) -> AdapterAnswer:
+        """Load an adapter (LoRA). Requests go on meanwhile."""
+        answer = await self._ask(LoadAdapter(name=name, path=path), self._adapter_answers)
+        if answer.adapter is not None:
+            self._adapters[answer.adapter.identity] = answer.adapter
+            self._unloaded.discard(answer.adapter.identity)
+        return answer
+
+    async def unload_adapter(self, identity: str) -> AdapterAnswer:
+        """Drop an adapter when its requests have ended. The caller sends no new ones."""
+        answer = await self._ask(UnloadAdapter(identity=identity), self._adapter_answers)
+        self._unloaded.add(identity)
+        self._forget_unloaded()
+        return answer
+
+    async def list_adapters(self) -> list[AdapterInfo]:
+        """Return the adapters that the engine has."""
+        return await self._ask(ListAdapters(), self._adapter_lists)
+
+    def _forget_unloaded(self) -> None:
+        """Forget unloaded adapters that no unfinished request uses."""
+        used = {request.adapter for request in self._requests.values()}
+        for identity in self._unloaded - used:
+            self._adapters.pop(identity, None)
+        self._unloaded &= used
+
+    def _resume(self, crashed: bool) -> None:
+        """Load the same adapters again, then send the unfinished requests."""
+        self._forget_unloaded()
+        again = [
+            LoadAdapter(name=info.name, path=info.path, identity=identity)
+            for identity, info in self._adapters.items()
+        ]
+        unloads = [UnloadAdapter(identity=identity) for identity in sorted(self._unloaded)]
+        self._unasked = len(again) + len(unloads)
+        for message in again:
+            self._send(message)
+        super()._resume(crashed)
+        for unload in unloads:
+            self._send(unload)
 
     async def _ask(self, message: ToEngine, waiting: deque[asyncio.Future[T]]) -> T:
         """Send a message and return its answer. The engine answers in the order of the messages."""
@@ -89,11 +143,18 @@ class EngineClient(EngineSupervisor[RequestState]):
                 _resolve_first(self._flushes, freed)
             case ProfileAnswer():
                 _resolve_first(self._profiles, message)
+            case AdapterAnswer() if self._unasked:
+                self._unasked -= 1
+            case AdapterAnswer():
+                _resolve_first(self._adapter_answers, message)
+            case AdapterList(adapters=adapters):
+                _resolve_first(self._adapter_lists, adapters)
             case _:
                 super()._handle(message)
 
     def _interrupted(self, reason: str) -> None:
-        for waiting in (self._flushes, self._profiles):
+        all_waiting = self._flushes, self._profiles, self._adapter_answers, self._adapter_lists
+        for waiting in all_waiting:
             while waiting:
                 answer: asyncio.Future[Any] = waiting.popleft()
                 if not answer.done():

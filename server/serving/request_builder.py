@@ -51,6 +51,7 @@ def build_requests(
     belongs_to: frozenset[str],
     visible: frozenset[int] = frozenset(),
     prediction: Sequence[int] = (),
+    adapter: str = "",
     **values: Any,
 ) -> list[RequestState]:
     """Return the samples of one prompt, one for each name in `called`. Raise `InvalidRequest`.
@@ -58,7 +59,7 @@ def build_requests(
     Args:
         max_tokens: An upper limit, which a long prompt lowers. None is the server's default.
         visible: Attribute of `TextOptions`.
-        prediction: Tokens of the text that the client expects.
+        prediction, adapter: `prediction_ids` and `adapter` of `GenerateRequest`.
         values: Parameters whose names differ between families, by the names of `SamplingParams`.
     """
     # 1. The prompt and the token ids belong to the model's vocabulary, and the answer has room.
@@ -112,6 +113,7 @@ def build_requests(
             name=name,
             prediction_ids=prediction,
             tenant=tenant(fields.cache_salt, shared=serving.config.kv_share == "all"),
+            adapter=adapter,
         )
         for sample, name in enumerate(called)
     ]

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, ParamSpec, 
 import msgspec
 from fastapi import Depends
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.sampling.defaults import SamplingDefaults
 from ...version import __version__
@@ -63,14 +65,14 @@ class TextThreads:
 
 
 class ModelCard(Answer, kw_only=True):
-    """`max_model_len` is set for language models and pooling models."""
+    """`max_model_len` is set for language models and pooling models, `parent` for adapters."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "piecework"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int | UnsetType = UNSET
 
 
@@ -122,6 +124,10 @@ class AnyServing:
         return ModelCard(
             id=self.model_name, created=self.started, root=self.config.engine.model_path
         )
+
+    def model_cards(self) -> list[ModelCard]:
+        """Return an entry for each name of the model."""
+        return [replace(self.model_card(), id=name) for name in self.config.model_names]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +189,28 @@ class Serving(AnyServing):
         card = AnyServing.model_card(self)
         card.max_model_len = self.limits.context_length
         return card
+
+    def model_cards(self) -> list[ModelCard]:
+        """Return an entry for each name of the model, and for each adapter."""
+        adapters = [
+            replace(self.model_card(), id=name, root=adapter.path, parent=self.model_name)
+            for name, adapter in self.adapters.items()
+        ]
+        return AnyServing.model_cards(self) + adapters
+
+    @property
+    def adapters(self) -> dict[str, AdapterInfo]:
+        """The adapters (LoRA) that requests may use, by name."""
+        started = [] if self.engine.info is None else self.engine.info.adapters or []
+        return {adapter.name: adapter for adapter in started}
+
+    def adapter(self, name: str | None) -> str:
+        """Return the identity of the adapter that a model's name stands for; "" for the model."""
+        found = self.adapters.get(name) if name is not None else None
+        return "" if found is None else found.identity
+
+    def check_model(self, name: str | None) -> None:
+        AnyServing.check_model(self, None if name in self.adapters else name)
 
     def check_room(self, sequences: int, param: str) -> None:
         """Check whether the engine has room for `sequences` more sequences.

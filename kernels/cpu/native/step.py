@@ -251,10 +251,16 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
         for layer in parts.layers
         if isinstance(layer.feed_forward, MixtureParts)
     }
+    of_adapters = {
+        id(tensor)
+        for module in model.modules()
+        if (adapters := getattr(module, "adapters", None)) is not None
+        for tensor in adapters.buffers()
+    }
     others = [
         tensor
         for tensor in (*model.parameters(), *model.buffers())
-        if tensor.is_floating_point() and id(tensor) not in packed | corrections
+        if tensor.is_floating_point() and id(tensor) not in packed | corrections | of_adapters
     ]
     return (
         all(_is_packed(linear) for linear in linears)

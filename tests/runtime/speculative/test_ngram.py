@@ -12,7 +12,7 @@ from piecework.runtime.speculative.ngram import _SHARED_TOKENS, Ngram
 
 def _request(tenant: str, answer: list[int]) -> Any:
     tokens = np.array([1, *answer], np.int64)
-    return SimpleNamespace(tenant=tenant, tokens=tokens, output_tokens=tokens[1:])
+    return SimpleNamespace(tenant=tenant, adapter="", tokens=tokens, output_tokens=tokens[1:])
 
 
 def test_the_answers_of_many_tenants_are_bounded_and_counted() -> None:
