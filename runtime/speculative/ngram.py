@@ -23,30 +23,28 @@ class Ngram:
     name = "ngram"
 
     def __init__(self) -> None:
-        # Recent answers of each tenant and adapter, the least recently used first.
-        self._answers: OrderedDict[tuple[str, str], Ngrams] = OrderedDict()
+        # Recent answers by namespace, the least recently used first.
+        self._answers: OrderedDict[bytes, Ngrams] = OrderedDict()
         self._num_tokens = 0  # Length of all answers.
 
     def begin(self, request: Request) -> TextLookup:
-        source = request.tenant, request.adapter
-        shared = self._answers.get(source)
+        shared = self._answers.get(request.namespace)
         if shared is not None:
-            self._answers.move_to_end(source)
+            self._answers.move_to_end(request.namespace)
         return TextLookup(Ngrams(request.tokens), shared)
 
     def end(self, request: Request) -> None:
         answer = request.output_tokens[:_LONGEST_ANSWER]
         if len(answer) <= LENGTH:
             return
-        source = request.tenant, request.adapter
-        known = self._answers.pop(source, None)
+        known = self._answers.pop(request.namespace, None)
         if known is None:
             known = Ngrams(np.empty(0, np.int64))
         elif len(known.tokens) + len(answer) > _SHARED_TOKENS:
             self._forget(known)
         for token in answer.tolist():
             known.append(token)
-        self._answers[source] = known
+        self._answers[request.namespace] = known
         self._num_tokens += len(answer)
         while self._num_tokens > _SHARED_TOKENS:
             self._forget(self._answers.popitem(last=False)[1])

@@ -10,9 +10,9 @@ import numpy as np
 from piecework.runtime.speculative.ngram import _SHARED_TOKENS, Ngram
 
 
-def _request(tenant: str, answer: list[int]) -> Any:
+def _request(namespace: str, answer: list[int]) -> Any:
     tokens = np.array([1, *answer], np.int64)
-    return SimpleNamespace(tenant=tenant, adapter="", tokens=tokens, output_tokens=tokens[1:])
+    return SimpleNamespace(namespace=namespace.encode(), tokens=tokens, output_tokens=tokens[1:])
 
 
 def test_the_answers_of_many_tenants_are_bounded_and_counted() -> None:
@@ -32,7 +32,7 @@ def test_the_answers_of_many_tenants_are_bounded_and_counted() -> None:
         method.end(_request("large", list(range(4096))))
     shared = dropped[0]._shared
     assert shared is not None and shared is dropped[1]._shared
-    assert shared is method._answers["large"]
+    assert shared is method._answers[b"large"]
 
 
 def _length(answers: Any) -> int:
