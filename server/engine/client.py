@@ -78,16 +78,28 @@ class EngineClient(EngineSupervisor[RequestState]):
         """Load an adapter (LoRA). Requests go on meanwhile."""
         answer = await self._ask(LoadAdapter(name=name, path=path), self._adapter_answers)
         if answer.adapter is not None:
+            self.adapters[name] = answer.adapter
             self._adapters[answer.adapter.identity] = answer.adapter
             self._unloaded.discard(answer.adapter.identity)
         return answer
 
     async def unload_adapter(self, identity: str) -> AdapterAnswer:
-        """Drop an adapter when its requests have ended. The caller sends no new ones."""
+        """Drop an adapter when its requests have ended."""
+        for name, known in list(self.adapters.items()):
+            if known.identity == identity:
+                del self.adapters[name]
         answer = await self._ask(UnloadAdapter(identity=identity), self._adapter_answers)
         self._unloaded.add(identity)
         self._forget_unloaded()
         return answer
+
+    def share_adapters(self, other: EngineClient) -> None:
+        """Have the adapters of another replica, which are loaded here too after a restart."""
+        self.adapters, self._adapters, self._unloaded = (
+            other.adapters,
+            other._adapters,
+            other._unloaded,
+        )
 
     async def list_adapters(self) -> list[AdapterInfo]:
         """Return the adapters that the engine has."""
@@ -134,6 +146,7 @@ class EngineClient(EngineSupervisor[RequestState]):
                         request.started = moment
                 self._after_step(outputs, *process_outputs(self._requests, outputs))
             case EngineReady(info=info):
+                self.adapters |= {adapter.name: adapter for adapter in info.adapters or ()}
                 self._became_ready(info)
                 if info.awaits_kernels:
                     self._start_successor()

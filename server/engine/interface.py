@@ -6,8 +6,15 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.engine_info import EngineInfo
-from ...runtime.core.messages import EngineStats, ProfileAnswer, StartProfile, StopProfile
+from ...runtime.core.messages import (
+    AdapterAnswer,
+    EngineStats,
+    ProfileAnswer,
+    StartProfile,
+    StopProfile,
+)
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .state import EngineState, EngineUnavailable, Progress
@@ -16,6 +23,7 @@ from .state import EngineState, EngineUnavailable, Progress
 class Engine(Protocol):
     """An engine of any kind, for the server's start and end, health, metrics and batches."""
 
+    adapters: dict[str, AdapterInfo]  # The adapters (LoRA) that requests may name.
     failed: asyncio.Event  # Set when the engine is not restarted. `failure` has the reason.
 
     @property
@@ -95,6 +103,12 @@ class TextEngine(Engine, Protocol):
     async def abort(self, rid: str | None) -> int: ...
 
     async def flush_cache(self) -> int: ...
+
+    async def load_adapter(self, name: str, path: str) -> AdapterAnswer: ...
+
+    async def unload_adapter(self, identity: str) -> AdapterAnswer: ...
+
+    async def list_adapters(self) -> list[AdapterInfo]: ...
 
     async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]: ...
 

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 BLOCK = 32  # Tokens of a block.
 
 
-def block_hashes(tokens: Iterable[int]) -> list[int]:
-    """Return a hash for each full block of a prompt, over the block and all blocks before it.
+def block_hashes(tokens: Iterable[int], adapter: str = "") -> list[int]:
+    """Return a hash for each full block of a prompt, over the block and all blocks before it, and
+    over the identity of the adapter.
 
     Python's hash of bytes has a secret key, so clients cannot construct collisions.
     """
     data = array("q", tokens).tobytes()
     width = BLOCK * 8
-    found, before = list[int](), 0
+    found, before = list[int](), hash(adapter)
     for end in range(width, len(data) + 1, width):
         before = hash((before, data[end - width : end]))
         found.append(before)

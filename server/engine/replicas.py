@@ -9,14 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 from typing import Any, Unpack
 
 from ...runtime.config.engine import EngineConfig
+from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.engine_info import EngineInfo
-from ...runtime.core.messages import EngineStats, ProfileAnswer, StartProfile, StopProfile
+from ...runtime.core.messages import (
+    AdapterAnswer,
+    EngineStats,
+    ProfileAnswer,
+    StartProfile,
+    StopProfile,
+)
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .client import EngineClient
@@ -147,8 +154,10 @@ class Replicas:
             for each in split_config(config, number)
         ]
         self._max_queued = settings.get("max_queued_requests", 512)
+        self.adapters = self.replicas[0].adapters
         for each in self.replicas:
             each.ended = self._ended
+            each.share_adapters(self.replicas[0])
 
     # The state of the group
 
@@ -258,7 +267,7 @@ class Replicas:
             return
         moved = replica.hand_over(suspects=is_lost)
         for request in moved:
-            self._choose(request.prompt_ids, ready or self._alive).resume(request)
+            self._choose(request, ready or self._alive).resume(request)
         if moved:
             logger.warning(
                 "%d requests of replica %d resume on other replicas", len(moved), replica.number
@@ -290,7 +299,7 @@ class Replicas:
         """Add a request. Raises `QueueFull` and `EngineUnavailable`."""
         self.require_room(1)
         ready = [each for each in self.replicas if each.state in _SERVES]
-        self._choose(request.prompt_ids, ready or self._alive).take(request)
+        self._choose(request, ready or self._alive).take(request)
 
     def drop(self, requests: Iterable[RequestState]) -> None:
         """Abort the unfinished ones of these requests, because their client is gone."""
@@ -306,38 +315,56 @@ class Replicas:
         """Drop cached prefixes that no request uses, on every replica. Return the tokens freed."""
         for each in self.replicas:
             each.prefixes.clear()
-        ready = [each for each in self.replicas if each.state is EngineState.READY]
-        if not ready:
-            raise EngineUnavailable(f"the engine is {self.state}")
         answers = await asyncio.gather(
-            *[each.flush_cache() for each in ready], return_exceptions=True
+            *[each.flush_cache() for each in self._ready()], return_exceptions=True
         )
         # If a replica has ended meanwhile, its cache is empty.
         return sum(answer for answer in answers if isinstance(answer, int))
 
     async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]:
         """Start or stop a profile on every ready replica. An answer has `error` if it refuses."""
+        answers = [each.profile(message) for each in self._ready()]
+        return list(chain.from_iterable(await asyncio.gather(*answers)))
+
+    async def load_adapter(self, name: str, path: str) -> AdapterAnswer:
+        """Load an adapter on every replica that serves. Replicas that restart load it then."""
+        return await self._ask_all(lambda each: each.load_adapter(name, path))
+
+    async def unload_adapter(self, identity: str) -> AdapterAnswer:
+        """Drop an adapter on every replica when its requests have ended there."""
+        return await self._ask_all(lambda each: each.unload_adapter(identity))
+
+    async def _ask_all(self, ask: Callable[[Replica], Awaitable[AdapterAnswer]]) -> AdapterAnswer:
+        """Return an answer of all ready replicas, an error if there is one."""
+        answers = await asyncio.gather(*[ask(each) for each in self._ready()])
+        return next((answer for answer in answers if answer.error is not None), answers[0])
+
+    async def list_adapters(self) -> list[AdapterInfo]:
+        """Return the adapters of a replica."""
+        return await self._ready()[0].list_adapters()
+
+    def _ready(self) -> list[Replica]:
+        """Return the replicas that serve. Raise `EngineUnavailable` if there is none."""
         ready = [each for each in self.replicas if each.state is EngineState.READY]
         if not ready:
             raise EngineUnavailable(f"the engine is {self.state}")
-        answers = await asyncio.gather(*[each.profile(message) for each in ready])
-        return list(chain.from_iterable(answers))
+        return ready
 
-    def _choose(self, prompt: list[int], among: Sequence[Replica]) -> Replica:
-        """Choose a replica for a prompt.
+    def _choose(self, request: RequestState, among: Sequence[Replica]) -> Replica:
+        """Choose a replica for a request.
 
         It is the replica with the longest cached prefix, if the prefix is at least `_MIN_MATCH` of
         the prompt and the replica is not overloaded. Otherwise it is the least loaded replica; of
         equally loaded ones, the one with the smallest prefix index.
         """
-        blocks = block_hashes(prompt)
+        blocks = block_hashes(request.prompt_ids, request.adapter)
         matched = {each.number: each.prefixes.matched(blocks) for each in among}
         least_loaded = min(among, key=lambda each: (each.num_unfinished, len(each.prefixes)))
         best = min(among, key=lambda each: (-matched[each.number], each.num_unfinished))
         is_overloaded = best.num_unfinished > max(
             least_loaded.num_unfinished + _MAX_LEAD, least_loaded.num_unfinished * _MAX_RATIO
         )
-        is_cached = matched[best.number] * BLOCK >= max(1, _MIN_MATCH * len(prompt))
+        is_cached = matched[best.number] * BLOCK >= max(1, _MIN_MATCH * len(request.prompt_ids))
         chosen = best if is_cached and not is_overloaded else least_loaded
         chosen.prefixes.add(blocks)
         return chosen

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.generation import FinishReason
 from ...runtime.core.messages import EngineAlive, EngineFailed, Shutdown
 from ...runtime.process.ipc import Unreadable, decode
@@ -48,6 +49,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         hangs: How often the watchdog killed the process.
         stats: Statistics with at least running requests, queued requests and steps.
         replicas: Empty, except in `Replicas`.
+        adapters: The adapters (LoRA) that requests may use, by name.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self.stats: Any = None
         self.restarts = self.hangs = 0
         self.replicas: Sequence[Engine] = ()
+        self.adapters: dict[str, AdapterInfo] = {}
         self.failed = asyncio.Event()
         self.failure: str | None = None
         self.user_error = False

@@ -70,7 +70,7 @@ def generation_requests(
             include_stop=body.include_stop_str_in_output,
             visible=visible,
             prediction=prediction,
-            adapter=serving.adapter(body.model),
+            adapter=serving.engine.adapters.get(body.model or ""),
             priority=body.priority,
             arrival_time=arrival,
             belongs_to=frozenset({request_id}),

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.sampling_params import SamplingParams
 from ...runtime.tokenizer.output_processor import RequestState, TextOptions
 from ..auth.accounts import allowed_priority, tenant
@@ -51,7 +52,7 @@ def build_requests(
     belongs_to: frozenset[str],
     visible: frozenset[int] = frozenset(),
     prediction: Sequence[int] = (),
-    adapter: str = "",
+    adapter: AdapterInfo | None = None,
     **values: Any,
 ) -> list[RequestState]:
     """Return the samples of one prompt, one for each name in `called`. Raise `InvalidRequest`.
@@ -59,7 +60,7 @@ def build_requests(
     Args:
         max_tokens: An upper limit, which a long prompt lowers. None is the server's default.
         visible: Attribute of `TextOptions`.
-        prediction, adapter: `prediction_ids` and `adapter` of `GenerateRequest`.
+        prediction: Tokens of the text that the client expects.
         values: Parameters whose names differ between families, by the names of `SamplingParams`.
     """
     # 1. The prompt and the token ids belong to the model's vocabulary, and the answer has room.
@@ -113,7 +114,7 @@ def build_requests(
             name=name,
             prediction_ids=prediction,
             tenant=tenant(fields.cache_salt, shared=serving.config.kv_share == "all"),
-            adapter=adapter,
+            adapter="" if adapter is None else adapter.identity,
         )
         for sample, name in enumerate(called)
     ]

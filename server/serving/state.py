@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.sampling.defaults import SamplingDefaults
 from ...version import __version__
@@ -104,7 +103,8 @@ class AnyServing:
                 param="model",
                 code="missing_required_parameter",
             )
-        if name not in (None, DEFAULT_MODEL, *self.config.model_names):
+        known = (None, DEFAULT_MODEL, *self.config.model_names)
+        if name not in known and name not in self.engine.adapters:
             message = (
                 f"The model {name!r:.200} does not exist; this server has "
                 f"{' and '.join(map(repr, self.config.model_names))}."
@@ -194,23 +194,9 @@ class Serving(AnyServing):
         """Return an entry for each name of the model, and for each adapter."""
         adapters = [
             replace(self.model_card(), id=name, root=adapter.path, parent=self.model_name)
-            for name, adapter in self.adapters.items()
+            for name, adapter in self.engine.adapters.items()
         ]
         return AnyServing.model_cards(self) + adapters
-
-    @property
-    def adapters(self) -> dict[str, AdapterInfo]:
-        """The adapters (LoRA) that requests may use, by name."""
-        started = [] if self.engine.info is None else self.engine.info.adapters or []
-        return {adapter.name: adapter for adapter in started}
-
-    def adapter(self, name: str | None) -> str:
-        """Return the identity of the adapter that a model's name stands for; "" for the model."""
-        found = self.adapters.get(name) if name is not None else None
-        return "" if found is None else found.identity
-
-    def check_model(self, name: str | None) -> None:
-        AnyServing.check_model(self, None if name in self.adapters else name)
 
     def check_room(self, sequences: int, param: str) -> None:
         """Check whether the engine has room for `sequences` more sequences.

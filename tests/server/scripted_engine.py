@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from piecework.runtime.core.adapter_info import AdapterInfo
 from piecework.runtime.core.engine_info import EngineInfo
 from piecework.runtime.core.generation import FinishReason, TokenLogprob, TokenOutput
 from piecework.runtime.core.messages import EngineStats, ProfileAnswer, StartProfile, StopProfile
@@ -67,6 +68,7 @@ class ScriptedEngine:
         self.engine_pid: int | None = None
         self.silence = 0.0
         self.replicas: tuple[ScriptedEngine, ...] = ()
+        self.adapters: dict[str, AdapterInfo] = {}
         self.failure: str | None = None
         self.info: EngineInfo | None = INFO
         self.stats = EngineStats(
