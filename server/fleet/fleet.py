@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.messages import EngineStats
 from ...runtime.process.memory import free_memory, resident_memory
 from ..config.fleet import FleetConfig
@@ -70,7 +69,7 @@ class Fleet:
         self.state = EngineState.STARTING
         self.started = int(time.time())
         self.failed = asyncio.Event()
-        self.adapters: dict[str, AdapterInfo] = {}  # Those of members are at their engines.
+        self.adapters: dict[str, Any] = {}  # Those of members are at their engines.
         self.failure: str | None = None
         self.user_error = False
         free = free_memory()
