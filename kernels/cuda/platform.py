@@ -145,8 +145,12 @@ class CudaPlatform(Platform):
             return None
         if layout.key_size != layout.value_size and (name == "triton" or not layout.latent):
             return f"{name} needs values of the size of keys"
-        if name != "flashinfer" or (reason := obstacle(layout)) is not None:
-            return reason if name == "flashinfer" else None
+        if name == "triton":
+            from ..triton.attention import obstacle as refusal
+
+            return refusal(layout, self.device())
+        if (reason := obstacle(layout)) is not None:
+            return reason
         request = {
             "library": name,
             "call": "attention",

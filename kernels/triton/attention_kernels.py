@@ -246,12 +246,30 @@ def prefill_kernel(
     _store_result(q, out, out_scale, place, result, live, QUANTIZED)
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_splits"])
+@triton.jit
+def split_length(
+    sizes, visible, num_splits, wanted, least, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Return the keys of a split, a multiple of BLOCK_N. `num_splits` splits hold the longest
+    sequence.
+
+    sizes [2]: the keys of all decodes and of the longest. `wanted` splits fill the device. A split
+    has `least` keys at least. In a window the `visible` keys of a request are divided evenly.
+    """
+    length = tl.cdiv(visible, num_splits)
+    if WINDOW == 0:
+        shares = tl.cdiv(tl.load(sizes), wanted)
+        length = tl.cdiv(tl.load(sizes + 1), num_splits)
+        length = tl.maximum(tl.maximum(length, shares), least).to(tl.int32)
+    return tl.cdiv(length, BLOCK_N) * BLOCK_N
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_splits", "wanted", "least"])
 def decode_kernel(
     q, out, out_scale, partial, partial_lse, k_cache, v_cache, k_scales, v_scales, rows, requests,
     seq_lens, block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride,
     slot_stride, head_stride, table_stride, scale_log2, value_scale, cap_log2, sinks, slopes,
-    num_heads, num_splits,
+    num_heads, sizes, num_splits, wanted, least,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     HEAD: tl.constexpr,
@@ -292,9 +310,12 @@ def decode_kernel(
     begin = seq_len * 0
     if WINDOW > 0:
         begin = tl.maximum(seq_len - WINDOW, 0)
-    share = tl.cdiv(tl.cdiv(seq_len - begin, BLOCK_N), num_splits) * BLOCK_N
-    low = begin + split * share
-    high = tl.minimum(low + share, seq_len)
+    low = begin
+    high = seq_len
+    if not DIRECT:
+        length = split_length(sizes, seq_len - begin, num_splits, wanted, least, WINDOW, BLOCK_N)
+        low = begin + split * length
+        high = tl.minimum(low + length, seq_len)
     position = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -319,12 +340,13 @@ def decode_kernel(
         _store_result(q, out, out_scale, place, result, live, QUANTIZED)
     else:
         place = ((decode.to(tl.int64) * num_heads + head) * num_splits) + split
-        tl.store(partial + place[:, None] * HEAD + dim[None, :], result, mask=live)
-        # A split without keys has the peak -inf, so its weight is 0.
-        tl.store(partial_lse + place, peak + tl.log2(weight), mask=row < GROUP)
+        # Nothing reads splits without keys, but the first.
+        written = (split == 0) | (low < high)
+        tl.store(partial + place[:, None] * HEAD + dim[None, :], result, mask=live & written)
+        tl.store(partial_lse + place, peak + tl.log2(weight), mask=(row < GROUP) & written)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "wanted", "least"])
 def combine_kernel(
     partial,
     partial_lse,
@@ -332,12 +354,19 @@ def combine_kernel(
     out,
     out_scale,
     rows,
+    requests,
+    seq_lens,
     out_stride_t,
     out_stride_h,
     num_heads,
+    sizes,
     num_splits,
+    wanted,
+    least,
     HEAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     QUANTIZED: tl.constexpr,
 ):
@@ -346,7 +375,11 @@ def combine_kernel(
     head = tl.program_id(1)
     split = tl.arange(0, MAX_SPLITS)
     dim = tl.arange(0, BLOCK_D)
-    live = split < num_splits
+    visible = tl.load(seq_lens + tl.load(requests + decode).to(tl.int64))
+    if WINDOW > 0:
+        visible = tl.minimum(visible, WINDOW)
+    length = split_length(sizes, visible, num_splits, wanted, least, WINDOW, BLOCK_N)
+    live = split < tl.maximum(tl.cdiv(visible, tl.maximum(length, 1)), 1)
     place = (decode.to(tl.int64) * num_heads + head) * num_splits + split
     lse = tl.load(partial_lse + place, mask=live, other=float("-inf"))
     peak = tl.max(lse, 0)

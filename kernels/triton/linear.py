@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from .. import reference
+from . import device as devices
 from .linear_kernels import scaled_linear_kernel, weight_only_linear_kernel
 from .quantize import BITS
 
@@ -65,10 +65,9 @@ def _widens(x: torch.Tensor) -> bool:
     return True
 
 
-@cache
 def _multiplies_fp8(device: torch.device) -> bool:
     """True from compute capability 8.9."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    return devices.properties(device).capability >= (8, 9)
 
 
 def scaled_linear(

@@ -1,0 +1,1 @@
+"""Triton kernels as they are launched, compiled for GPUs that need not be there."""

@@ -1,0 +1,159 @@
+"""Compile Triton's kernels as they are launched, for GPUs that need not be there.
+
+python -m piecework.lab.compiled                      # every kernel, every target: minutes each
+python -m piecework.lab.compiled --targets 86 --quick # some kernels
+python -m piecework.lab.compiled --write docs/performance-cuda.md
+
+Prints a line per kernel, and ends with code 1 if a kernel does not compile, or needs more shared
+memory than a block may have, or local memory for registers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import cases, sass, targets
+
+_BEGIN, _END = "<!-- compiled kernels -->\n", "<!-- end of compiled kernels -->\n"
+
+
+class Row(NamedTuple):
+    """Attributes:
+    target: Compute capability, 90 for 9.0.
+    instructions: Of the inner loop, per thread.
+    loop_bytes: Bytes of weights or cache that an iteration of the loop reads.
+    """
+
+    target: int
+    case: str
+    kernel: str
+    error: str | None = None
+    registers: int = 0
+    stack: int = 0
+    shared: int = 0
+    instructions: int = 0
+    loop_bytes: int | None = None
+    matrix: tuple[str, ...] = ()
+    copies_ahead: bool = False
+
+    @property
+    def fault(self) -> str | None:
+        if self.error is not None:
+            return self.error
+        if self.shared > (most := targets.SHARED_MEMORY[self.target]):
+            return f"{self.shared} bytes of shared memory, of {most}"
+        return f"{self.stack} bytes of stack" if self.stack else None
+
+    @property
+    def per_kib(self) -> str:
+        """Instructions of a thread per KiB that its block reads."""
+        return f"{self.instructions * 1024 / self.loop_bytes:.0f}" if self.loop_bytes else ""
+
+
+def rows(target: int, chosen: Iterable[cases.Case]) -> Iterator[Row]:
+    with targets.recording(target) as recorder:
+        for case in chosen:
+            recorder.case = case.name
+            done = len(recorder.found)
+            case.call()
+            for found in recorder.found[done:]:
+                if found.error is not None:
+                    yield Row(target, case.name, found.name, found.error)
+                else:
+                    yield _row(target, found)
+
+
+def _row(target: int, found: targets.Recorded) -> Row:
+    usage, kernel = sass.usage(found.kernel), found.kernel
+    return Row(
+        target,
+        found.case,
+        found.name,
+        None,
+        *usage,
+        kernel.metadata.shared,
+        len(sass.inner_loop(kernel)),
+        sass.loop_bytes(kernel),
+        tuple(sass.matrix_instructions(kernel)),
+        sass.copies_ahead(kernel),
+    )
+
+
+def table(found: list[Row]) -> str:
+    """Return Markdown: a line per kernel and case, with the figures of all targets."""
+    columns = sorted({row.target for row in found})
+    by_kernel: dict[tuple[str, str], dict[int, Row]] = {}
+    for row in found:
+        # A case may launch several specialisations. The largest is shown.
+        entry = by_kernel.setdefault((row.kernel, row.case), {})
+        if row.target not in entry or row.instructions > entry[row.target].instructions:
+            entry[row.target] = row
+    lines = [
+        "| kernel | case | " + " | ".join(f"{each // 10}.{each % 10}" for each in columns) + " |",
+        "|---|---|" + "---|" * len(columns),
+    ]
+    for (kernel, case), entry in sorted(by_kernel.items()):
+        cells = (_cell(entry.get(column)) for column in columns)
+        lines.append(f"| `{kernel.removesuffix('_kernel')}` | {case} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row.error is not None:
+        return "does not compile"
+    parts = [str(row.registers), f"{row.shared / 1024:.0f}", row.per_kib]
+    return " / ".join(part for part in parts if part)
+
+
+def _write(path: Path, text: str) -> None:
+    page = path.read_text(encoding="utf-8")
+    before, rest = page.split(_BEGIN)
+    path.write_text(before + _BEGIN + text + _END + rest.split(_END)[1], encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m piecework.lab.compiled",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    known = list(targets.SHARED_MEMORY)
+    parser.add_argument("--targets", type=int, nargs="+", choices=known, default=known)
+    parser.add_argument("--quick", action="store_true", help="only some cases")
+    parser.add_argument("--cases", nargs="+", help="only cases whose names contain one of these")
+    parser.add_argument("--json", action="store_true", help="print each row as JSON")
+    parser.add_argument("--write", type=Path, help="a page whose table is replaced")
+    args = parser.parse_args(arguments)
+    found: list[Row] = []
+    for target in args.targets:
+        for row in rows(target, _chosen(args.quick, args.cases)):
+            found.append(row)
+            print(json.dumps(row._asdict()) if args.json else _line(row), flush=True)
+    if args.write:
+        _write(args.write, table(found))
+    faults = [row for row in found if row.fault]
+    for row in faults:
+        print(f"{row.target}: {row.case}: {row.kernel}: {row.fault}", file=sys.stderr)
+    return bool(faults)
+
+
+def _chosen(quick: bool, names: list[str] | None) -> Iterator[cases.Case]:
+    for case in cases.cases():
+        if (case.quick or not quick) and (not names or any(name in case.name for name in names)):
+            yield case
+
+
+def _line(row: Row) -> str:
+    figures: list[Any] = [row.target, row.case, row.kernel, row.registers, row.shared]
+    return " | ".join(map(str, [*figures, row.instructions, row.per_kib, row.fault or ""]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
