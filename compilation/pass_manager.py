@@ -187,6 +187,8 @@ class PassManager:
         for name, wish in config.wishes.items():
             target = Target(platform, fuses, ranks, long, asked=wish is True)
             made = "by --passes" if wish is False else _MAKERS[name](target)
+            if isinstance(made, AsyncTp) and not made.reduces and "sequence_parallel" in self.off:
+                made = "sequence_parallel, which inserts the collectives that it fuses, is off"
             if isinstance(made, str):
                 self.off[name] = made
             else:

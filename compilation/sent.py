@@ -38,6 +38,6 @@ def bytes_sent(graph: fx.Graph, shapes: TokenShapes, ranks: int) -> float:
             total += ranks * size(node)
         elif op.startswith("all_gather_"):
             scale: Any = node.args[1]
-            by_row = op == "all_gather_scaled_linear" and scale.meta["example_value"].dim() == 2
+            by_row = op.endswith("scaled_linear") and scale.meta["example_value"].dim() == 2
             total += ranks * sum(map(size, node.args[: 2 if by_row else 1]))
     return total * (ranks - 1) / ranks

@@ -7,7 +7,7 @@ both at once implements `FusesNorms` or `Pipelines`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -41,11 +41,11 @@ class Pipelines(Protocol):
     """A group that multiplies some parts while others are being sent."""
 
     def multiply(
-        self, op: str, x: torch.Tensor, *rest: torch.Tensor | torch.dtype | None
+        self, op: str, x: torch.Tensor, *rest: torch.Tensor | torch.dtype | int | None
     ) -> torch.Tensor | None:
         """Return the result of the op with this name.
 
-        `op` is all_gather_linear, linear_reduce_scatter, either of them with scaled_linear, or
+        `op` is all_gather_NAME or NAME_reduce_scatter for a name of `PRODUCTS`, or
         linear_all_reduce. `rest` holds its other arguments without the group. Every rank returns
         None if the group cannot do this for tensors of this kind.
         """
@@ -85,56 +85,71 @@ def _pipelined(op: str, name: str, given: Sequence[Any]) -> torch.Tensor | None:
     return group.multiply(op, *given) if isinstance(group, Pipelines) else None
 
 
+class Product(NamedTuple):
+    """A linear op that has two fused ops, `all_gather_NAME` and `NAME_reduce_scatter`.
+
+    `arguments` is the number of its arguments. If it is `scaled`, the second argument has the
+    scales of x: one per row, which are gathered with the rows, or one for all rows.
+    """
+
+    name: str
+    arguments: int
+    scaled: bool = False
+
+
+# The ops that compiler passes can fuse with a collective.
+PRODUCTS: dict[Any, Product] = {}
+
+
+def add_product(op: Any, name: str, signature: str, *, scaled: bool = False) -> None:
+    """Define `all_gather_NAME` and `NAME_reduce_scatter` for a linear op with this signature.
+
+    all_gather_NAME maps x [T / size, in] to [T, out]. NAME_reduce_scatter maps x [T, in] to
+    [T / size, out].
+    """
+    PRODUCTS[op] = Product(name, signature.partition("->")[0].count(",") + 1, scaled)
+
+    def places(factors: Sequence[Any]) -> range:
+        """Return the places of the arguments that have a row for each row of x."""
+        return range(2 if scaled and factors[1].dim() == 2 else 1)
+
+    def gather(*given: Any) -> torch.Tensor:
+        *factors, group, size = given
+        result = _pipelined(f"all_gather_{name}", group, factors)
+        if result is None:
+            for place in places(factors):
+                factors[place] = piecework.all_gather(factors[place], group, size)
+            result = op(*factors)
+        return result
+
+    def scatter(*given: Any) -> torch.Tensor:
+        *factors, group, size = given
+        result = _pipelined(f"{name}_reduce_scatter", group, factors)
+        return piecework.reduce_scatter(op(*factors), group, size) if result is None else result
+
+    def gathered(*given: Any) -> torch.Tensor:
+        *factors, _, size = given
+        for place in places(factors):
+            part = factors[place]
+            factors[place] = part.new_empty(part.shape[0] * size, *part.shape[1:])
+        result: torch.Tensor = op(*factors)
+        return result
+
+    def scattered(*given: Any) -> torch.Tensor:
+        *factors, _, size = given
+        result: torch.Tensor = op(*factors)
+        return result.new_empty(result.shape[0] // size, result.shape[1])
+
+    more = "str group, int size"
+    _define(f"all_gather_{name}", signature, more, gather, gathered)
+    _define(f"{name}_reduce_scatter", signature, more, scatter, scattered)
+
+
 def _linear_all_reduce(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str
 ) -> torch.Tensor:
     result = _pipelined("linear_all_reduce", name, (x, weight, bias))
     return piecework.all_reduce(F.linear(x, weight, bias), name) if result is None else result
-
-
-def _define_products(linear: str, signature: str) -> None:
-    """Define all_gather_LINEAR and LINEAR_reduce_scatter.
-
-    all_gather_LINEAR maps x [T / size, in] to [T, out]; if each row has its own scale, the scales
-    are gathered too. LINEAR_reduce_scatter maps x [T, in] to [T / size, out].
-    """
-    scaled = linear == "scaled_linear"
-    product: Any = piecework.scaled_linear if scaled else F.linear
-
-    def gather(*given: Any) -> torch.Tensor:
-        *factors, name, size = given
-        result = _pipelined(f"all_gather_{linear}", name, factors)
-        if result is None:
-            for place in range(2 if scaled and factors[1].dim() == 2 else 1):
-                factors[place] = piecework.all_gather(factors[place], name, size)
-            result = product(*factors)
-        return result
-
-    def scatter(*given: Any) -> torch.Tensor:
-        *factors, name, size = given
-        result = _pipelined(f"{linear}_reduce_scatter", name, factors)
-        return piecework.reduce_scatter(product(*factors), name, size) if result is None else result
-
-    def shaped(rows: Any, given: Sequence[Any]) -> torch.Tensor:
-        x, weight, dtype = given[0], given[2 if scaled else 1], given[5] if scaled else None
-        result: torch.Tensor = x.new_empty(rows, weight.shape[0], dtype=dtype)
-        return result
-
-    more = "str group, int size"
-    _define(
-        f"all_gather_{linear}",
-        signature,
-        more,
-        gather,
-        lambda *given: shaped(given[0].shape[0] * given[-1], given),
-    )
-    _define(
-        f"{linear}_reduce_scatter",
-        signature,
-        more,
-        scatter,
-        lambda *given: shaped(given[0].shape[0] // given[-1], given),
-    )
 
 
 for _norm in NORMS:
@@ -147,5 +162,12 @@ _define(
     _linear_all_reduce,
     lambda x, weight, bias, name: x.new_empty(x.shape[0], weight.shape[0]),
 )
-_define_products("linear", _LINEAR)
-_define_products("scaled_linear", TRACED["scaled_linear"][0])
+add_product(F.linear, "linear", _LINEAR)
+PRODUCTS[torch.ops.aten.linear.default] = PRODUCTS[F.linear]
+for _name in ("scaled_linear", "weight_only_linear"):
+    add_product(
+        getattr(piecework, _name).default,
+        _name,
+        TRACED[_name][0],
+        scaled=_name == "scaled_linear",
+    )

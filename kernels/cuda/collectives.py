@@ -66,6 +66,8 @@ class CudaGroup(TorchGroup):
         """Multiply by torch's pipelined products: 16 bits, and FP8 with scales per row or per
         tensor.
         """
+        if op not in _PRODUCTS:
+            return None
         name = _with_symmetric_memory(self._group)
         if op in ("all_gather_linear", "linear_reduce_scatter"):
             weight, bias = rest

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....kernels.fused_collectives import PRODUCTS, Product
 from ..context import PassContext
-from ..cpu.pack_linear import LINEAR
 from ..rewrite import our_op
 
 piecework = torch.ops.piecework
@@ -36,29 +36,29 @@ class AsyncTp:
     def __call__(self, graph: fx.Graph, context: PassContext) -> int:
         count = 0
         for node in list(graph.nodes):
-            if (linear := _linear(node)) is None:
+            if (product := _product(node)) is None:
                 continue
             scatters = [user for user in node.users if our_op(user) == "reduce_scatter"]
             if len(node.users) == 1 and scatters:
                 (scatter,) = scatters
-                _fuse(scatter, f"{linear}_reduce_scatter", node, scatter.args[1:])
+                _fuse(scatter, f"{product.name}_reduce_scatter", product, node, scatter.args[1:])
                 graph.erase_node(node)
                 count += 1
                 continue
             reduces = [user for user in node.users if our_op(user) == "all_reduce"]
-            if self.reduces and linear == "linear" and len(node.users) == 1 and reduces:
-                _fuse(reduces[0], "linear_all_reduce", node, reduces[0].args[1:])
+            if self.reduces and product.name == "linear" and len(node.users) == 1 and reduces:
+                _fuse(reduces[0], "linear_all_reduce", product, node, reduces[0].args[1:])
                 graph.erase_node(node)
                 count += 1
                 continue
             gathers = [
                 arg
-                for arg in node.args[:2]
+                for arg in node.args[: 2 if product.scaled else 1]
                 if isinstance(arg, fx.Node) and our_op(arg) == "all_gather"
             ]
             x: Any = node.args[0]
             if x in gathers and all(len(gather.users) == 1 for gather in gathers):
-                _fuse(node, f"all_gather_{linear}", node, x.args[1:])
+                _fuse(node, f"all_gather_{product.name}", product, node, x.args[1:])
                 for gather in gathers:
                     node.replace_input_with(gather, gather.args[0])
                     graph.erase_node(gather)
@@ -66,20 +66,17 @@ class AsyncTp:
         return count
 
 
-def _linear(node: fx.Node) -> str | None:
-    """Return the name of a linear op in `fused_collectives`, or None for other nodes."""
-    if our_op(node) == "scaled_linear":
-        return "scaled_linear"
-    return "linear" if node.op == "call_function" and node.target in LINEAR else None
+def _product(node: fx.Node) -> Product | None:
+    """Return the linear op of a node, if it has fused ops."""
+    return PRODUCTS.get(node.target) if node.op == "call_function" else None
 
 
-def _fuse(node: fx.Node, name: str, linear: fx.Node, group: Any) -> None:
+def _fuse(node: fx.Node, name: str, product: Product, linear: fx.Node, group: Any) -> None:
     """Turn `node` into the fused op, with the same result.
 
     `group` are the collective's arguments.
     """
     given = [*linear.args, *linear.kwargs.values()]
-    if our_op(linear) != "scaled_linear":
-        given += [None] * (3 - len(given))
+    given += [None] * (product.arguments - len(given))  # A bias that is left out.
     node.target = getattr(piecework, name).default
     node.args, node.kwargs = (*given, *group), {}

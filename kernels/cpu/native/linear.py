@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...fused_collectives import add_product
 from ..machine.huge_pages import Slabs
 from .build import Kernels, load_kernels
 from .embedding import OP as EMBEDDING_OP
@@ -61,13 +62,10 @@ def _row_scales(layout: int, columns: int) -> int:
 
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "linear(Tensor x, Tensor weight, Tensor? bias, int out_features, int layout) -> Tensor"
-)  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "native_scaled_linear(Tensor x, Tensor x_scale, Tensor weight, Tensor? bias, "
-    "int out_features, int layout) -> Tensor"
-)  # type: ignore[no-untyped-call]
+_LINEAR = "(Tensor x, Tensor weight, Tensor? bias, int out_features, int layout) -> Tensor"
+_SCALED_LINEAR = _LINEAR.replace("Tensor x,", "Tensor x, Tensor x_scale,")
+_LIBRARY.define("linear" + _LINEAR)  # type: ignore[no-untyped-call]
+_LIBRARY.define("native_scaled_linear" + _SCALED_LINEAR)  # type: ignore[no-untyped-call]
 
 
 def multiply(
@@ -151,6 +149,15 @@ _LIBRARY.impl(
     ),
     "Meta",
 )  # type: ignore[no-untyped-call]
+
+
+add_product(torch.ops.piecework.linear.default, "native_linear", _LINEAR)
+add_product(
+    torch.ops.piecework.native_scaled_linear.default,
+    "native_scaled_linear",
+    _SCALED_LINEAR,
+    scaled=True,
+)
 
 
 class NativeLinear:

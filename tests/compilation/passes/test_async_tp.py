@@ -16,6 +16,7 @@ from piecework.compilation.passes.common.async_tp import AsyncTp
 from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.sent import bytes_sent
 from piecework.kernels import collectives
+from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.platform import CpuPlatform
 from tests.thread_ranks import ThreadRanks, on_ranks, thread_ranks
 
@@ -65,8 +66,7 @@ def test_rows_that_others_read_too_are_gathered_by_themselves() -> None:
 
 
 def test_without_split_rows_there_is_nothing_to_overlap() -> None:
-    graph = traced_model("llama", None, ranks=RANKS).graph
-    assert manager(long=False).run(graph, CONTEXT)["async_tp"] == 0
+    assert "sequence_parallel, which inserts the" in manager(long=False).off["async_tp"]
     own = manager(PassConfig())
     assert own.off["async_tp"] == "what is sent takes the cores that multiply"
 
@@ -119,3 +119,35 @@ def test_a_group_that_does_both_at_once_is_asked(op: str, dtype: torch.dtype) ->
             assert torch.equal(result, torch.cat([product] * RANKS))
         else:
             assert torch.equal(result, (product + product).chunk(RANKS)[rank])
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+@pytest.mark.skipif(native_linear() is None, reason="no CPU kernels")
+def test_packed_products_are_those_of_their_parts(by_row: bool) -> None:
+    kernels = native_linear()
+    assert kernels is not None
+    weight = torch.randint(-9, 9, (64, 32), dtype=torch.int8)
+    packed = kernels.pack("int8", [weight], [torch.rand(64, 1)])
+    layout, x = kernels.layout("int8", 32), torch.randint(-9, 9, (8, 32), dtype=torch.int8)
+    scale = torch.rand(8, 1) if by_row else torch.rand(1)
+    whole = kernels.scaled_op(x, scale, packed, None, 64, layout)
+    ours = torch.ops.piecework
+
+    def fused(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = slice(4 * rank, 4 * rank + 4)
+        own = scale[rows] if by_row else scale
+        rest = (packed, None, 64, layout, "own", RANKS)
+        return (
+            ours.all_gather_native_scaled_linear(x[rows], own, *rest),
+            ours.native_scaled_linear_reduce_scatter(x, scale, *rest),
+        )
+
+    ranks = ThreadRanks(RANKS)
+    collectives.set_group("own", ranks)
+    try:
+        results = on_ranks(ranks, fused)
+    finally:
+        collectives.set_group("own", None)
+    for rank, (gathered, scattered) in enumerate(results):
+        assert torch.equal(gathered, whole)
+        assert torch.equal(scattered, (whole + whole).chunk(RANKS)[rank])

@@ -13,6 +13,7 @@ from tiny_models import make_tiny_model
 
 from piecework.cli.explain import lines, picture
 from piecework.cli.main import main
+from piecework.kernels.cpu.native.linear import native_linear
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.explain import (
@@ -130,6 +131,24 @@ def test_a_rank_of_several_with_what_it_sends(tmp_path: Path) -> None:
     assert "each of 2 ranks sends 1,792 bytes per token as traced, 1,792 after the passes" in text
     assert "order of calls of steps of at least 32 tokens\n    1 x  piece 3" in text
     assert picture(told).count("1,792 bytes sent a token") == 4
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8", "q8_0"])
+@pytest.mark.skipif(native_linear() is None, reason="no CPU kernels")
+def test_the_products_of_a_loaded_model_are_overlapped(
+    quantization: str, tmp_path: Path
+) -> None:
+    """Its layers are packed, unlike those of a model that is traced without weights."""
+    settings = {"dtype": "bfloat16", "tp_size": 2, "quantization": quantization}
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS, intermediate_size=128)
+    passes = "+sequence_parallel,sequence_parallel_tokens=32,+async_tp"
+    told = explain(config(path, passes=passes, **settings))
+    short, long = told.forwards
+    assert long.passes["async_tp"] == 4 * LAYERS and "async_tp" not in short.passes
+    text = "\n".join(row.ops for row in told.pieces)
+    fused = "native_scaled_linear" if quantization == "int8" else "native_linear"
+    assert f"piecework.all_gather_{fused}" in text and f"piecework.{fused}_reduce_scatter" in text
+    assert "async_tp is off: sequence_parallel" in "\n".join(lines(told))
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:
