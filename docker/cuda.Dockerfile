@@ -5,13 +5,15 @@ ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 FROM ${PYTHON_IMAGE} AS build
 ARG TORCH=torch==2.11.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
+# cuda,sgl-kernel adds sglang-kernel's kernels, with TORCH=torch==2.13.0.
+ARG EXTRAS=cuda
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/piecework
 # First and alone: it decides which CUDA there is, and brings its libraries and Triton; the driver is the host's.
 COPY docker/constraints.txt /tmp/constraints.txt
 RUN /opt/piecework/bin/pip install --index-url ${TORCH_INDEX} --extra-index-url https://pypi.org/simple -c /tmp/constraints.txt ${TORCH}
 COPY . /src
-RUN /opt/piecework/bin/pip install -c /tmp/constraints.txt '/src[cuda]'
+RUN /opt/piecework/bin/pip install -c /tmp/constraints.txt "/src[${EXTRAS}]"
 
 FROM ${PYTHON_IMAGE}
 # flashinfer is not here: it would build its kernels with nvcc, which an image of this size has not. `--attention-backend auto` is Triton.

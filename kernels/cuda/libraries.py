@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from .products import (
+    ScaledProduct,
     TorchProducts,
     multiply_by_sgl_kernel,
     scaled_product,
@@ -55,17 +56,17 @@ class LibraryOps:
     Attributes:
         module: The library.
         takes_heads: Whether it also normalises [T, heads, D] with any stride between heads.
-        multiplies: Whether it has `scaled_linear`.
+        functions: The functions of `_FUNCTIONS` that this version has.
     """
 
     name: str
     module: Any
     takes_heads: bool
-    multiplies: bool = False
+    functions: frozenset[str]
 
     def takes(self, op: str, x: torch.Tensor, *others: Any) -> bool:
         match op:
-            case "rms_norm":
+            case "rms_norm" if "rmsnorm" in self.functions:
                 laid_out = x.is_contiguous() if x.dim() == 2 else x.dim() == 3 and self.takes_heads
                 weight = others[0]
                 return (
@@ -75,12 +76,18 @@ class LibraryOps:
                     and weight.is_contiguous()
                     and _aligned(weight)
                 )
-            case "silu_and_mul":
+            case "silu_and_mul" if op in self.functions:
                 return x.dim() == 2 and x.is_contiguous() and _in_vectors(x, x.shape[1] // 2)
-            case "scaled_linear" if self.multiplies:
-                product = scaled_product(x, *others)
-                return product is not None and takes_by_sgl_kernel(product)
+            case "scaled_linear":
+                return self._product(x, *others) is not None
         return False
+
+    def _product(self, *given: Any) -> ScaledProduct | None:
+        """Return the call of `scaled_linear`, or None if this version has no function for it."""
+        product = scaled_product(*given) if self.functions & _PRODUCTS else None
+        if product is None or _product_function(product) not in self.functions:
+            return None
+        return product if takes_by_sgl_kernel(product) else None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
         """Normalise x [T, H] or [T, heads, D]."""
@@ -100,10 +107,14 @@ class LibraryOps:
 
     def scaled_linear(self, *given: Any) -> torch.Tensor | None:
         """Multiply. Arguments as in `reference.scaled_linear`."""
-        product = scaled_product(*given) if self.multiplies else None
-        if product is None or not takes_by_sgl_kernel(product):
-            return None
-        return multiply_by_sgl_kernel(self.module, product)
+        product = self._product(*given)
+        return None if product is None else multiply_by_sgl_kernel(self.module, product)
+
+
+def _product_function(product: ScaledProduct) -> str:
+    if product.form == "blocks":
+        return "fp8_blockwise_scaled_mm"
+    return "fp8_scaled_mm" if product.is_fp8 else "int8_scaled_mm"
 
 
 def _in_vectors(x: torch.Tensor, size: int) -> bool:
@@ -136,7 +147,13 @@ def names() -> list[str]:
 
 
 TORCH = TorchProducts()
-_PRODUCTS = ("fp8_scaled_mm", "int8_scaled_mm", "fp8_blockwise_scaled_mm")
+# Functions of sgl-kernel. Each is checked, because versions differ: sglang-kernel 0.4 lacks
+# fp8_blockwise_scaled_mm, for example. flashinfer's products are not used.
+_PRODUCTS = frozenset({"fp8_scaled_mm", "int8_scaled_mm", "fp8_blockwise_scaled_mm"})
+_FUNCTIONS = {
+    "sgl-kernel": _PRODUCTS | {"rmsnorm", "silu_and_mul"},
+    "flashinfer": frozenset({"rmsnorm", "silu_and_mul"}),
+}
 
 
 @cache
@@ -148,9 +165,14 @@ def load(name: str) -> Library:
         return TORCH
     module, takes_heads = _MODULES[name]
     library = import_module(module)
-    assert callable(library.rmsnorm) and callable(library.silu_and_mul)
-    multiplies = all(hasattr(library, product) for product in _PRODUCTS)
-    return LibraryOps(name, library, takes_heads, multiplies)
+    wanted = _FUNCTIONS[name]
+    has = frozenset(each for each in wanted if callable(getattr(library, each, None)))
+    if not has:
+        raise ImportError(f"it has none of {', '.join(sorted(wanted))}")
+    if has != wanted:
+        lacks = ", ".join(sorted(wanted - has))
+        logger.info("this version of %s lacks %s: other kernels compute these", name, lacks)
+    return LibraryOps(name, library, takes_heads, has)
 
 
 def installed() -> tuple[Library, ...]:

@@ -26,7 +26,8 @@ from ..cache_folder import verdicts_folder
 
 COMMAND = (sys.executable, "-m", "piecework.kernels.cuda.trials")
 _PACKAGES = {
-    "sgl-kernel": ("sgl-kernel",),
+    # Two distributions have the module `sgl_kernel`: the second one succeeds the first.
+    "sgl-kernel": ("sgl-kernel", "sglang-kernel"),
     "flashinfer": ("flashinfer-python", "flashinfer-jit-cache"),
     "torch._scaled_mm": (),
 }

@@ -16,6 +16,7 @@ import products_standin
 import torch
 import torch.nn.functional as F
 
+from piecework.kernels.cuda import libraries
 from piecework.kernels.cuda.libraries import LibraryOps
 
 _CONTRACTS = Path(__file__).parents[1] / "library_contracts"
@@ -24,13 +25,18 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 class LibraryStandIn:
     """`calls`: the name of each function that was called. `heads`: whether rmsnorm takes three
-    dimensions, and rows with gaps.
+    dimensions, and rows with gaps. A function that the contract lacks is no attribute.
     """
 
-    def __init__(self, module: str, *, heads: bool) -> None:
-        self._signatures = json.loads((_CONTRACTS / f"{module}.json").read_text())["signatures"]
+    def __init__(self, contract: str, *, heads: bool) -> None:
+        self.signatures = json.loads((_CONTRACTS / f"{contract}.json").read_text())["signatures"]
         self._heads = heads
         self.calls: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.endswith("_mm") and name not in self.signatures:
+            raise AttributeError(name)
+        return super().__getattribute__(name)
 
     def rmsnorm(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         given = self._bound("rmsnorm", *args, **kwargs)
@@ -76,7 +82,7 @@ class LibraryStandIn:
 
     def _bound(self, name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.calls.append(name)
-        bound = inspect.signature(eval(f"lambda {self._signatures[name]}: None")).bind(
+        bound = inspect.signature(eval(f"lambda {self.signatures[name]}: None")).bind(
             *args, **kwargs
         )
         bound.apply_defaults()
@@ -95,8 +101,16 @@ def _check(*tensors: torch.Tensor) -> None:
 
 def sgl_kernel() -> LibraryOps:
     module = LibraryStandIn("sgl_kernel", heads=False)
-    return LibraryOps("sgl-kernel", module, takes_heads=False, multiplies=True)
+    return LibraryOps("sgl-kernel", module, False, libraries._FUNCTIONS["sgl-kernel"])
+
+
+def sglang_kernel() -> LibraryOps:
+    """Its successor, which lacks a function."""
+    module = LibraryStandIn("sglang_kernel", heads=False)
+    functions = libraries._FUNCTIONS["sgl-kernel"] & module.signatures.keys()
+    return LibraryOps("sgl-kernel", module, False, functions)
 
 
 def flashinfer() -> LibraryOps:
-    return LibraryOps("flashinfer", LibraryStandIn("flashinfer", heads=True), takes_heads=True)
+    module = LibraryStandIn("flashinfer", heads=True)
+    return LibraryOps("flashinfer", module, True, libraries._FUNCTIONS["flashinfer"])

@@ -191,7 +191,10 @@ def test_an_op_that_fails_its_trial_is_left_out_with_one_line(
 ) -> None:
     use(
         LibraryOps(
-            "sgl-kernel", SimpleNamespace(rmsnorm=broken, silu_and_mul=broken), takes_heads=False
+            "sgl-kernel",
+            SimpleNamespace(rmsnorm=broken, silu_and_mul=broken),
+            takes_heads=False,
+            functions=frozenset({"rmsnorm", "silu_and_mul"}),
         )
     )
     for _ in range(2):
@@ -245,7 +248,8 @@ def forgotten() -> Iterator[None]:
         ("raise ImportError('could not load any common_ops library')", 1),
         ("raise OSError('libcudart.so.12: cannot open shared object file')", 1),
         ("import no_such_dependency", 1),
-        ("rmsnorm = print", 1),
+        ("nothing_of_ours = print", 1),
+        ("rmsnorm = print", 0),
         (None, 0),
     ],
 )
@@ -295,6 +299,20 @@ def test_what_is_installed_is_found_and_offered_for_comparison(
     assert list(versions) == ["torch", "triton", "sgl-kernel", "flashinfer", "torch._scaled_mm"]
     assert versions["sgl-kernel"].rms_norm(HEADS, WEIGHT, 1e-5) is None
     assert versions["flashinfer"].rms_norm(HEADS, WEIGHT, 1e-5) is not None
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_each_function_of_a_version_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """sglang-kernel succeeds sgl-kernel under the same module, without products of blocks."""
+    caplog.set_level(logging.INFO)
+    module = library_ops_standin.LibraryStandIn("sglang_kernel", heads=False)
+    monkeypatch.setitem(sys.modules, "sgl_kernel", module)
+    library = libraries.load("sgl-kernel")
+    assert isinstance(library, LibraryOps)
+    assert library.functions == {"rmsnorm", "silu_and_mul", "fp8_scaled_mm", "int8_scaled_mm"}
+    assert "this version of sgl-kernel lacks fp8_blockwise_scaled_mm" in caplog.text
 
 
 def test_an_op_has_the_shape_that_tracing_is_told() -> None:

@@ -116,6 +116,11 @@ def test_a_verdict_is_kept_for_the_next_start_a_failure_for_a_day(
     assert third.failure(GATE) is None and "exit code 1" in str(third.failure(NORM)), (
         "the failure is tried anew"
     )
+    with monkeypatch.context() as upgraded:
+        upgraded.setattr(
+            trial_process, "_version", lambda name: "0.4.9" if name == "sglang-kernel" else None
+        )
+        assert "exit code 1" in str(Trials("cpu").failure(GATE)), "so is another version"
     monkeypatch.setattr(torch, "__version__", "another")
     assert "exit code 1" in str(Trials("cpu").failure(GATE)), "so is everything with another torch"
 

@@ -5,6 +5,8 @@ sources in its wheel.
         > tests/library_contracts/flashinfer.json
     python tests/library_contracts/extract_signatures.py sgl_kernel UNPACKED_WHEEL \\
         > tests/library_contracts/sgl_kernel.json
+    python tests/library_contracts/extract_signatures.py sglang_kernel UNPACKED_WHEEL \\
+        > tests/library_contracts/sglang_kernel.json
 
 Reading the sources needs neither a library's dependencies nor a GPU.
 """
@@ -20,19 +22,29 @@ from typing import NamedTuple
 
 
 class Library(NamedTuple):
-    """What is called, and the file of the package that defines it: classes by the methods of
-    `METHODS`, and functions.
+    """What is called, and the file of the package `module` that defines it: classes by the methods
+    of `METHODS`, and functions.
     """
 
     distribution: str
+    module: str
     classes: Mapping[str, str]
     functions: Mapping[str, str]
 
 
 METHODS = ("__init__", "plan", "_plan_impl", "run", "csr")
+_SGL_KERNEL = {
+    "rmsnorm": "elementwise.py",
+    "silu_and_mul": "elementwise.py",
+    "weak_ref_tensor": "memory.py",
+    "fp8_scaled_mm": "gemm.py",
+    "int8_scaled_mm": "gemm.py",
+    "fp8_blockwise_scaled_mm": "gemm.py",
+}
 LIBRARIES = {
     "flashinfer": Library(
         "flashinfer_python",
+        "flashinfer",
         {
             "BatchPrefillWithPagedKVCacheWrapper": "prefill.py",
             "BatchDecodeWithPagedKVCacheWrapper": "decode.py",
@@ -46,25 +58,17 @@ LIBRARIES = {
             "comm.create_allreduce_fusion_workspace": "comm/allreduce.py",
         },
     ),
-    "sgl_kernel": Library(
-        "sgl_kernel",
-        {},
-        {
-            "rmsnorm": "elementwise.py",
-            "silu_and_mul": "elementwise.py",
-            "weak_ref_tensor": "memory.py",
-            "fp8_scaled_mm": "gemm.py",
-            "int8_scaled_mm": "gemm.py",
-            "fp8_blockwise_scaled_mm": "gemm.py",
-        },
-    ),
+    # PyPI's sgl-kernel ended at 0.3.21. sglang-kernel succeeds it under the same module.
+    "sgl_kernel": Library("sgl_kernel", "sgl_kernel", {}, _SGL_KERNEL),
+    "sglang_kernel": Library("sglang_kernel", "sgl_kernel", {}, _SGL_KERNEL),
 }
 
 
 def exported(package: Path, file: str = "__init__.py") -> set[str]:
     """The names that importing the package gives, also by a star."""
     tree = ast.parse((package / file).read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    # Also those for one system alone.
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     names = {alias.asname or alias.name for node in imports for alias in node.names}
     for node in imports:
         if node.level == 1 and node.names[0].name == "*":
@@ -88,9 +92,8 @@ def signature(function: ast.FunctionDef, skipped: int = 0) -> str:
     return ast.unparse(arguments)
 
 
-def signatures(package: Path) -> dict[str, str]:
-    """Of the package in this folder, which is named as its library is imported."""
-    library = LIBRARIES[package.name]
+def signatures(library: Library, package: Path) -> dict[str, str]:
+    """Of the package in this folder."""
     found: dict[str, str] = {}
     for name, file in library.classes.items():
         if not is_exported(package, name):
@@ -111,9 +114,9 @@ def signatures(package: Path) -> dict[str, str]:
             f"{name}.{method}": signature(item, skipped=1) for method, item in methods.items()
         }
     for name, file in library.functions.items():
-        tree = ast.parse((package / file).read_text(encoding="utf-8"))
-        functions = {item.name: item for item in tree.body if isinstance(item, ast.FunctionDef)}
         if is_exported(package, name):
+            tree = ast.parse((package / file).read_text(encoding="utf-8"))
+            functions = {item.name: item for item in tree.body if isinstance(item, ast.FunctionDef)}
             found[name] = signature(functions[name.rpartition(".")[2]])
     return found
 
@@ -128,9 +131,9 @@ def version(wheel: Path, distribution: str) -> str:
 
 
 if __name__ == "__main__":
-    name, wheel = sys.argv[1], Path(sys.argv[2])
+    library, wheel = LIBRARIES[sys.argv[1]], Path(sys.argv[2])
     described = {
-        "version": version(wheel, LIBRARIES[name].distribution),
-        "signatures": signatures(wheel / name),
+        "version": version(wheel, library.distribution),
+        "signatures": signatures(library, wheel / library.module),
     }
     print(json.dumps(described, indent=1))

@@ -70,19 +70,34 @@ def test_an_argument_that_flashinfer_does_not_have_is_found_out(wrapper: str) ->
         )
 
 
-def test_the_extract_is_of_a_version_that_is_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("extra", "name", "file"),
+    [
+        ("flashinfer", "flashinfer-python", "flashinfer"),
+        ("sgl-kernel", "sglang-kernel", "sglang_kernel"),
+    ],
+)
+def test_the_extract_is_of_a_version_that_is_asked_for(extra: str, name: str, file: str) -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     (wanted,) = (
         line
-        for line in project["project"]["optional-dependencies"]["flashinfer"]
-        if line.startswith("flashinfer-python")
+        for line in project["project"]["optional-dependencies"][extra]
+        if line.startswith(name)
     )
     from packaging.requirements import Requirement
 
-    assert Requirement(wanted).specifier.contains(flashinfer_standin.EXTRACT["version"])
+    extract = json.loads((Path(__file__).parent / f"{file}.json").read_text())
+    assert Requirement(wanted).specifier.contains(extract["version"])
 
 
-@pytest.mark.parametrize("make", [library_ops_standin.sgl_kernel, library_ops_standin.flashinfer])
+@pytest.mark.parametrize(
+    "make",
+    [
+        library_ops_standin.sgl_kernel,
+        library_ops_standin.sglang_kernel,
+        library_ops_standin.flashinfer,
+    ],
+)
 def test_every_op_binds_to_its_library_s_own_signature(make: Callable[[], LibraryOps]) -> None:
     """The stand-in binds each call; here both functions are called."""
     library, x = make(), torch.ones(2, 16, dtype=torch.bfloat16)
@@ -93,12 +108,17 @@ def test_every_op_binds_to_its_library_s_own_signature(make: Callable[[], Librar
             function(x, x[0], no_such_argument=1)
 
 
-@pytest.mark.parametrize("module", list(LIBRARIES))
-def test_the_extract_is_what_the_installed_library_says(module: str) -> None:
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        pytest.skip(f"{module} is not installed")
-    extract = json.loads((Path(__file__).parent / f"{module}.json").read_text())
-    if importlib.metadata.version(LIBRARIES[module].distribution) != extract["version"]:
+@pytest.mark.parametrize("name", list(LIBRARIES))
+def test_the_extract_is_what_the_installed_library_says(name: str) -> None:
+    library = LIBRARIES[name]
+    spec = importlib.util.find_spec(library.module)
+    try:
+        installed = importlib.metadata.version(library.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        installed = None
+    if spec is None or spec.origin is None or installed is None:
+        pytest.skip(f"{name} is not installed")
+    extract = json.loads((Path(__file__).parent / f"{name}.json").read_text())
+    if installed != extract["version"]:
         pytest.skip("another version is installed")
-    assert signatures(Path(spec.origin).parent) == extract["signatures"]
+    assert signatures(library, Path(spec.origin).parent) == extract["signatures"]
