@@ -90,6 +90,7 @@ class PieceMaker(PieceStore):
             inputs,
             names,
             matches,
+            passes.off,
             before,
             passes.unit,
             (sent, bytes_sent(traced.graph, traced.shapes, self.ranks)),

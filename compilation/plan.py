@@ -9,7 +9,7 @@ import base64
 import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -67,7 +67,8 @@ class Plan:
         weights: The names of values that are parameters or buffers of the model.
         weight_specs: The specs of these weights.
         constants: Values that are not tensors.
-        passes: Number of matches of each pass.
+        passes: Number of matches of each pass that ran.
+        passes_off: Why each other pass did not run.
         unit: The number of tokens must be a multiple of it, at least twice it if it is not 1.
         sent: `bytes_sent` before and after the passes.
     """
@@ -81,6 +82,7 @@ class Plan:
     output: int
     num_values: int
     passes: dict[str, int]
+    passes_off: dict[str, str] = field(default_factory=dict)
     unit: int = 1
     sent: tuple[float, float] = (0.0, 0.0)
 
@@ -155,6 +157,7 @@ class Plan:
             output=data["output"],
             num_values=data["num_values"],
             passes=dict(data["passes"]),
+            passes_off=dict(data["passes_off"]),
             unit=data["unit"],
             sent=tuple(data["sent"]),
         )
@@ -165,6 +168,7 @@ def make_plan(
     inputs: list[torch.Tensor],
     names: Mapping[int, str],
     passes: Mapping[str, int],
+    passes_off: Mapping[str, str],
     before: Sequence[Sequence[str]] = (),
     unit: int = 1,
     sent: tuple[float, float] = (0.0, 0.0),
@@ -172,7 +176,7 @@ def make_plan(
     """Return the plan of a split forward, and the graph of each distinct piece.
 
     `names` are those of the model's tensors, by `id`. `before` holds the ops of each call of a
-    piece before the passes. `passes`, `unit` and `sent` are those of `Plan`.
+    piece before the passes. `passes`, `passes_off`, `unit` and `sent` are those of `Plan`.
 
     A tensor that is neither an input nor named is called `~number`. A plan with such a tensor is
     valid in this process only.
@@ -224,6 +228,7 @@ def make_plan(
         output=cut.output,
         num_values=len(cut.specs) + len(cut.constants),
         passes=dict(passes),
+        passes_off=dict(passes_off),
         unit=unit,
         sent=sent,
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..runtime.config.engine import EngineConfig
-from ..runtime.core.engine_info import EngineInfo, GraphInfo
+from ..runtime.core.engine_info import EngineInfo, GraphInfo, describe_passes
 from ..version import __version__
 from .config.server import CommonServerConfig, ServerConfig
 
@@ -48,6 +48,8 @@ def summary(
         )
     if (graphs := _graphs(config.engine, info.graphs)) is not None:
         known["graphs"] = graphs
+    if info.graphs.passes:
+        known["passes"] = describe_passes(info.graphs)
     prompt = "Name the capital of France."
     asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     body = {"model": config.model_names[0], **asked, "max_tokens": 64}

@@ -30,6 +30,9 @@ class GraphInfo:
         failed_sizes: Sizes that run without a graph, with the reason.
         pending_sizes: Sizes of both kinds that are not captured yet.
         calls: The calls of the forward in pieces, in order.
+        passes: Number of matches of each pass over the forward. Empty until pieces are loaded. If
+            long steps have another forward, the larger number.
+        passes_off: Why each other pass did not run.
     """
 
     prefill_backend: str = "disabled"
@@ -40,9 +43,20 @@ class GraphInfo:
     failed_sizes: dict[str, str] = field(default_factory=dict)
     pending_sizes: list[int] = field(default_factory=list)
     calls: list[PieceCalls] = field(default_factory=list)
+    passes: dict[str, int] = field(default_factory=dict)
+    passes_off: dict[str, str] = field(default_factory=dict)
     num_graphs: int = 0
     graph_bytes: int = 0
     capture_seconds: float = 0.0
+
+
+def describe_passes(graphs: GraphInfo) -> str:
+    """Return one line: the passes that matched, those without a match, and those that are off."""
+    matched = [f"{name} x {count}" for name, count in graphs.passes.items() if count]
+    idle = [name for name, count in graphs.passes.items() if not count]
+    off = [f"{name} ({reason})" for name, reason in graphs.passes_off.items()]
+    parts = ((matched, ""), (idle, "no match: "), (off, "off: "))
+    return "; ".join(head + ", ".join(names) for names, head in parts if names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,7 +180,7 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         runner.linear_kinds,
         ranks=config.tp_size,
     )
-    forwards = _forward_rows(forward, maker)
+    forwards = _forward_rows(forward)
     short = forward.parts[0].plan
     captures = _capture(runner, forward)
     if lengths is None and runner.seen_lengths.counts:
@@ -214,24 +214,18 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
     )
 
 
-def _forward_rows(
-    forward: PiecewiseForward | ForwardByLength, maker: PieceMaker
-) -> list[ForwardRow]:
-    def row(plan: Plan, tokens: int, store: PieceMaker, first: int = 0) -> ForwardRow:
+def _forward_rows(forward: PiecewiseForward | ForwardByLength) -> list[ForwardRow]:
+    def row(plan: Plan, tokens: int, first: int = 0) -> ForwardRow:
         stretches = [
             stretch if stretch.piece is None else stretch._replace(piece=first + stretch.piece)
             for stretch in plan.stretches()
         ]
-        return ForwardRow(tokens, stretches, plan.passes, store.pass_manager().off, *plan.sent)
+        return ForwardRow(tokens, stretches, plan.passes, plan.passes_off, *plan.sent)
 
     if isinstance(forward, PiecewiseForward):
-        return [row(forward.plan, 1, maker)]
+        return [row(forward.plan, 1)]
     short, long = forward.short.plan, forward.long.plan
-    of_long_steps = replace(maker, long=True)
-    return [
-        row(short, 1, maker),
-        row(long, forward.tokens, of_long_steps, len(short.pieces)),
-    ]
+    return [row(short, 1), row(long, forward.tokens, len(short.pieces))]
 
 
 def _piece_rows(

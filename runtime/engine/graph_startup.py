@@ -25,6 +25,7 @@ from ...compilation.piece_store import PieceStore, PreparedForward
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ..config.engine import Backend
+from ..core.engine_info import describe_passes
 from ..executor.model_runner import ModelRunner
 from ..graphs.compile_process import CompileProcess, Outcome, start
 from ..graphs.pieces import piece_store, stored_key
@@ -287,6 +288,8 @@ class GraphStartup:
             info.graph_bytes / 2**20,
             time.perf_counter() - self._began,
         )
+        if info.passes:
+            logger.info("passes over the forward: %s", describe_passes(info))
 
 
 def _reason(error: Exception) -> Reason:

@@ -253,6 +253,8 @@ class GraphRunner:
             },
             pending_sizes=[size for graphs in self.phases() for size in graphs.pending()],
             calls=self.prefill.calls() if self.prefill is not None else [],
+            passes=self.prefill.passes() if self.prefill is not None else {},
+            passes_off=self.prefill.passes_off() if self.prefill is not None else {},
             num_graphs=sum(stat.num_graphs for stat in stats),
             graph_bytes=sum(stat.graph_bytes for stat in stats),
             capture_seconds=sum(sum(stat.capture_seconds.values()) for stat in stats),

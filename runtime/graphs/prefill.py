@@ -81,6 +81,24 @@ class PrefillGraph:
             for piece, op, times in part.plan.stretches()
         ]
 
+    def passes(self) -> dict[str, int]:
+        """Return how often each pass matched. Of two forwards, take the larger number."""
+        found: dict[str, int] = {}
+        for part in self.pieces:
+            for name, count in part.plan.passes.items():
+                found[name] = max(count, found.get(name, 0))
+        return found
+
+    def passes_off(self) -> dict[str, str]:
+        """Return why passes did not run, for those that ran on no forward."""
+        ran = self.passes()
+        return {
+            name: reason
+            for part in self.pieces
+            for name, reason in part.plan.passes_off.items()
+            if name not in ran
+        }
+
     @property
     def fallbacks(self) -> Counter[Reason]:
         """Number of steps that ran without a graph although graphs are enabled, by reason."""

@@ -299,6 +299,22 @@ class Metrics(MetricRegistry):
             {(reason,): count for reason, count in reasons.items()},
             "reason",
         )
+        graphs = GraphInfo() if self._tokens.info is None else self._tokens.info.graphs
+        yield self._family(
+            GaugeMetricFamily,
+            "pass_matches",
+            "How often each pass matched in the forward that runs in pieces.",
+            {(name,): count for name, count in graphs.passes.items()},
+            "pass",
+        )
+        yield self._family(
+            GaugeMetricFamily,
+            "pass_off",
+            "1 for each pass that does not run, with the reason.",
+            {(name, reason): 1 for name, reason in graphs.passes_off.items()},
+            "pass",
+            "reason",
+        )
         yield self._family(
             CounterMetricFamily,
             "request_success",

@@ -257,7 +257,14 @@ async def test_metrics_tell_how_steps_ran(
         graph_fallbacks_total={"too_long": 2},
     )
     scripted.info = replace(
-        INFO, graphs=GraphInfo(num_graphs=12, graph_bytes=4096, capture_seconds=1.5)
+        INFO,
+        graphs=GraphInfo(
+            num_graphs=12,
+            graph_bytes=4096,
+            capture_seconds=1.5,
+            passes={"noop": 3},
+            passes_off={"async_tp": "there is one rank only"},
+        ),
     )
     values = await metrics_of(client)
     assert (
@@ -272,8 +279,11 @@ async def test_metrics_tell_how_steps_ran(
     ) == (12, 4096, 1.5)
     assert (
         f'num_graph_fallbacks_total{{model_name="{MODEL}",reason="too_long"}} 2.0'
-        in (await client.get("/metrics")).text
+        in (text := (await client.get("/metrics")).text)
     )
+    assert f'pass_matches{{model_name="{MODEL}",pass="noop"}} 3.0' in text
+    off = f'{{model_name="{MODEL}",pass="async_tp",reason="there is one rank only"}} 1.0'
+    assert f"pass_off{off}" in text
 
 
 async def test_metrics_count_aborted_sequences(

@@ -154,6 +154,10 @@ def test_graphs_show_in_the_summary_and_in_server_info(
         "prefill piecewise, decode full; 3 distinct pieces; 2 sizes up to 8 tokens; 2 sizes up to "
         "2 requests" in out
     )
+    assert graphs["passes"]["noop"] >= 0 and "one rank" in graphs["passes_off"]["async_tp"]
+    (passes,) = (line for line in out.splitlines() if line.startswith("  passes "))
+    assert "off: " in passes and "async_tp (there is one rank only)" in passes
+    assert 'pass_matches{model_name="tiny",pass="noop"}' in metrics
     assert (
         "num_graph_replays_total" in metrics
         and 'num_graph_replays_total{model_name="tiny"} 0.0' not in metrics

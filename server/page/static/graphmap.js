@@ -18,6 +18,8 @@ export function graphMap(graphs, fallbacks) {
   parts.push(sizes('Prefill, tokens', graphs.prefill_sizes, 'captured'),
     sizes('Decode, requests', graphs.decode_sizes, 'captured'),
     sizes('Still to be captured', graphs.pending_sizes, 'pending'),
+    reasons('Passes, with their matches', graphs.passes),
+    reasons('Passes that are off', graphs.passes_off),
     reasons('Sizes without a graph', graphs.failed_sizes),
     reasons('Steps without a graph', fallbacks));
   return parts.filter(Boolean);
