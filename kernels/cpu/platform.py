@@ -157,6 +157,10 @@ class CpuPlatform(Platform):
         falls_back = name == "auto" and not (_has_vectors() and load_kernels() is not None)
         return super().choose_attention("torch" if falls_back else name, layouts)
 
+    def quantized_attention_obstacle(self) -> str | None:
+        compiled = _has_vectors() and load_kernels() is not None
+        return None if compiled else "attention in plain torch writes 16 bits"
+
     def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
         return (torch.bfloat16,) if load_kernels() is not None else ()
 

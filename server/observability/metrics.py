@@ -311,7 +311,7 @@ class Metrics(MetricRegistry):
             GaugeMetricFamily,
             "pass_off",
             "1 for each pass that does not run, with the reason.",
-            {(name, reason): 1 for name, reason in graphs.passes_off.items()},
+            dict.fromkeys(graphs.passes_off.items(), 1.0),
             "pass",
             "reason",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -156,6 +157,19 @@ class Step:
         for _ in range(2):  # the second layer of a step uses what the plan has made for the first
             backend.run(q, k, v, out, self.k_cache, self.v_cache, plan, self.layout(window))
         return out[: len(self.q)]
+
+    def run_quantized(
+        self, backend: Any, scale: torch.Tensor, dtype: torch.dtype, **layout: Any
+    ) -> torch.Tensor:
+        """The same in 8 bits, by a backend that writes them."""
+        plan = backend.plan(self.metadata, self.page_size)
+        out = self.q.new_empty(*self.q.shape[:2], self.heads.value_size, dtype=dtype)
+        tensors = (self.q, self.new(self.keys), self.new(self.values), out, scale)
+        for _ in range(2):
+            backend.run_quantized(
+                *tensors, self.k_cache, self.v_cache, plan, self.layout(**layout)
+            )
+        return out
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values that lie at the slots of the new tokens."""

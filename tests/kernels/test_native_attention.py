@@ -13,6 +13,7 @@ import torch
 from native_variants import AttentionWay, attention_ways, errors_of
 from paged_steps import Step, kept, latent, quantized
 
+from piecework.kernels import reference
 from piecework.kernels.cache_format import CACHE_DTYPES
 from piecework.kernels.cpu.native import build, parts
 from piecework.kernels.cpu.native.attention import native_or_torch
@@ -144,6 +145,26 @@ def test_decodes_give_the_same_bits_whether_their_heads_are_read_together_or_apa
     finally:
         torch.set_num_threads(before)
     assert all(map(torch.equal, *given_by))
+
+
+@pytest.mark.parametrize("head_size", [64, 80])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize(
+    "lens", [[(70, 30), (1, 90), (3, 0)], [(1, 2000), (1, 5)]], ids=["mixed", "stretches"]
+)
+def test_a_result_in_fp8_is_its_own_result_quantised(
+    variants: list[AttentionWay], lens: list[tuple[int, int]], dtype: torch.dtype, head_size: int
+) -> None:
+    """To the bit. Plain torch quantises what the kernels do not: float8_e5m2."""
+    step = Step(lens, page_size=16, heads=4, head_size=head_size, seed=1, dtype=torch.bfloat16)
+    scale = torch.tensor([0.0013])
+    for backend in variants:
+        plain = step.run(backend)
+        assert plain.abs().max() > 0.0013 * 448, "some numbers are too large"
+        expected = reference.quantize_static(plain.flatten(1), scale, dtype).view(plain.shape)
+        found = step.run_quantized(backend, scale, dtype)
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+        assert torch.equal(step.run(backend), plain)
 
 
 @pytest.mark.slow

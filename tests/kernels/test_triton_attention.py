@@ -42,10 +42,7 @@ def test_a_result_in_fp8_is_its_own_result_quantised(
     scale = torch.tensor([0.013], device=DEVICE)
     plain = step.run(backend)
     expected = reference.quantize_static(plain.flatten(1), scale, dtype).view(plain.shape)
-    out = torch.empty_like(plain, dtype=dtype)
-    tensors = (step.q, step.new(step.keys), step.new(step.values), out, scale)
-    plan = backend.plan(step.metadata, step.page_size)
-    backend.run_quantized(*tensors, step.k_cache, step.v_cache, plan, step.layout())
+    out = step.run_quantized(backend, scale, dtype)
     assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
 
 

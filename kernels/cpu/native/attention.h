@@ -3,10 +3,12 @@
 #pragma once
 #include "attention_few.h"
 #include "attention_items.h"
+#include "rows.h"
 
 namespace piecework {
 
 constexpr float kLog2E = 1.44269504f;
+constexpr int kPart = 64;  // Numbers of a result that are rounded before they are quantised.
 // The offset of a token's head in pages of C, in numbers from the start of the cache.
 template <class C, class T>
 int64_t page_start(const AttentionCall<T>& call, int64_t page) {
@@ -53,9 +55,22 @@ void store_values(const AttentionCall<T>& call, int row, int first, int last) {
 template <class T>
 void write_row(const AttentionCall<T>& call, const Item& item, int row, const float* __restrict sums, float total, float peak) {
   const int group = call.heads_of(item.kv_head), head = call.first_head(item.kv_head) + row % group;
-  T* __restrict out = call.out + (item.row + row / group) * call.out_stride + head * call.value_size;
+  const int64_t place = (item.row + row / group) * call.out_stride + head * call.value_size;
   if (call.sinks != nullptr) total += __builtin_exp2f(call.sinks[head] * kLog2E - peak);
   const float factor = call.v_scale * unit_of(call.cache_kind) / total;
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (call.numbers != nullptr) {
+      bf16 part[kPart];
+      for (int first = 0; first < call.value_size; first += kPart) {
+        const int count = std::min(kPart, call.value_size - first);
+#pragma omp simd
+        for (int i = 0; i < count; ++i) part[i] = from_float<bf16>(sums[first + i] * factor);
+        quantize(part, count, *call.out_scale, call.numbers + place + first);
+      }
+      return;
+    }
+  }
+  T* __restrict out = call.out + place;
 #pragma omp simd
   for (int i = 0; i < call.value_size; ++i) out[i] = from_float<T>(sums[i] * factor);
 }

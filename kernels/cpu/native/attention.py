@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ... import ops
 from ...attention import AttentionBackend, AttentionMetadata, KVLayout
 from ...paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
 from .build import load_kernels
@@ -19,7 +20,7 @@ from .build import load_kernels
 _FUNCTIONS = {torch.bfloat16: "piecework_attention_bf16", torch.float32: "piecework_attention_f32"}
 _POINTERS = (
     *("q", "k", "v", "out", "k_cache", "v_cache", "slots", "table", "query_lens", "seq_lens"),
-    *("sinks", "slopes"),
+    *("sinks", "slopes", "numbers", "out_scale"),
 )
 _STRIDES = ("q_stride", "k_stride", "v_stride", "out_stride", "table_stride")
 _NUMBERS = (
@@ -97,15 +98,59 @@ class NativeAttention(TorchAttention):
         plan: Any,
         layout: KVLayout,
     ) -> None:
-        function = self._functions.get(layout.dtype)
-        if (
-            function is None
-            or (layout.cache_dtype is not None and layout.dtype != torch.bfloat16)
-            or (layout.key_size != layout.value_size and not layout.latent)
-            or not isinstance(plan, NativePlan)
-        ):
+        if self._takes(plan, layout):
+            plan.call.out, plan.call.numbers = out.data_ptr(), None
+            self._attend(q, k, v, out, k_cache, v_cache, plan, layout)
+        else:
             super().run(q, k, v, out, k_cache, v_cache, self._torch_plan(plan), layout)
+
+    def run_quantized(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        scale: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: Any,
+        layout: KVLayout,
+    ) -> None:
+        """See `QuantizedAttention`. The kernels quantise bfloat16 to float8_e4m3fn."""
+        if (
+            self._takes(plan, layout)
+            and layout.dtype == torch.bfloat16
+            and out.dtype == torch.float8_e4m3fn
+            and (scale.shape, scale.dtype) == ((1,), torch.float32)
+        ):
+            plan.call.numbers, plan.call.out_scale = out.data_ptr(), scale.data_ptr()
+            self._attend(q, k, v, out, k_cache, v_cache, plan, layout)
             return
+        result = q.new_empty(out.shape)
+        self.run(q, k, v, result, k_cache, v_cache, plan, layout)
+        out.copy_(ops.quantize_static(result.flatten(1), scale, out.dtype).view(out.shape))
+
+    def _takes(self, plan: Any, layout: KVLayout) -> bool:
+        """Return whether the kernels compute a layer of this step."""
+        return (
+            layout.dtype in self._functions
+            and (layout.cache_dtype is None or layout.dtype == torch.bfloat16)
+            and (layout.key_size == layout.value_size or layout.latent)
+            and isinstance(plan, NativePlan)
+        )
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: NativePlan,
+        layout: KVLayout,
+    ) -> None:
+        """Call the kernel. The plan's call has the address of `out` already."""
         call = plan.call
         # Heads of a token must be contiguous. Tokens may have any stride, like those of a fused
         # projection.
@@ -116,7 +161,7 @@ class NativeAttention(TorchAttention):
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         assert out.stride()[1:] == (layout.value_size, 1) and k_cache.is_contiguous()
         assert v_cache.is_contiguous() or layout.latent
-        call.q, call.k, call.v, call.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         call.q_stride, call.k_stride, call.v_stride, call.out_stride = (
             q.stride(0),
             k.stride(0),
@@ -133,7 +178,7 @@ class NativeAttention(TorchAttention):
         call.softcap = layout.softcap or 0.0
         call.sinks = None if layout.sinks is None else layout.sinks.data_ptr()
         call.slopes = None if layout.slopes is None else layout.slopes.data_ptr()
-        function(ctypes.byref(call), torch.get_num_threads())
+        self._functions[layout.dtype](ctypes.byref(call), torch.get_num_threads())
 
     def _torch_plan(self, plan: Any) -> TorchPlan | TorchDecodePlan:
         if not isinstance(plan, NativePlan):

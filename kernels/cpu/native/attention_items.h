@@ -31,6 +31,8 @@ struct AttentionCall {
   const int64_t* table;  // [B, table_stride]
   const int32_t *query_lens, *seq_lens;  // [B]
   const float *sinks, *slopes;           // [H]: scores without values; decrease of scores per key of distance; or null.
+  fp8* numbers;                          // [T, H, E] instead of `out`: the result in T divided by out_scale [1]; or null.
+  const float* out_scale;
   int64_t q_stride, k_stride, v_stride, out_stride, table_stride;
   int32_t requests, tokens, heads, kv_heads, head_size, value_size, page_size, window;  // D, E; window 0 means all keys.
   int32_t group, skipped;  // Query heads per key/value head; number of them that the first one lacks.

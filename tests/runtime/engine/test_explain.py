@@ -72,7 +72,7 @@ def check_pieces(told: Explanation) -> None:
     assert f"{told.pieces[1].before}" in "\n".join(lines(told))
     assert "piecework.silu_and_mul.default" in told.pieces[1].before
     assert "silu" in told.pieces[1].ops and "piecework.silu_and_mul" not in told.pieces[1].ops
-    assert "attention_quant is off: attention on cpu writes 16 bits" in "\n".join(lines(told))
+    assert "async_tp is off: there is one rank only" in "\n".join(lines(told))
 
 
 def test_pieces_captures_and_memory(folder: Path) -> None:
