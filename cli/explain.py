@@ -113,6 +113,9 @@ def lines(found: Explanation) -> Iterator[str]:
     for row, steps in zip(found.forwards, _steps(found), strict=True):
         passes = ", ".join(f"{name} matched {count} times" for name, count in row.passes.items())
         yield f"passes{steps}: {passes or 'none'}"
+        for name, backend in found.pass_backends.items():
+            if row.passes.get(name):
+                yield f"  {name} is computed by {backend}"
         for name, reason in row.passes_off.items():
             yield f"  {name} is off: {reason}"
         if found.tp_size > 1:

@@ -116,12 +116,8 @@ def _allreduce_norm(target: Target) -> Pass | str:
         return _ALONE
     if target.asked:
         return AllreduceNorm()
-    dtypes = target.platform.allreduce_norm_dtypes()
-    return (
-        AllreduceNorm(dtypes)
-        if dtypes
-        else f"no gain was measured on {target.platform.device_type}"
-    )
+    obstacle = target.platform.allreduce_norm_obstacle(target.ranks)
+    return obstacle or AllreduceNorm(target.platform.allreduce_norm_dtypes())
 
 
 def _pack_linear(target: Target) -> Pass | str:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -85,10 +85,18 @@ class Group(Protocol):
 _groups: dict[str, Group] = {}
 
 
+@runtime_checkable
+class HoldsMemory(Protocol):
+    """A group with memory that it does not need any more when it is removed."""
+
+    def free_memory(self) -> None: ...
+
+
 def set_group(name: str, group: Group | None) -> None:
-    """Set the group that the ops use under `name`. None removes it."""
+    """Set the group that the ops use under `name`. None removes it and frees its memory."""
     if group is None:
-        _groups.pop(name, None)
+        if isinstance(removed := _groups.pop(name, None), HoldsMemory):
+            removed.free_memory()
     else:
         _groups[name] = group
 

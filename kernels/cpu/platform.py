@@ -65,6 +65,7 @@ class CpuPlatform(Platform):
     cuts_head_groups = True
     graphs_are_real = False
     pieces_keep_bits = True
+    allreduce_norm_backend = "shared memory"
     # A CPU is bound by arithmetic, so a padded token costs as much as a real one. Only steps of a
     # captured size are replayed.
     padding_limit = 1.0
@@ -162,7 +163,10 @@ class CpuPlatform(Platform):
         return None if compiled else "attention in plain torch writes 16 bits"
 
     def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
-        return (torch.bfloat16,) if load_kernels() is not None else ()
+        return (torch.bfloat16,)
+
+    def allreduce_norm_obstacle(self, ranks: int) -> str | None:
+        return None if load_kernels() is not None else "the C++ kernels are not compiled"
 
     def async_tp_obstacle(self) -> str | None:
         return "what is sent takes the cores that multiply"

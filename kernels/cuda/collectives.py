@@ -1,14 +1,15 @@
 """The ranks of NVIDIA GPUs: nccl, and for some passes flashinfer's fused all_reduce and torch's
 symmetric memory.
 
-This has not run on two GPUs yet, so only `--passes +allreduce_norm` and `+async_tp` enable it.
+This has not run on two GPUs yet. flashinfer's kernels are used where they are installed, after a
+first call that all ranks agree on. Only `--passes +async_tp` enables torch's symmetric memory.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
@@ -16,11 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..collectives import TorchGroup
-from .libraries import has_flashinfer
-
-_HALVES = (torch.bfloat16, torch.float16)
-_WORKSPACE_BYTES = 16 << 20  # Longest message of flashinfer. Longer ones go through nccl.
-_NORM = 1  # flashinfer's AllReduceFusionPattern.kARResidualRMSNorm.
+from .fused_norms import HALVES, FusedNorms
 
 
 class CudaGroup(TorchGroup):
@@ -29,38 +26,30 @@ class CudaGroup(TorchGroup):
     def all_reduce_norm(
         self, norm: str, x: torch.Tensor, residual: torch.Tensor, *rest: Any
     ) -> tuple[torch.Tensor, ...] | None:
-        """Reduce and normalise by flashinfer up to 16 MiB, then quantise by another op.
+        """Reduce, normalise and quantise to FP8 by flashinfer, up to 16 MiB.
 
-        flashinfer chooses between its one-shot and two-shot algorithms. The first call of a kind
-        makes a workspace. Warm-up makes these calls before a graph is captured.
+        Other quantisations follow as an op of their own.
         """
-        weight, eps, *how = rest
-        if (
-            x.dtype not in _HALVES
-            or x.dim() != 2
-            or x.numel() == 0
-            or x.nbytes > _WORKSPACE_BYTES
-            or weight.dtype != x.dtype
-            or not residual.is_contiguous()
-            or not _has_flashinfer()
-        ):
-            return None
-        comm, total, normalised = _flashinfer(), torch.empty_like(x), torch.empty_like(x)
-        comm.allreduce_fusion(
-            input=x,
-            workspace=self._workspace(x),
-            pattern=_NORM,
-            residual_in=residual,
-            residual_out=total,
-            norm_out=normalised,
-            rms_gamma=weight,
-            rms_eps=eps,
-        )
-        if not how:
-            return normalised, total
-        quantize: Any = getattr(torch.ops.piecework, norm.removeprefix("add_rms_norm_"))
-        made = quantize(normalised, *how)
-        return (*made, total) if isinstance(made, tuple) else (made, total)
+        return self._norms.compute(norm, x, residual, *rest)
+
+    def free_memory(self) -> None:
+        """Destroy the workspaces of flashinfer. See `HoldsMemory`."""
+        self._norms.free_memory()
+
+    @cached_property
+    def _norms(self) -> FusedNorms:
+        return FusedNorms(self._group, self._all)
+
+    def _all(self, mine: bool) -> bool:
+        """Return whether every rank gives True."""
+        flag = torch.tensor([mine], dtype=torch.int32, device=self._flag_device)
+        with self._in("all_reduce"):
+            dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
+        return bool(flag.item())
+
+    @property
+    def _flag_device(self) -> str:
+        return "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
 
     def multiply(self, op: str, x: torch.Tensor, *rest: Any) -> torch.Tensor | None:
         """Multiply by torch's pipelined products: 16 bits, and FP8 with scales per row or per
@@ -71,7 +60,7 @@ class CudaGroup(TorchGroup):
         name = _with_symmetric_memory(self._group)
         if op in ("all_gather_linear", "linear_reduce_scatter"):
             weight, bias = rest
-            if x.dtype not in _HALVES or weight.dtype != x.dtype or bias is not None:
+            if x.dtype not in HALVES or weight.dtype != x.dtype or bias is not None:
                 return None
             return _PRODUCTS[op](x.contiguous(), weight.t(), name)
         x_scale, weight, weight_scale, bias, dtype = rest
@@ -90,23 +79,6 @@ class CudaGroup(TorchGroup):
         )
         return _PRODUCTS[op](x.contiguous(), weight.t(), name, *scales, dtype)
 
-    def _workspace(self, x: torch.Tensor) -> Any:
-        kind = x.shape[1], x.dtype
-        made = self.__dict__.setdefault("_workspaces", {})
-        if kind not in made:
-            made[kind] = _flashinfer().create_allreduce_fusion_workspace(
-                world_size=self.size,
-                rank=self.rank,
-                max_token_num=_WORKSPACE_BYTES // (x.shape[1] * x.element_size()),
-                hidden_dim=x.shape[1],
-                dtype=x.dtype,
-                group=self._group,
-            )
-        return made[kind]
-
-
-_has_flashinfer = cache(has_flashinfer)
-
 
 @cache
 def _with_symmetric_memory(group: dist.ProcessGroup) -> str:
@@ -117,10 +89,6 @@ def _with_symmetric_memory(group: dist.ProcessGroup) -> str:
         warnings.simplefilter("ignore", FutureWarning)
         module.enable_symm_mem_for_group(group.group_name)
     return str(group.group_name)
-
-
-def _flashinfer() -> Any:
-    return import_module("flashinfer.comm")
 
 
 def _all_gather_linear(x: torch.Tensor, weight: torch.Tensor, group: str) -> torch.Tensor:

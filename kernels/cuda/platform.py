@@ -18,6 +18,7 @@ from ..memory_info import MemoryInfo
 from ..paged_attention import TorchAttention
 from ..platform.memory import MemoryUse
 from ..platform.platform import Platform
+from . import fused_norms
 from .attention import FlashInferAttention, obstacle
 from .collectives import CudaGroup
 from .libraries import has_flashinfer, installed, names
@@ -43,6 +44,7 @@ class CudaPlatform(Platform):
     device_type = "cuda"
     collectives = "nccl"
     group_type = CudaGroup
+    allreduce_norm_backend = "flashinfer"
     dispatch_key = "CUDA"
     # Eager pieces start at once. Compiled ones are faster, but the first start takes a minute
     # longer.
@@ -174,6 +176,12 @@ class CudaPlatform(Platform):
             plain = KVLayout.of_heads(layout.num_heads, layout.num_heads, longest, layout.dtype)
             return self.attention_obstacle(name, plain)
         return reason
+
+    def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
+        return fused_norms.HALVES
+
+    def allreduce_norm_obstacle(self, ranks: int) -> str | None:
+        return fused_norms.obstacle(ranks)
 
     def quantized_attention_obstacle(self) -> str | None:
         first = self.attention_backends[0]

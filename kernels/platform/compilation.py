@@ -44,6 +44,8 @@ class Compilation(LinearPacking):
     # Whether a compiled piece gives the same bits as its ops one by one. If not, a piece that is
     # loaded while the engine serves changes the last bits of later results.
     pieces_keep_bits: bool = False
+    # What reduces over ranks and normalises at once.
+    allreduce_norm_backend: str = "separate kernels"
     # Whether its group may fuse a product and an all_reduce (`fused_collectives.Pipelines`).
     reduces_products: bool = False
     sequence_parallel_tokens: int = 1024  # Least tokens of a step for sequence parallelism.
@@ -64,10 +66,14 @@ class Compilation(LinearPacking):
         return f"attention on {self.device_type} writes 16 bits"
 
     def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Return the dtypes for which reducing over ranks and normalising at once is faster
-        (`fused_collectives.FusesNorms`).
-        """
+        """Return the dtypes that `allreduce_norm_backend` reduces and normalises at once."""
         return ()
+
+    def allreduce_norm_obstacle(self, ranks: int) -> str | None:
+        """Return why reducing over so many ranks and normalising at once is not faster here, or
+        None if it is (`fused_collectives.FusesNorms`).
+        """
+        return f"no gain was measured on {self.device_type}"
 
     def sequence_parallel_obstacle(self) -> str | None:
         """Return why sequence parallelism is not faster here, or None if it is for long steps."""

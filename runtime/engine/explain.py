@@ -111,7 +111,8 @@ class Explanation:
     """The output of `piecework explain`, for rank 0 of `tp_size`. Times are in seconds.
 
     `split_ops` counts the cuts of the forward at each op. `stretches`, `passes` and `passes_off`
-    repeat those of the first of `forwards`.
+    repeat those of the first of `forwards`. `pass_backends` names what computes the ops of a pass,
+    for passes that have a choice.
     """
 
     model_path: str
@@ -126,6 +127,7 @@ class Explanation:
     split_ops: dict[str, int]
     passes: dict[str, int]
     passes_off: dict[str, str]
+    pass_backends: dict[str, str]
     tp_size: int
     forwards: list[ForwardRow]
     weight_bytes: int
@@ -202,6 +204,7 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         split_ops=dict(Counter(step.op for step in short.steps if step.op is not None)),
         passes=forwards[0].passes,
         passes_off=forwards[0].passes_off,
+        pass_backends=_pass_backends(runner, config.tp_size),
         tp_size=config.tp_size,
         forwards=forwards,
         weight_bytes=info.weight_bytes,
@@ -212,6 +215,15 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         lengths=lengths,
         padding=[] if lengths is None else padding_rows(runner.config, lengths.counts),
     )
+
+
+def _pass_backends(runner: ModelRunner, ranks: int) -> dict[str, str]:
+    if ranks == 1:
+        return {}
+    obstacle = runner.platform.allreduce_norm_obstacle(ranks)
+    backend = runner.platform.allreduce_norm_backend
+    separate = f"separate kernels, because {obstacle}"
+    return {"allreduce_norm": backend if obstacle is None else separate}
 
 
 def _forward_rows(forward: PiecewiseForward | ForwardByLength) -> list[ForwardRow]:

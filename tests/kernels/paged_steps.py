@@ -166,9 +166,7 @@ class Step:
         out = self.q.new_empty(*self.q.shape[:2], self.heads.value_size, dtype=dtype)
         tensors = (self.q, self.new(self.keys), self.new(self.values), out, scale)
         for _ in range(2):
-            backend.run_quantized(
-                *tensors, self.k_cache, self.v_cache, plan, self.layout(**layout)
-            )
+            backend.run_quantized(*tensors, self.k_cache, self.v_cache, plan, self.layout(**layout))
         return out
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from piecework.kernels import reference
-from piecework.kernels.cuda import collectives
+from piecework.kernels.collectives import set_group
+from piecework.kernels.cuda import collectives, fused_norms
 from piecework.kernels.cuda.collectives import CudaGroup
 from piecework.kernels.fused_collectives import FusesNorms, Pipelines
 
@@ -69,46 +70,147 @@ def bound(name: str, run: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]
     return lambda *args, **named: run(signature.bind(*args, **named).arguments)
 
 
-def test_norms_bind_to_flashinfer_s_signature(
-    group: CudaGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[dict[str, Any]] = []
+class Flashinfer:
+    """`flashinfer.comm` in plain torch, for one rank, by its own signatures."""
 
-    def fuse(given: dict[str, Any]) -> None:
-        assert given["pattern"] == 1 and given["workspace"] == "workspace"
+    def __init__(self, fails: bool = False) -> None:
+        self.made: list[dict[str, Any]] = []
+        self.patterns: list[int] = []
+        self.destroyed = 0
+        self.allreduce_fusion = bound("comm.allreduce_fusion", self._fuse)
+        self.create_allreduce_fusion_workspace = bound(
+            "comm.create_allreduce_fusion_workspace", self._workspace
+        )
+        self._fails = fails
+
+    def _fuse(self, given: dict[str, Any]) -> None:
+        if self._fails:
+            raise RuntimeError("no kernel image is available")
+        self.patterns.append(given["pattern"])
         normalised, total = reference.add_rms_norm(
             given["input"], given["residual_in"], given["rms_gamma"], given["rms_eps"]
         )
-        given["norm_out"].copy_(normalised)
         given["residual_out"].copy_(total)
+        if given["pattern"] == 1:
+            given["norm_out"].copy_(normalised)
+            return
+        assert given["quant_out"].dtype == E4M3 and "norm_out" not in given
+        if given["pattern"] == 2:
+            assert given["scale_factor"].shape == (1,)
+            made = reference.quantize_static(normalised, given["scale_factor"], E4M3)
+        else:
+            made, scales = reference.quantize_dynamic(normalised, normalised.shape[1], E4M3)
+            given["scale_out"].copy_(scales)
+        given["quant_out"].copy_(made)
 
-    def workspace(given: dict[str, Any]) -> str:
-        made.append(given)
-        return "workspace"
+    def _workspace(self, given: dict[str, Any]) -> Any:
+        self.made.append(given)
+        return SimpleNamespace(destroy=self._destroy)
 
-    library = SimpleNamespace(
-        allreduce_fusion=bound("comm.allreduce_fusion", fuse),
-        create_allreduce_fusion_workspace=bound(
-            "comm.create_allreduce_fusion_workspace", workspace
-        ),
-    )
-    monkeypatch.setattr(collectives, "_flashinfer", lambda: library)
-    monkeypatch.setattr(collectives, "_has_flashinfer", lambda: True)
+    def _destroy(self) -> None:
+        self.destroyed += 1
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Flashinfer], Flashinfer]:
+    def used(library: Flashinfer) -> Flashinfer:
+        monkeypatch.setattr(fused_norms, "_flashinfer", lambda: library)
+        monkeypatch.setattr(fused_norms, "has_library", lambda: True)
+        monkeypatch.setattr(fused_norms, "capability", lambda device: (9, 0))
+        monkeypatch.setattr(fused_norms, "_SIZES", (1, 2))
+        return library
+
+    return used
+
+
+X, RESIDUAL, WEIGHT = (torch.randn(n, 16).bfloat16() for n in (3, 3, 1))
+GIVEN = X, RESIDUAL, WEIGHT[0], 1e-5
+
+
+def test_norms_bind_to_flashinfer_s_signature(group: CudaGroup, use: Any) -> None:
+    library = use(Flashinfer())
     assert isinstance(group, FusesNorms)
-    x, residual, weight = (torch.randn(n, 16).bfloat16() for n in (3, 3, 1))
-    for norm, *rest in (
-        ("add_rms_norm", weight[0], 1e-5),
-        ("add_rms_norm_quantize_static", weight[0], 1e-5, torch.tensor([0.1]), E4M3),
-        ("add_rms_norm_quantize_dynamic", weight[0], 1e-5, 8, torch.int8),
+    for norm, *how in (
+        ("add_rms_norm",),
+        ("add_rms_norm_quantize_static", torch.tensor([0.1]), E4M3),
+        ("add_rms_norm_quantize_dynamic", 16, E4M3),
+        ("add_rms_norm_quantize_dynamic", 8, E4M3),
+        ("add_rms_norm_quantize_dynamic", 8, torch.int8),
     ):
-        result = group.all_reduce_norm(norm, x, residual, *rest)
-        expected = getattr(reference, norm)(x, residual, *rest)
+        result = group.all_reduce_norm(norm, *GIVEN, *how)
+        expected = getattr(reference, norm)(*GIVEN, *how)
         assert result is not None and len(result) == len(expected)
         assert all(
             torch.equal(one.float(), b.float()) for one, b in zip(result, expected, strict=True)
         )
-    (asked,) = made
+    # Each kind is tried once before it is used.
+    assert library.patterns == [1, 1, 2, 2, 10, 10, 1, 1]
+    (asked,) = library.made
     assert asked["max_token_num"] * 16 * 2 == 16 << 20 and asked["hidden_dim"] == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"has_library": lambda: False}, "flashinfer is not installed"),
+        ({"capability": lambda device: (8, 9)}, "no kernel for compute capability 8.9"),
+        ({"_SIZES": (2, 4)}, "flashinfer has kernels for 2, 4 ranks, not 1"),
+    ],
+)
+def test_a_machine_without_these_kernels_computes_the_parts(
+    change: dict[str, Any],
+    reason: str,
+    group: CudaGroup,
+    use: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = use(Flashinfer())
+    for name, value in change.items():
+        monkeypatch.setattr(fused_norms, name, value)
+    assert group.all_reduce_norm("add_rms_norm", *GIVEN) is None and library.made == []
+    assert reason in str(fused_norms.obstacle(1, X.device))
+
+
+def test_other_tensors_are_left(group: CudaGroup, use: Any) -> None:
+    use(Flashinfer())
     longer = torch.empty((16 << 20) // 32 + 1, 16, dtype=torch.bfloat16)
-    for refused in (x.float(), longer):
-        assert group.all_reduce_norm("add_rms_norm", refused, refused, weight[0], 1e-5) is None
+    narrow = torch.empty(3, 12, dtype=torch.bfloat16)
+    for refused in (X.float(), longer, narrow, X[:0]):
+        weight = torch.ones(refused.shape[1], dtype=refused.dtype)
+        assert group.all_reduce_norm("add_rms_norm", refused, refused, weight, 1e-5) is None
+
+
+def test_kernels_that_fail_are_left_by_every_rank_with_one_line(
+    group: CudaGroup, use: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    use(Flashinfer(fails=True))
+    for _ in range(2):
+        assert group.all_reduce_norm("add_rms_norm", *GIVEN) is None
+    (record,) = caplog.records
+    assert "nccl's is: RuntimeError: no kernel image is available" in record.getMessage()
+
+
+def test_kernels_that_fail_on_another_rank_are_left(
+    group: CudaGroup, use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = use(Flashinfer())
+    monkeypatch.setattr(group, "_all", lambda mine: False)
+    assert group.all_reduce_norm("add_rms_norm", *GIVEN) is None and library.patterns == [1]
+
+
+def test_nothing_is_tried_while_a_graph_is_recorded(
+    group: CudaGroup, use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = use(Flashinfer())
+    monkeypatch.setattr(fused_norms, "_is_capturing", lambda device: True)
+    assert group.all_reduce_norm("add_rms_norm", *GIVEN) is None and library.patterns == []
+
+
+def test_a_group_that_is_removed_destroys_its_workspaces(group: CudaGroup, use: Any) -> None:
+    library = use(Flashinfer())
+    set_group("own", group)
+    group.all_reduce_norm("add_rms_norm", *GIVEN)
+    assert library.destroyed == 0
+    set_group("own", None)
+    assert library.destroyed == len(library.made) == 1
+    assert group.all_reduce_norm("add_rms_norm", *GIVEN) is not None and len(library.made) == 2

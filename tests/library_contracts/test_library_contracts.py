@@ -80,9 +80,7 @@ def test_an_argument_that_flashinfer_does_not_have_is_found_out(wrapper: str) ->
 def test_the_extract_is_of_a_version_that_is_asked_for(extra: str, name: str, file: str) -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     (wanted,) = (
-        line
-        for line in project["project"]["optional-dependencies"][extra]
-        if line.startswith(name)
+        line for line in project["project"]["optional-dependencies"][extra] if line.startswith(name)
     )
     from packaging.requirements import Requirement
 

@@ -277,9 +277,8 @@ async def test_metrics_tell_how_steps_ran(
         values["graph_memory_bytes"],
         values["graph_capture_seconds"],
     ) == (12, 4096, 1.5)
-    assert (
-        f'num_graph_fallbacks_total{{model_name="{MODEL}",reason="too_long"}} 2.0'
-        in (text := (await client.get("/metrics")).text)
+    assert f'num_graph_fallbacks_total{{model_name="{MODEL}",reason="too_long"}} 2.0' in (
+        text := (await client.get("/metrics")).text
     )
     assert f'pass_matches{{model_name="{MODEL}",pass="noop"}} 3.0' in text
     off = f'{{model_name="{MODEL}",pass="async_tp",reason="there is one rank only"}} 1.0'

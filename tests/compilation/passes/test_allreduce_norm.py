@@ -113,6 +113,9 @@ def test_by_itself_it_runs_where_the_device_gains_and_says_why_not() -> None:
         def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
             return (torch.float16,)
 
+        def allreduce_norm_obstacle(self, ranks: int) -> str | None:
+            return None
+
     class Not(Compilation):
         device_type = "cpu"
 

@@ -135,9 +135,7 @@ def test_a_rank_of_several_with_what_it_sends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantization", ["auto", "int8", "q8_0"])
 @pytest.mark.skipif(native_linear() is None, reason="no CPU kernels")
-def test_the_products_of_a_loaded_model_are_overlapped(
-    quantization: str, tmp_path: Path
-) -> None:
+def test_the_products_of_a_loaded_model_are_overlapped(quantization: str, tmp_path: Path) -> None:
     """Its layers are packed, unlike those of a model that is traced without weights."""
     settings = {"dtype": "bfloat16", "tp_size": 2, "quantization": quantization}
     path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS, intermediate_size=128)
