@@ -17,6 +17,7 @@ from tiny_models import make_tiny_model
 
 from piecework import PassConfig
 from piecework.kernels import reference
+from piecework.kernels.cpu.native.linear import native_linear
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine import graph_startup
 from piecework.runtime.executor import model_runner
@@ -29,11 +30,13 @@ PARAMS = SamplingParams(temperature=0.0, max_new_tokens=4, prompt_logprobs=0, lo
 FUSIONS: dict[str, bool | None] = {"norm_quant": True, "silu_quant": True, "attention_quant": True}
 
 
-def run(path: Path, passes: PassConfig, **settings: Any) -> tuple[list[float], dict[str, int]]:
+def run(
+    path: Path, passes: PassConfig, *, dtype: str = "float32", **settings: Any
+) -> tuple[list[float], dict[str, int]]:
     """Log-probabilities of prompts and answers, and how often passes matched."""
     llm = LLM(
         str(path),
-        dtype="float32",
+        dtype=dtype,
         max_total_tokens=512,
         context_length=128,
         num_threads=1,
@@ -81,6 +84,21 @@ def test_fusions_change_no_answer(
         assert matches["attention_quant"] == (LAYERS if kind == "static fp8" else 0)
         assert (matches.get("in_place", 0) > 0) == lowered
         assert fused == plain, f"lowered: {lowered}"
+
+
+@pytest.mark.skipif(native_linear() is None, reason="no CPU kernels")
+def test_a_cpu_s_attention_writes_fp8_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(graph_startup, "start", CompiledHere)
+    monkeypatch.setattr(model_runner, "detect", lambda name: RecordingPlatform())
+    path = make_fp8(tmp_path, block=False, static=True)
+    settings = {"dtype": "bfloat16", "cuda_graph_backend_decode": "disabled"}
+    fused, matches = run(path, PassConfig(), **settings)
+    assert matches["attention_quant"] == LAYERS
+    plain, matches = run(path, PassConfig(attention_quant=False), **settings)
+    assert "attention_quant" not in matches and fused == plain
 
 
 X = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
