@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from .attention import AttentionBackend, AttentionMetadata, GraphAttention, HostPlan, KVLayout
 from .paged_attention import TorchAttention
+from .staging import to_device
 
 
 def with_chunks(backend: AttentionBackend, layouts: Sequence[KVLayout]) -> AttentionBackend:
@@ -124,13 +126,9 @@ def chunks_of(metadata: AttentionMetadata, page_size: int, size: int) -> Attenti
             begin = stop
     table = metadata.block_table
     width = -(-max(seq_lens) // page_size)
-    columns = torch.tensor(first_pages)[:, None] + torch.arange(width)
-    places = torch.tensor(requests)[:, None] * table.shape[1] + columns.clamp_(
-        max=table.shape[1] - 1
-    )
+    columns = np.array(first_pages)[:, None] + np.arange(width)
+    places = np.array(requests)[:, None] * table.shape[1]
+    (here,) = to_device([places + columns.clip(max=table.shape[1] - 1)], table.device)
     return replace(
-        metadata,
-        query_lens=query_lens,
-        seq_lens=seq_lens,
-        block_table=table.flatten()[places.to(table.device)],
+        metadata, query_lens=query_lens, seq_lens=seq_lens, block_table=table.flatten()[here]
     )

@@ -19,11 +19,13 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from . import cache_format
 from .attention import AttentionBackend, AttentionMetadata, KVLayout
+from .staging import to_device
 
 # Numbers of expanded keys and values in memory at once. Further heads are computed after that.
 _EXPANDED_NUMBERS = 2**26
@@ -186,13 +188,14 @@ def part_of_step(
     """Return the rows of some requests of a step, and the metadata of a step with these requests
     alone.
     """
-    device, starts = metadata.slot_mapping.device, [0, *accumulate(metadata.query_lens)]
-    rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in requests]).to(device)
+    starts = [0, *accumulate(metadata.query_lens)]
+    places = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in requests])
+    rows, members = to_device([places, np.array(requests)], metadata.slot_mapping.device)
     return rows, replace(
         metadata,
         query_lens=[metadata.query_lens[index] for index in requests],
         seq_lens=[metadata.seq_lens[index] for index in requests],
-        block_table=metadata.block_table[torch.tensor(requests, device=device)],
+        block_table=metadata.block_table[members],
         slot_mapping=metadata.slot_mapping[rows],
     )
 

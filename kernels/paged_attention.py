@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from . import cache_format
 from .attention import AttentionMetadata, KVLayout
+from .staging import to_device
 from .weighed_scores import weigh
 
 # Decodes share one padded call if the longest is at most this many times as long as the shortest.
@@ -127,7 +129,7 @@ class TorchAttention:
         plan.slot_mapping.zero_()
         plan.slot_mapping[:count] = metadata.slot_mapping
         plan.seq_lens.fill_(1)
-        plan.seq_lens[:count] = torch.tensor(metadata.seq_lens, device=plan.seq_lens.device)
+        plan.seq_lens[:count] = to_device([np.array(metadata.seq_lens)], plan.seq_lens.device)[0]
         plan.pages.zero_()
         plan.pages[:count, :width] = metadata.block_table[:, :width]
 
@@ -339,15 +341,18 @@ def _decode_group(
     whole_step: bool,
 ) -> _Decodes:
     table = metadata.block_table
-    lengths = torch.tensor([metadata.seq_lens[i] for i in group])
+    lengths = np.array([metadata.seq_lens[i] for i in group])
     longest = -(-int(lengths.max()) // page_size)
-    seq_lens = lengths.to(table.device)
-    behind = torch.arange(longest * page_size)[None] >= lengths[:, None]
-    tail = behind.flatten().nonzero()[:, 0].to(table.device)
+    behind = np.arange(longest * page_size)[None] >= lengths[:, None]
+    arrays = [
+        lengths,
+        np.flatnonzero(behind),
+        np.array(group),
+        np.array([starts[i] for i in group]),
+    ]
+    seq_lens, tail, members, rows = to_device(arrays, table.device)
     if whole_step:
         return _Decodes(None, table[:, :longest].flatten(), seq_lens, tail)
-    members = torch.tensor(group, device=table.device)
-    rows = torch.tensor([starts[i] for i in group], device=table.device)
     return _Decodes(rows, table.index_select(0, members)[:, :longest].flatten(), seq_lens, tail)
 
 

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from .attention import AttentionMetadata, KVLayout
+from .staging import to_device
 from .weighed_scores import weigh
 
 # Pad sequences to a common length of at most `_SHORT`, or if padding adds at most 50 % more tokens.
@@ -102,16 +104,13 @@ def _alike(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _padded(runs: Sequence[Run], device: torch.device) -> Group:
-    lengths = torch.tensor([run.length for run in runs for _ in range(run.number)])
-    places = torch.arange(int(lengths.max()))
+    lengths = np.array([run.length for run in runs for _ in range(run.number)])
+    places = np.arange(lengths.max())
     seen = places < lengths[:, None]
-    firsts = lengths.cumsum(0) - lengths
-    rows = torch.where(seen, firsts[:, None] + places, 0)
-    back = seen.flatten().nonzero()[:, 0]
-    return Group(
-        runs[0].start, runs[-1].stop, rows.to(device), seen[:, None, None].to(device),
-        back.to(device),
-    )  # fmt: skip
+    firsts = lengths.cumsum() - lengths
+    rows = np.where(seen, firsts[:, None] + places, 0)
+    arrays = [rows, seen[:, None, None], np.flatnonzero(seen)]
+    return Group(runs[0].start, runs[-1].stop, *to_device(arrays, device))
 
 
 class VarlenAttention:

@@ -18,6 +18,7 @@ from piecework.runtime.engine import graph_startup
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.executor.step import PendingStep
 from piecework.runtime.llm import LLM
+from tests.runtime.models.variants import VARIANTS
 
 PROMPTS = [
     [(17 * i + 3 * j) % 400 for j in range(length)]
@@ -118,6 +119,25 @@ def test_a_launch_never_waits(
         "a step after the first was launched with nothing in flight"
     )
     assert stats.discarded_tokens_total > 0
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "llama4", "mistral-window"])
+def test_other_kinds_of_attention_never_wait(
+    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Latent vectors (of which long prompts are expanded), chunks, and windows. Three requests of
+    several chunks and windows are planned beside short ones.
+    """
+    # The heads of expanded latent vectors are longer.
+    monkeypatch.setattr(AscendAttention, "head_sizes", (16, 32, 64))
+    architecture, sizes = VARIANTS[name]
+    path = make_tiny_model(tmp_path / "model", architecture, **sizes)
+    llm = engine(path, "npu", cuda_graph_backend_decode="disabled", page_size=16)
+    llm.generate([[1]], SamplingParams(max_new_tokens=1))
+    launch_without_waiting(simnpu, monkeypatch)
+    params = [SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)] * len(PROMPTS)
+    llm.generate(PROMPTS, params)
+    assert llm.core.stats().overlapped_steps_total > 0
 
 
 def test_recorded_decodes_never_wait(
