@@ -179,11 +179,13 @@ class StepKernels(Protocol):
         metadata: AttentionMetadata,
         rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> StepCall:
         """Return a step of input_ids, positions [T].
 
-        A token is chosen for each of `rows` [N] by `draws` [N] of `DRAW`, or the likeliest token if
-        draws is None. All tensors, including the tables and slots of `metadata`, must be int64 and
-        contiguous, because the call keeps their addresses. Convert them before calling.
+        `adapters` [T] int32 has the slot of each token's adapter, or -1 (`kernels.lora`). A token
+        is chosen for each of `rows` [N] by `draws` [N] of `DRAW`, or the likeliest token if draws
+        is None. All other tensors, including the tables and slots of `metadata`, must be int64. All
+        must be contiguous, because the call keeps their addresses. Convert them before calling.
         """
         ...

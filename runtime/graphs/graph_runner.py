@@ -160,7 +160,7 @@ class GraphRunner:
         """Return the hidden states [T, hidden] of a step."""
         if self._config.batch_invariant:
             return self._each_token(batch)
-        if batch.adapter_slots is not None:
+        if batch.adapter_slots is not None and self._call(batch) is None:
             assert self._adapters is not None
             with self._adapters.using(batch.adapter_slots), self._attention.step(batch.metadata):
                 eager: torch.Tensor = self._model(batch.input_ids, batch.positions)
@@ -196,8 +196,6 @@ class GraphRunner:
         kernels = self.kernels
         if batch.call is not None or kernels is None or self._config.batch_invariant:
             return batch.call
-        if batch.adapter_slots is not None:
-            return None
         # A repeated prompt may be a shorter step, and its text must not change.
         is_free = kernels.keeps_bits or batch.has_decodes
         if batch.num_tokens > kernels.max_tokens or not is_free:
@@ -205,7 +203,7 @@ class GraphRunner:
         # The sampling of a request is the same for all of its tokens.
         draws = draws_of(batch.samplers) if batch.asks_no_more else None
         step = batch.input_ids, batch.positions, batch.metadata, batch.sample_rows
-        batch.call = kernels.call(*step, draws)
+        batch.call = kernels.call(*step, draws, batch.adapter_slots)
         return batch.call
 
     def _each_token(self, batch: Batch) -> torch.Tensor:
@@ -219,7 +217,9 @@ class GraphRunner:
             rows = slice(begin, begin + most)
             positions = batch.positions[rows]
             alone = _alone(batch.metadata, positions, owners[rows], rows)
-            hidden.append(self.kernels.call(batch.input_ids[rows], positions, alone).hidden())
+            adapters = None if batch.adapter_slots is None else batch.adapter_slots[rows]
+            call = self.kernels.call(batch.input_ids[rows], positions, alone, adapters=adapters)
+            hidden.append(call.hidden())
         return torch.cat(hidden)
 
     def counts(self) -> GraphCounts:

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "inputs.h"
+#include "lora.h"
 #include "rows.h"
 #include "simd.h"
 
@@ -19,6 +20,7 @@ struct Linear {
   int32_t rows, columns, format;
   Quantization input;    // of x, where it is quantised here; a group of 0: it is not
   const int64_t* order;  // [columns], where the columns of x are first brought into another order: which goes where each is
+  const Adapters* adapters;  // Of decode steps alone, or null.
 };
 
 constexpr int kPanel = 32;  // rows of W that lie side by side

@@ -34,6 +34,7 @@ class LinearStruct(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("rows", "columns", "layout")),
         ("input", Quantization),
         ("order", ctypes.c_void_p),
+        ("adapters", ctypes.c_void_p),
     ]
 
 
@@ -46,14 +47,16 @@ def linear_struct(
     input_scale: torch.Tensor | None = None,
     input_group: int = 0,
     input_order: torch.Tensor | None = None,
+    adapters: int | None = None,
 ) -> LinearStruct:
     """Return a struct that points into the tensors, which must outlive it.
 
-    Only `NativeStep` reads the last three arguments. `input_group`: if x is to be quantised, the
+    Only `NativeStep` reads the last four arguments. `input_group`: if x is to be quantised, the
     number of columns with a scale, unless all have `input_scale` [1]. `input_order` [columns]
-    int64: the column of x by which each column of the weight is multiplied.
+    int64: the column of x by which each column of the weight is multiplied. `adapters`: the address
+    of `lora.AdaptersStruct`.
     """
     bias_pointer, scale_pointer, order = pointers(bias, input_scale, input_order)
     how = Quantization(scale_pointer, _INTEGER_COLUMNS if layout & INTEGERS else input_group)
     where = weight.data_ptr(), bias_pointer
-    return LinearStruct(*where, rows, columns, layout & ~INTEGERS, how, order)
+    return LinearStruct(*where, rows, columns, layout & ~INTEGERS, how, order, adapters)

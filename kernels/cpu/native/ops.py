@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from .lora import lora
 from .quantize import (
     add_rms_norm,
     add_rms_norm_quantize_dynamic,
@@ -45,6 +46,7 @@ __all__ = [
     "conv_step",
     "gated_delta_prompts",
     "gated_delta_step",
+    "lora",
     "mamba2_prompts",
     "mamba2_step",
     "mask_logits",

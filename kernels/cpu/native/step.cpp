@@ -33,7 +33,8 @@ class Forward {
         team_(threads),
         width_(model_.queries() + 2 * model_.keys()),
         seq_lens_(step.seq_lens()),
-        shared_(is_few_ ? 0 : step.tokens, is_few_ ? 0 : step.samples, model_),
+        narrow_size_(step.adapters ? most_narrow(model_) : 0),
+        shared_(is_few_ ? 0 : step.tokens, is_few_ ? 0 : step.samples, narrow_size_, model_),
         heads_made_(step.tokens, model_.queries()),
         heads_(model_.heads + 2 * model_.kv_heads, model_.head_size),
         likeliest_(threads, step.logits ? 0 : step.samples) {
@@ -67,7 +68,7 @@ class Forward {
 #pragma omp parallel num_threads(threads_)
     {
       team_.set_size(omp_get_num_threads());
-      StepThread thread(model_, is_few_ ? step_.tokens : 0, is_few_ ? step_.samples : 0, shared_);
+      StepThread thread(model_, is_few_ ? step_.tokens : 0, is_few_ ? step_.samples : 0, narrow_size_, shared_);
       if (ranks_) look_up(thread);
       for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, thread);
       wait_for_ranks();
@@ -144,10 +145,12 @@ class Forward {
     normalise(layer.before_attention, layer.qkv, is_first, thread, layer.kept);
     project(layer, thread);
     attend(layer, thread);
-    if (lays_out_heads(layer))
+    if (lays_out_heads(layer)) {
+      if (step_.adapters) each_row(thread, step_.tokens, [&](int t) { narrow(layer.output, t, row(attended_, t, model_.queries()), thread); });
       multiply(layer.output, heads_made_, added_, thread, [&] { post(); });
-    else
+    } else {
       multiply_rows(layer.output, attended_, added_, thread, [&] { post(); });
+    }
     thread.after = &layer.after_attention, thread.factor = layer.multiplier;
     normalise(layer.before_feed_forward, layer.mixes() ? layer.routing.router : layer.dense.gate_up, false, thread);
     if (layer.mixes()) {
@@ -173,8 +176,35 @@ class Forward {
         add_to_residual(t, thread);
       }
       if (keeps) std::memcpy(row(step_.out, t, model_.out_columns()) + kept * model_.hidden, residual(t, thread), model_.hidden * sizeof(bf16));
-      thread.rows.x.set(linear, t, normalised(norm, t, thread));
+      const bf16* normed = normalised(norm, t, thread);
+      thread.rows.x.set(linear, t, normed);
+      narrow(linear, t, normed, thread);
     });
+  }
+
+  // Prepare the updates of the token's adapter for the products of x with a linear.
+  void narrow(const Linear& linear, int t, const bf16* x, StepThread& thread) {
+    if (adapts(linear, t)) shrink(*linear.adapters, step_.adapters[t], x, thread.rows.narrow.data() + static_cast<size_t>(t) * narrow_size_);
+  }
+
+  bool adapts(const Linear& linear, int t) const { return step_.adapters && linear.adapters && step_.adapters[t] >= 0; }
+
+  // The results of token t for rows from `row` on, in `room` if they are updated.
+  const float* updated(const Linear& linear, int t, int row, int count, const float* values, float* room, StepThread& thread) const {
+    if (!adapts(linear, t)) return values;
+    expand(*linear.adapters, step_.adapters[t], thread.rows.narrow.data() + static_cast<size_t>(t) * narrow_size_, row, count, values, room);
+    return room;
+  }
+
+  // The most numbers between the matrices of the adapters of a linear.
+  static int most_narrow(const Model& model) {
+    int most = 0;
+    for (int i = 0; i < model.num_layers; ++i) {
+      const Layer& layer = model.layers[i];
+      for (const Linear* linear : {&layer.qkv, &layer.output, &layer.dense.gate_up, &layer.dense.down, &layer.shared.gate_up, &layer.shared.down, &layer.shared_gate})
+        if (linear->adapters) most = std::max(most, linear->adapters->narrow_size());
+    }
+    return most;
   }
 
   const bf16* normalised(const Norm& norm, int t, StepThread& thread) {
@@ -188,7 +218,10 @@ class Forward {
 
   // out = rows [T, columns] times W^T.
   void multiply_rows(const Linear& linear, std::vector<bf16>& from, bf16* out, StepThread& thread, const Last& last) {
-    each_row(thread, step_.tokens, [&](int t) { thread.rows.x.set(linear, t, row(from, t, linear.columns)); });
+    each_row(thread, step_.tokens, [&](int t) {
+      thread.rows.x.set(linear, t, row(from, t, linear.columns));
+      narrow(linear, t, row(from, t, linear.columns), thread);
+    });
     multiply(linear, thread.rows.x, out, thread, last);
   }
 
@@ -198,7 +231,9 @@ class Forward {
     const Products products = rows.products(linear, thread.multiplier);
     const auto work = [&](int i) {
       const Tile tile = products.panel(i);
-      tile.each([&](int t, const float* values) {
+      float room[kPanel];
+      tile.each([&](int t, const float* made) {
+        const float* values = updated(linear, t, tile.row, tile.count, made, room, thread);
         bf16* to = row(out, t, linear.rows) + tile.row;
         for (int r = 0; r < tile.count; ++r) to[r] = rounded(values[r]);
       });
@@ -278,7 +313,9 @@ class Forward {
     thread.rows.x.prepare(layer.gate_up, thread.multiplier);
     const Products products = thread.rows.x.products(layer.gate_up, thread.multiplier);
     const auto work = [&](int i) {
-      products.panel(i).each([&](int t, const float* values) {
+      float room[kPanel];
+      products.panel(i).each([&](int t, const float* made) {
+        const float* values = updated(layer.gate_up, t, i * kPanel, kPanel, made, room, thread);
         float* gates = thread.gates.data() + t * kPanel;
         if (layer.activation == kGeluTanh) {
 #pragma omp simd
@@ -288,7 +325,8 @@ class Forward {
           for (int r = 0; r < kPanel; ++r) gates[r] = silu(as_rounded(values[r]));
         }
       });
-      products.panel(panels + i).each([&](int t, const float* values) {
+      products.panel(panels + i).each([&](int t, const float* made) {
+        const float* values = updated(layer.gate_up, t, layer.width() + i * kPanel, kPanel, made, room, thread);
         const float* gates = thread.gates.data() + t * kPanel;
         bf16* to = row(activated_, t, layer.width()) + i * kPanel;
 #pragma omp simd
@@ -311,7 +349,11 @@ class Forward {
     const bool shares = layer.shared.gate_up.rows > 0, is_gated = layer.shared_gate.rows > 0;
     if (is_gated) multiply_rows(layer.shared_gate, thread.rows.normed, shared_gates_.data(), thread, [] {});
     if (shares) {
-      each_row(thread, step_.tokens, [&](int t) { thread.rows.x.set(layer.shared.gate_up, t, row(thread.rows.normed, t, model_.hidden)); });
+      each_row(thread, step_.tokens, [&](int t) {
+        const bf16* normed = row(thread.rows.normed, t, model_.hidden);
+        thread.rows.x.set(layer.shared.gate_up, t, normed);
+        narrow(layer.shared.gate_up, t, normed, thread);
+      });
       open(layer.shared, thread, [] {});
       multiply_rows(layer.shared.down, activated_, beside_.data(), thread, [] {});
     }
@@ -373,6 +415,7 @@ class Forward {
   Team team_;
   const int width_;
   const std::vector<int32_t> seq_lens_;
+  const int narrow_size_;
   StepRows shared_;
   Input heads_made_;  // The result of attention, if the thread that made a head lays it out.
   Heads heads_;

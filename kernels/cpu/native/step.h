@@ -79,6 +79,7 @@ struct Step {
   int64_t* chosen;      // [samples] tokens: the likeliest, or as `draws` says; -1 if logits are not finite.
   float* logits;        // [samples, rows of the head]; working memory if there are `draws`.
   const Draw* draws;    // [samples], or null.
+  const int32_t* adapters;  // [tokens]: the slot of each token's adapter, or -1. Null: no token has one.
   int64_t table_stride;
   int32_t requests, tokens, samples;
 
@@ -109,20 +110,23 @@ inline AttentionCall<bf16> attention_of(const Model& model, const Layer& layer, 
 
 // The rows that layers read and write.
 struct StepRows {
-  StepRows(int tokens, int samples, const Model& model)
+  // `narrow_size`: the most numbers between the matrices of an adapter.
+  StepRows(int tokens, int samples, int narrow_size, const Model& model)
       : x(tokens, std::max({model.hidden, model.queries(), model.intermediate})),
         sampled(samples, model.hidden),
         residual(static_cast<size_t>(tokens) * model.hidden),
-        normed(residual.size()) {}
+        normed(residual.size()),
+        narrow(static_cast<size_t>(tokens) * narrow_size) {}
 
   Input x, sampled;  // Of all tokens, and of those whose logits are needed.
   std::vector<bf16> residual, normed;  // [T, N]
+  std::vector<float> narrow;           // [T, narrow_size], for the next products.
 };
 
 // The memory of a thread, and the rows that it works on, which threads may share.
 struct StepThread {
-  StepThread(const Model& model, int own_tokens, int own_samples, StepRows& shared)
-      : own(own_tokens, own_samples, model),
+  StepThread(const Model& model, int own_tokens, int own_samples, int narrow_size, StepRows& shared)
+      : own(own_tokens, own_samples, narrow_size, model),
         rows(own_tokens > 0 ? own : shared),
         attention(model.head_size, model.head_size, std::max(kMostRows, model.heads)),
         summand(model.hidden),

@@ -113,9 +113,10 @@ class NativeStep:
         metadata: AttentionMetadata,
         rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> NativeCall:
-        """See `StepKernels`. Tensors must be int64."""
-        return NativeCall(self, input_ids, positions, metadata, rows, draws)
+        """See `StepKernels`. Tensors must be int64, and those of adapters int32."""
+        return NativeCall(self, input_ids, positions, metadata, rows, draws, adapters)
 
     def run(self, step: Any, threads: int) -> None:
         """Run a step. `step` is a reference to a `StepStruct` of this model."""
@@ -135,6 +136,7 @@ class NativeCall:
         metadata: AttentionMetadata,
         rows: torch.Tensor | None,
         draws: npt.NDArray[np.void] | None,
+        adapters: torch.Tensor | None = None,
     ) -> None:
         both = [each for each in (metadata, metadata.window) if each is not None]
         slots, tables = [each.slot_mapping for each in both], [each.block_table for each in both]
@@ -150,12 +152,12 @@ class NativeCall:
             *(input_ids.data_ptr(), positions.data_ptr()),
             *(_BOTH(*(part.data_ptr() for part in parts)) for parts in (slots, tables)),
             *(ctypes.addressof(lens), None, rows.data_ptr()),
-            *(None, None, None),
+            *(None, None, None, None if adapters is None else adapters.data_ptr()),
             *(tables[0].stride(0), count, self._num_tokens, 0),
         )
         self._reference, self._threads = ctypes.byref(self._step), torch.get_num_threads()
         self._to_tokens = {"samples": self._num_rows, "chosen": ctypes.addressof(self._chosen)}
-        self._owners = [read, lens, draws]
+        self._owners = [read, lens, draws, adapters]
         if draws is not None and kernels.has_head and kernels.finish is None:
             # Memory in which their logits are computed.
             logits = self._empty_logits()

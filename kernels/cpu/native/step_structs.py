@@ -14,6 +14,7 @@ from ...attention import KVLayout
 from ...step_parts import FeedForwardParts, LayerParts, MixtureParts, NormParts
 from .attention import CACHE_KINDS
 from .linear_struct import Layout, LinearStruct, linear_struct
+from .lora import adapters_address
 from .moe import ExpertsStruct
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -87,7 +88,7 @@ class StepStruct(ctypes.Structure):
         *((name, _POINTER) for name in ("model", "ids", "positions")),
         *((name, _POINTER * 2) for name in ("slots", "tables")),
         *((name, _POINTER) for name in ("query_lens", "out")),
-        *((name, _POINTER) for name in ("sampled", "chosen", "logits", "draws")),
+        *((name, _POINTER) for name in ("sampled", "chosen", "logits", "draws", "adapters")),
         ("table_stride", _LONG),
         *((name, _INT) for name in ("requests", "tokens", "samples")),
     ]
@@ -97,7 +98,8 @@ def linear_of(part: Any) -> LinearStruct:
     made = part.input
     scale, group = (None, 0) if made is None else (made.scale, made.group or part.in_features)
     shape = part.in_features, part.out_features, part.layout
-    return linear_struct(part.weight, part.bias, *shape, scale, group, order_of(part))
+    adapters = adapters_address(part.adapters)
+    return linear_struct(part.weight, part.bias, *shape, scale, group, order_of(part), adapters)
 
 
 def table_of(embedding: Any) -> LinearStruct:
