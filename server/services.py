@@ -82,11 +82,11 @@ def _text_service(
     rows: dict[str, str],
     process: subprocess.Popen[bytes] | None,
 ) -> Service:
-    settings = settings_of(config, process)
+    settings, refuses = settings_of(config, process), config.sleep_requests == "refuse"
     engine: TextEngine = (
-        EngineClient(config.engine, tokenizer, **settings)
+        EngineClient(config.engine, tokenizer, refuses_asleep=refuses, **settings)
         if config.dp_size == 1
-        else Replicas(config.dp_size, config.engine, tokenizer, **settings)
+        else Replicas(config.dp_size, config.engine, tokenizer, refuses_asleep=refuses, **settings)
     )
     is_chat = tokenizer.chat_template is not None
     lines = partial(summary, config, rows=rows, chat=is_chat)

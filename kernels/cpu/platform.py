@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from . import packed_linear
 from .graph import CpuGraph, CpuGraphPool
 from .machine.binding import bind, split_cores
 from .machine.cores import Threads, choose_threads
+from .machine.discard import discard
 from .machine.host_memory import host_memory
 from .matrix_units import panels_pay
 from .native import compiler
@@ -153,6 +155,11 @@ class CpuPlatform(Platform):
             .view(dtype)
             .view(*shape)
         )
+
+    keeps_addresses = sys.platform == "linux"
+
+    def discard(self, tensors: Sequence[torch.Tensor]) -> None:
+        discard(tensors)
 
     def choose_attention(self, name: str = "auto", layouts: Sequence[KVLayout] = ()) -> str:
         falls_back = name == "auto" and not (_has_vectors() and load_kernels() is not None)

@@ -35,6 +35,9 @@ class Memory(Device):
     has_own_memory: bool = True
     ranks_share_memory: bool = False  # Whether all ranks of a machine allocate from one memory.
 
+    # Whether memory can be freed and used again at the same addresses (`discard`).
+    keeps_addresses: bool = False
+
     def memory(self) -> MemoryInfo:
         raise NotImplementedError
 
@@ -48,6 +51,14 @@ class Memory(Device):
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a large tensor of zeros, much of which may never be touched."""
         return torch.zeros(*shape, dtype=dtype, device=self.device())
+
+    def discard(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Free the memory of tensors, which keep their addresses and lose their contents.
+
+        They must be written before they are read, except large ones of `zeros`, which are zeros
+        again. Only for platforms with `keeps_addresses`.
+        """
+        raise NotImplementedError
 
     def empty_cache(self) -> None:
         """Return unused memory to the device."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .adapter_info import AdapterInfo
+from .control_messages import Control, Controlled
 from .engine_info import EngineInfo
 from .generation import FinishReason, GenerateRequest, TokenOutput
 from .image_params import DiffusionParams
@@ -308,6 +309,7 @@ ToEngine = (
     | LoadAdapter
     | UnloadAdapter
     | ListAdapters
+    | Control
     | Shutdown
 )
 FromEngine = (
@@ -324,4 +326,5 @@ FromEngine = (
     | ProfileAnswer
     | AdapterAnswer
     | AdapterList
+    | Controlled
 )

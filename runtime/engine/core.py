@@ -30,7 +30,7 @@ from ..sampling.sampler import NO_TOKEN
 from ..speculative.speculation import Speculation, num_alike
 from .admission import admit
 from .extension import take
-from .scheduler import Scheduler, StepInFlight
+from .scheduler import Scheduler, StepInFlight, has_begun
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,23 @@ class EngineCore:
         """Drop cached prefixes that no request uses. Return the number of tokens dropped."""
         self._ranks.call("flush_cache")
         return self.cache.flush()
+
+    def suspend(self) -> None:
+        """Preempt all running requests. They continue with the next step."""
+        if self._in_flight is not None:
+            read, self._in_flight = self._in_flight, None
+            self._deliver(read)
+        self._scheduler.withdraw()
+        self._drop_finished()
+
+    def hold(self) -> bool:
+        """Begin no further request until `release`. Return whether no begun one is left."""
+        self._scheduler.holds = True
+        return not (self._scheduler.running or any(map(has_begun, self._scheduler.waiting)))
+
+    def release(self) -> None:
+        """Begin requests again after `hold`."""
+        self._scheduler.holds = False
 
     def step(self, proposals: dict[str, list[int]] | None = None) -> StepOutput:
         """Launch one batch and return the tokens of the previous one.

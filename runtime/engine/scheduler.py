@@ -44,6 +44,11 @@ class Adapters(Protocol):
         ...
 
 
+def has_begun(request: Request) -> bool:
+    """Whether a request has run, even if it was preempted since."""
+    return request.cached_tokens is not None
+
+
 class Scheduler:
     """All requests of an engine that have not ended.
 
@@ -51,6 +56,7 @@ class Scheduler:
         waiting, running: The requests, in order of priority and arrival.
         prompt_tokens, cached_tokens: Totals of the requests that have started.
         preemptions: Total number of preemptions.
+        holds: Whether only requests that have begun may run.
         started: When requests first ran, by `time.monotonic`. The core empties it.
     """
 
@@ -70,7 +76,7 @@ class Scheduler:
         self._token_budget = token_budget
         self._max_running = max_running_requests
         self._shares = FairShares(token_budget)
-        self._in_flight = False
+        self._in_flight = self.holds = False
 
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_ORDER)
@@ -102,7 +108,8 @@ class Scheduler:
             # Pages are so scarce that a request was preempted. Starting a waiting one would preempt
             # the next.
             return scheduled
-        return scheduled + self._plan_waiting(budget, list(self.waiting), shares)
+        waiting = list(filter(has_begun, self.waiting)) if self.holds else list(self.waiting)
+        return scheduled + self._plan_waiting(budget, waiting, shares)
 
     def plan_alone(self, request: Request) -> list[Scheduled]:
         """Plan the next tokens of one request, and preempt all others. No step may be in flight."""

@@ -9,6 +9,14 @@ from typing import Any
 
 from ..cache.kv_events import KVEventsConfig
 from ..config.engine import EngineConfig
+from ..core.control_messages import (
+    Pause,
+    ReadWeights,
+    Resume,
+    Sleep,
+    UpdateWeights,
+    WakeUp,
+)
 from ..core.forward_context import call_on_each_layer
 from ..core.generation import GenerateRequest
 from ..core.messages import (
@@ -28,10 +36,13 @@ from ..core.messages import (
 )
 from ..distributed import processes
 from ..distributed.ranks import Ranks
+from ..graphs.graph_runner import GraphRunner
 from ..tiers.build import make_tiers
 from ..tiers.tiers import Tiers
 from .build import Engine, build_engine
 from .compiling import CompilingRequests
+from .control import EngineControl
+from .graph_startup import GraphStartup
 from .kind import Work
 from .loading import LoadingRequests
 from .loading_adapters import LoadingAdapters
@@ -64,6 +75,7 @@ class TextEngine:
         self._compiling = CompilingRequests(self._core.grammars)
         self._adapters = LoadingAdapters(self._runner.adapters, self.ranks)
         self._sent_load, self._stats_due = (0, 0), 0.0
+        self._control = EngineControl(self._core, self._runner, tiers, self._renew_graphs)
         self._profiler = Profiler()
 
     def ready(self) -> EngineReady:
@@ -74,6 +86,10 @@ class TextEngine:
 
     def work(self) -> Work | None:
         may_build = self._startup.pending
+        if self._control.pending:
+            return Work("changing weights", may_build=True, patience=_LOADING_POLL_MS)
+        if self._control.stopped:
+            return None
         if self._core.has_work:
             return Work("computing a step", may_build)
         if self._loading.pending:
@@ -100,6 +116,10 @@ class TextEngine:
             case ListAdapters():
                 known = self._runner.adapters
                 yield AdapterList(adapters=[] if known is None else known.infos())
+            case (
+                Pause() | Resume() | Sleep() | WakeUp() | UpdateWeights() | ReadWeights() as control
+            ):
+                self._control.take(control)
             case FlushCache():
                 freed = self._core.flush_cache()
                 # Before the answer, because the caller may read the metrics at once.
@@ -117,6 +137,9 @@ class TextEngine:
         self._core.abort(rids)
 
     def step(self) -> Iterator[FromEngine]:
+        yield from self._control.advance()
+        if self._control.stopped:
+            return
         yield from self._adapters.advance(self._loading.adapters | self._compiling.adapters)
         for message in self._adapters.ready():
             self._load(message)
@@ -143,6 +166,23 @@ class TextEngine:
     def _load(self, message: GenerateRequest) -> None:
         if not self._loading.takes(message):
             self._compile(message)
+
+    def _renew_graphs(self) -> None:
+        """Load the pieces again, because they hold packed copies of the weights."""
+        runner = self._runner
+        if runner.platform.packed_linear() is not None:
+            self._startup.stop()
+            runner.layout.forget()
+            runner.graphs = GraphRunner(
+                runner.model,
+                runner.platform,
+                runner.config,
+                runner.attention,
+                runner.seen_lengths,
+                runner.ranks,
+                None if runner.adapters is None else runner.adapters.slots.step,
+            )
+            self._startup = GraphStartup(runner)
 
     def _compile(self, message: GenerateRequest) -> None:
         if not self._compiling.takes(message):
@@ -176,6 +216,7 @@ class TextEngine:
         self._runner.give_back_memory()
 
     def close(self) -> None:
+        self._control.close()
         self._loading.close()
         self._compiling.close()
         if self._tiers is not None:

@@ -45,7 +45,7 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, cache: KVCache) -> Tie
         )
     if config.load_format == "dummy":
         raise ValueError("--kv-disk: the random weights of --load-format dummy have no blocks")
-    keys = BlockKeys(_identity(config, runner), runner.pool.page_size)
+    keys = block_keys(config, runner, runner.model_path)
     return Tiers(cache, BlockCopies(runner.pool, runner.states), keys, stores)
 
 
@@ -67,12 +67,15 @@ def _open(tier: DiskTier) -> Segments:
     return store
 
 
-def _identity(config: EngineConfig, runner: ModelRunner) -> bytes:
-    """Describe everything that keys and values of equal tokens depend on, and their layout."""
+def block_keys(config: EngineConfig, runner: ModelRunner, path: str) -> BlockKeys:
+    """Return the names of blocks that the weights in `path` compute.
+
+    They depend on everything that changes keys and values of equal tokens, or their layout.
+    """
     with runner.clock.phase("digest"):
         parts = (
             _LAYOUT,
-            weights_digest(Path(runner.model_path)),
+            weights_digest(Path(path)),
             runner.platform.device_type,
             runner.dtype,
             [
@@ -87,4 +90,4 @@ def _identity(config: EngineConfig, runner: ModelRunner) -> bytes:
             runner.attention_backend,
             config.batch_invariant,
         )
-    return repr(parts).encode()
+    return BlockKeys(repr(parts).encode(), runner.pool.page_size)

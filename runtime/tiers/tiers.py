@@ -233,11 +233,20 @@ class Tiers:
         """Bytes in each store."""
         return [store.num_bytes for store in self._stores]
 
-    def close(self) -> None:
-        """Write what is copied and as much of the rest of the cache as a few seconds allow."""
+    def save_all(self) -> None:
+        """Copy all cached pages that are not stored, as far as a few seconds allow."""
         until = time.monotonic() + _CLOSING_SECONDS
         while self.unsaved and time.monotonic() < until:
             self.save_some()
+
+    def rename(self, keys: BlockKeys) -> None:
+        """Name blocks otherwise from now on, because the weights changed. The cache is empty."""
+        self._keys = keys
+
+    def close(self) -> None:
+        """Write what is copied and as much of the rest of the cache as a few seconds allow."""
+        until = time.monotonic() + _CLOSING_SECONDS
+        self.save_all()
         self._queue.put(None)
         self._writer.join(max(0.0, until - time.monotonic()))
         if self._writer.is_alive():

@@ -289,6 +289,25 @@ class ServerConfig(BatchServerConfig):
         group=SERVER,
         metavar="DAYS",
     )
+    enable_sleep_mode: bool = option(
+        False,
+        "serve the endpoints that free the engine's memory for a while and that pause it: /sleep, "
+        "/wake_up, /pause_generation, ...",
+        group=SERVER,
+    )
+    sleep_requests: str = option(
+        "wait",
+        "what requests do while the engine sleeps: wait, or refuse with 503 and Retry-After",
+        group=SERVER,
+        choices=("wait", "refuse"),
+    )
+    weights_root: str | None = option(
+        None,
+        "folder of the models that /update_weights_from_disk may load into the running engine; "
+        "default: this endpoint and /get_weights_by_name are off",
+        group=SERVER,
+        metavar="FOLDER",
+    )
     profile_dir: str | None = option(
         None,
         "folder for the torch.profiler traces of /start_profile and /stop_profile; default: these "

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
 from ...runtime.config.engine import EngineConfig
 from ...runtime.core.adapter_info import AdapterInfo
+from ...runtime.core.control_messages import Control, Controlled, Sleep, UpdateWeights, WakeUp
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.core.messages import (
     AdapterAnswer,
@@ -31,8 +33,8 @@ from ...runtime.tokenizer.output_processor import RequestState, process_outputs
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .settings import SupervisorSettings
 from .spawn import LANGUAGE_MODEL
-from .state import EngineState, EngineUnavailable
-from .supervisor import EngineSupervisor
+from .state import EngineState, EngineUnavailable, Progress
+from .supervisor import LEAST_RETRY, EngineSupervisor
 
 T = TypeVar("T")
 
@@ -41,6 +43,9 @@ class EngineClient(EngineSupervisor[RequestState]):
     """A supervised engine process of a language model.
 
     `deliver` of a request is called with each output. The last output has a finish reason.
+
+    Attributes:
+        asleep: Whether the engine has freed its memory, and computes nothing until it is woken.
     """
 
     def __init__(
@@ -49,9 +54,13 @@ class EngineClient(EngineSupervisor[RequestState]):
         tokenizer: Tokenizer,
         *,
         command: Sequence[str] = LANGUAGE_MODEL,
+        refuses_asleep: bool = False,
         **settings: Unpack[SupervisorSettings],
     ) -> None:
-        """`settings` are the keyword arguments of `EngineSupervisor`."""
+        """Create a client. `settings` are the keyword arguments of `EngineSupervisor`.
+
+        `refuses_asleep` says that requests are refused while the engine sleeps, instead of waiting.
+        """
         super().__init__(command, config, **settings)
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
@@ -65,6 +74,25 @@ class EngineClient(EngineSupervisor[RequestState]):
         self._adapters: dict[str, AdapterInfo] = {}
         self._unloaded: set[str] = set()
         self._unasked = 0  # Answers to messages that `_resume` sent.
+        self._controls: deque[asyncio.Future[Controlled]] = deque()
+        self.asleep = False
+        self._refuses_asleep = refuses_asleep
+
+    def require_open(self) -> None:
+        super().require_open()
+        if self.asleep and self._refuses_asleep:
+            raise EngineUnavailable("the engine sleeps", Progress("sleeping", LEAST_RETRY))
+
+    async def control(self, message: Control) -> list[Controlled]:
+        """Stop the engine, continue, or change its weights. Return the answer of each engine."""
+        answer = await self._ask(message, self._controls)
+        if answer.error is None:
+            if isinstance(message, Sleep | WakeUp):
+                self.asleep = isinstance(message, Sleep)
+            elif isinstance(message, UpdateWeights):
+                # A process that replaces this one after a crash loads the same weights.
+                self._config = replace(self._config, model_path=message.model_path)
+        return [answer]
 
     async def flush_cache(self) -> int:
         """Drop cached prefixes that no request uses. Return the number of tokens freed."""
@@ -154,6 +182,8 @@ class EngineClient(EngineSupervisor[RequestState]):
                 self.info = info
             case CacheFlushed(freed_tokens=freed):
                 _resolve_first(self._flushes, freed)
+            case Controlled():
+                _resolve_first(self._controls, message)
             case ProfileAnswer():
                 _resolve_first(self._profiles, message)
             case AdapterAnswer() if self._unasked:
@@ -166,8 +196,9 @@ class EngineClient(EngineSupervisor[RequestState]):
                 super()._handle(message)
 
     def _interrupted(self, reason: str) -> None:
-        all_waiting = self._flushes, self._profiles, self._adapter_answers, self._adapter_lists
-        for waiting in all_waiting:
+        self.asleep = False  # A new process is awake.
+        of_adapters = self._adapter_answers, self._adapter_lists
+        for waiting in (self._flushes, self._profiles, self._controls, *of_adapters):
             while waiting:
                 answer: asyncio.Future[Any] = waiting.popleft()
                 if not answer.done():

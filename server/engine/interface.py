@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ...runtime.core.adapter_info import AdapterInfo
+from ...runtime.core.control_messages import Control, Controlled
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.core.messages import (
     AdapterAnswer,
@@ -109,6 +110,10 @@ class TextEngine(Engine, Protocol):
     async def unload_adapter(self, identity: str) -> AdapterAnswer: ...
 
     async def list_adapters(self) -> list[AdapterInfo]: ...
+    @property
+    def asleep(self) -> bool: ...
+
+    async def control(self, message: Control) -> list[Controlled]: ...
 
     async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]: ...
 

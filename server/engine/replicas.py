@@ -16,6 +16,7 @@ from typing import Any, Unpack
 
 from ...runtime.config.engine import EngineConfig
 from ...runtime.core.adapter_info import AdapterInfo
+from ...runtime.core.control_messages import Control, Controlled
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.core.messages import (
     AdapterAnswer,
@@ -26,8 +27,8 @@ from ...runtime.core.messages import (
 )
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from .client import EngineClient
-from .prefix_index import BLOCK, PrefixIndex, block_hashes
+from .prefix_index import BLOCK, block_hashes
+from .replica import Replica
 from .settings import SupervisorSettings
 from .state import EngineState, EngineUnavailable, Progress, QueueFull
 
@@ -39,7 +40,6 @@ _MIN_MATCH = 0.3
 # A replica is overloaded if it has more than _MAX_LEAD requests more than the least loaded replica,
 # and more than _MAX_RATIO times as many.
 _MAX_LEAD, _MAX_RATIO = 8, 1.5
-_INDEX_TOKENS = 2**22  # Maximum tokens of the prefix index of a replica.
 _SERVES = (EngineState.READY, EngineState.DRAINING)
 _GONE = (EngineState.FAILED, EngineState.STOPPED)
 # The state of the group is the first of these states that any replica is in.
@@ -52,83 +52,6 @@ _ORDER = (
     EngineState.STOPPED,
     EngineState.FAILED,
 )
-
-
-class Replica(EngineClient):
-    """One engine of a group.
-
-    `ended` is called when the process has ended, before the requests of this replica are ended.
-    """
-
-    ended: Callable[[Replica], None]
-
-    def __init__(
-        self, config: EngineConfig, tokenizer: Tokenizer, **settings: Unpack[SupervisorSettings]
-    ) -> None:
-        super().__init__(config, tokenizer, **settings)
-        self.number = config.replica
-        self.prefixes = PrefixIndex(_INDEX_TOKENS // BLOCK)
-
-    def take(self, request: RequestState) -> None:
-        """Add a request. The caller has already checked that there is room."""
-        self._send(request.to_message())
-        self._requests[request.rid] = request
-        self._idle.clear()
-
-    def resume(self, request: RequestState) -> None:
-        """Resume a request of another replica. If it cannot be sent, it ends with an error."""
-        self._requests[request.rid] = request
-        self._idle.clear()
-        self._send_again(request.rid, request)
-
-    def hand_over(self, *, suspects: bool) -> list[RequestState]:
-        """Remove and return the unfinished requests, which another replica resumes.
-
-        Without `suspects`, requests that may have crashed the process stay. The next process of
-        this replica gets them one at a time.
-        """
-        leaving = [request for request in self._requests.values() if suspects or request.delivered]
-        for request in leaving:
-            del self._requests[request.rid]
-            request.delivered = False
-        if not self._requests:
-            self._idle.set()
-        return leaving
-
-    def _became_ready(self, info: Any) -> None:
-        super()._became_ready(info)
-        self.prefixes.bound(max(1, min(info.kv_tokens, _INDEX_TOKENS) // BLOCK))
-
-    def _survive_crash(self, code: int) -> None:
-        logger.error("replica %d:", self.number)
-        super()._survive_crash(code)
-        self._reset_stats()
-        self.ended(self)
-
-    def _give_up(self, reason: str) -> None:
-        self.state = EngineState.FAILED
-        self.failure = reason
-        try:
-            self.ended(self)
-        except Exception:
-            logger.exception(
-                "requests of replica %d could not be resumed on other replicas", self.number
-            )
-        super()._give_up(reason)
-        self._reset_stats()
-
-    def _reset_stats(self) -> None:
-        self.stats = replace(
-            self.stats,
-            running_requests=0,
-            queued_requests=0,
-            kv_tokens_used=0,
-            kv_tokens_cached=0,
-            kv_tokens_touched=0,
-            kv_tokens_total=0 if self.state is EngineState.FAILED else self.stats.kv_tokens_total,
-            states_used=0,
-            states_total=0 if self.state is EngineState.FAILED else self.stats.states_total,
-        )
 
 
 class Replicas:
@@ -144,13 +67,20 @@ class Replicas:
         number: int,
         config: EngineConfig,
         tokenizer: Tokenizer,
+        *,
+        refuses_asleep: bool = False,
         **settings: Unpack[SupervisorSettings],
     ) -> None:
-        """`settings` are those of `EngineSupervisor`. `process` is for the first replica."""
+        """`settings` are those of `EngineClient`. `process` is for the first replica."""
         self.tokenizer = tokenizer
         self.failed = asyncio.Event()
         self.replicas = [
-            Replica(each, tokenizer, **(settings if each.replica == 0 else _others(settings)))
+            Replica(
+                each,
+                tokenizer,
+                refuses_asleep=refuses_asleep,
+                **(settings if each.replica == 0 else _others(settings)),
+            )
             for each in split_config(config, number)
         ]
         self._max_queued = settings.get("max_queued_requests", 512)
@@ -349,6 +279,19 @@ class Replicas:
         if not ready:
             raise EngineUnavailable(f"the engine is {self.state}")
         return ready
+
+    @property
+    def asleep(self) -> bool:
+        return any(each.asleep for each in self.replicas)
+
+    async def control(self, message: Control) -> list[Controlled]:
+        """Do the same on every replica. All must be ready. Return their answers."""
+        if any(each.state is not EngineState.READY for each in self.replicas):
+            raise EngineUnavailable("a replica is not ready, and all must do the same")
+        for each in self.replicas:
+            each.prefixes.clear()
+        answers = await asyncio.gather(*[each.control(message) for each in self.replicas])
+        return list(chain.from_iterable(answers))
 
     def _choose(self, request: RequestState, among: Sequence[Replica]) -> Replica:
         """Choose a replica for a request.

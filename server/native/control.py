@@ -30,6 +30,7 @@ class ModelInfo(Answer):
     architecture: str
     context_length: int
     vocab_size: int
+    weight_version: str
 
 
 class ServerInfo(Answer):
@@ -60,13 +61,14 @@ async def model_info(serving: ServingDep) -> Response:
     config = serving.config.engine
     return json_response(
         ModelInfo(
-            config.model_path,
+            serving.weights.path or config.model_path,
             config.tokenizer_path or config.model_path,
             is_generation=True,
             preferred_sampling_params=dict(serving.sampling_defaults.values),
             architecture=serving.info.architecture,
             context_length=serving.limits.context_length,
             vocab_size=serving.limits.vocab_size,
+            weight_version=serving.weights.version,
         )
     )
 

@@ -130,6 +130,14 @@ class AnyServing:
         return [replace(self.model_card(), id=name) for name in self.config.model_names]
 
 
+@dataclass(slots=True, kw_only=True)
+class ServedWeights:
+    """The weights in use: their `path` if they were replaced, and the client's `version`."""
+
+    path: str | None = None
+    version: str = "default"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving(AnyServing):
     """A server of a language model.
@@ -148,6 +156,7 @@ class Serving(AnyServing):
     metrics: Metrics
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     live_rids: set[str] = field(default_factory=set)
+    weights: ServedWeights = field(default_factory=ServedWeights)
     kept_logprobs: KeptLogprobs = field(default_factory=KeptLogprobs)
     threads: TextThreads = field(default_factory=TextThreads)
 

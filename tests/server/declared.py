@@ -63,3 +63,17 @@ LLAMA_CPP_BODIES: list[tuple[str, str, Any]] = [
     ),
     ("POST", "/apply-template", {"messages": [{"role": "user", "content": "Hi"}]}),
 ]
+
+SWITCHED_ON = [
+    *(("POST", f"/{name}") for name in ("sleep", "wake_up", "release_memory_occupation")),
+    *(("POST", f"/{name}") for name in ("resume_memory_occupation", "pause_generation")),
+    *(("POST", f"/{name}") for name in ("continue_generation", "update_weights_from_disk")),
+    ("POST", "/get_weights_by_name"),
+]
+"""Endpoints of tests/server/native/test_residence.py, whose client checks their answers."""
+
+NOT_OFFERED = [
+    *(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy", "blobs/{digest}")),
+    ("DELETE", "/api/delete"),
+    ("GET", "/api/blobs/{digest}"),
+]

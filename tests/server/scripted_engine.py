@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from piecework.runtime.core.adapter_info import AdapterInfo
+from piecework.runtime.core.control_messages import Control, Controlled
 from piecework.runtime.core.engine_info import EngineInfo
 from piecework.runtime.core.generation import FinishReason, TokenLogprob, TokenOutput
 from piecework.runtime.core.messages import EngineStats, ProfileAnswer, StartProfile, StopProfile
@@ -84,6 +85,9 @@ class ScriptedEngine:
         )
         self.requests: list[RequestState] = []
         self.running: set[str] = set()
+        self.controls: list[Control] = []
+        self.control_error: str | None = None
+        self.asleep = False
         self.profiles: list[StartProfile | StopProfile] = []
         self.dropped: list[str] = []
         self._aborted: set[str] = set()
@@ -147,6 +151,10 @@ class ScriptedEngine:
         if self.state is not EngineState.READY:
             raise EngineUnavailable(f"the engine is {self.state}")
         return self.stats.kv_tokens_cached
+
+    async def control(self, message: Control) -> list[Controlled]:
+        self.controls.append(message)
+        return [Controlled(error=self.control_error, freed_bytes=7, numbers=[0.5, 0.25])]
 
     async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]:
         self.profiles.append(message)

@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(model: str) -> Iterator[ServerProcess]:
-    with ready(model, "--max-total-tokens", "4096") as process:
+    with ready(model, "--max-total-tokens", "4096", "--enable-sleep-mode") as process:
         yield process
 
 
@@ -172,6 +172,25 @@ async def test_a_killed_engine_is_a_pause_in_the_stream(
         await asyncio.sleep(0.01)
     os.kill(server.engine().pid, signal.SIGKILL)
     assert await asyncio.gather(*jobs) == wanted
+    await until_idle(server)
+
+
+async def test_an_engine_that_sleeps_under_traffic_loses_no_request(
+    client: openai.AsyncOpenAI, server: ServerProcess, expected: list[str]
+) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        for round_ in range(6):
+            jobs = [asyncio.create_task(streamed(client, prompt)) for prompt in PROMPTS]
+            await asyncio.sleep(0.02 * round_)
+            assert (await http.post("/sleep", params={"level": 1 + round_ % 2})).status_code == 200
+            assert (await http.get("/is_sleeping")).json()["is_sleeping"]
+            assert (await http.get("/health")).status_code == 200
+            if round_ == 5:  # The process that replaces a killed one is awake.
+                os.kill(server.engine().pid, signal.SIGKILL)
+            else:
+                assert (await http.post("/wake_up")).status_code == 200
+            assert await asyncio.gather(*jobs) == expected
+        assert not (await http.get("/is_sleeping")).json()["is_sleeping"]
     await until_idle(server)
 
 

@@ -12,7 +12,14 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from declared import LLAMA_CPP_BODIES, check_answer, check_request, default_document
+from declared import (
+    LLAMA_CPP_BODIES,
+    NOT_OFFERED,
+    SWITCHED_ON,
+    check_answer,
+    check_request,
+    default_document,
+)
 from fastapi.routing import APIRoute
 from http_fixtures import MODEL, client_of, make_app, validate
 from jsonschema.validators import SPECIFICATIONS
@@ -161,6 +168,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("POST", "/abort_request", {"rid": "none"}),
     ("PUT", GENERATE, {"text": "Hello", "sampling_params": {"stop": None}}),
     ("POST", "/flush_cache", None),
+    ("GET", "/is_sleeping", None),
     ("POST", "/ping", None),
     *(
         ("GET", path, None)
@@ -231,14 +239,7 @@ def test_answers_of_every_operation_are_held_to_the_document() -> None:
     answered = {(method, path) for method, path, _ in GOOD} | {*IN_ORDER, *PROFILES}
     # Models of tests/server/llama_cpp have the tokens that /infill needs.
     others = {("POST", f"{RESPONSES}/compact"), ("POST", "/infill")}
-    assert declared == answered | others | {*NOT_OFFERED}
-
-
-NOT_OFFERED = [
-    *(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy", "blobs/{digest}")),
-    ("DELETE", "/api/delete"),
-    ("GET", "/api/blobs/{digest}"),
-]
+    assert declared == answered | others | {*NOT_OFFERED} | {*SWITCHED_ON}
 
 
 async def test_what_is_not_offered_is_declared_and_names_the_remedy(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,72 +10,18 @@ import pytest
 from tiny_models import make_tiny_model
 
 from piecework.runtime.core.generation import GenerateRequest
-from piecework.runtime.core.messages import FlushCache, StepOutput
-from piecework.runtime.core.sampling_params import SamplingParams
-from piecework.runtime.distributed.ranks import ALONE
-from piecework.runtime.engine import loading, text
-from piecework.runtime.engine.text import TextEngine
+from piecework.runtime.core.messages import FlushCache
+from piecework.runtime.engine import loading
 from piecework.runtime.tiers.tiers import Tiers
 from tests.runtime.models.variants import LLAMAS, OTHERS
+from tests.runtime.text_engines import PARAMS, Engine, prompt_of
 
-PARAMS = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
 KINDS = ["llama", "mistral-window", "gemma3", "deepseek-v3", "lfm2"]
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
-
-
-class Engine:
-    """A text engine in this process, fed with messages as its loop does."""
-
-    def __init__(self, model: Path, folder: Path | None, **settings: Any) -> None:
-        defaults = {
-            "model_path": str(model),
-            "device": "cpu",
-            "dtype": "float32",
-            "max_total_tokens": 1024,
-            "context_length": 256,
-            "page_size": 8,
-            "disable_cuda_graph": True,
-            "num_threads": 1,
-            "cpu_bind": "none",
-            "speculative_algorithm": "none",
-            "kv_disk": None if folder is None else f"{folder}:64M",
-        }
-        self.engine: TextEngine = text.build(defaults | settings, ALONE)
-        self.numbers = 0
-
-    def add(self, prompt: Sequence[int], **members: Any) -> str:
-        rid, self.numbers = f"r{self.numbers}", self.numbers + 1
-        message = GenerateRequest(rid=rid, input_ids=list(prompt), params=PARAMS, **members)
-        assert not list(self.engine.handle(message))
-        return rid
-
-    def run(self) -> dict[str, tuple[list[int], int]]:
-        """Return the tokens of each request, and how many of its prompt were found."""
-        found: dict[str, tuple[list[int], int]] = {}
-        while self.engine.work() is not None:
-            for message in self.engine.step():
-                for output in message.outputs if isinstance(message, StepOutput) else ():
-                    assert output.error is None, output.error
-                    tokens = found.get(output.rid, ([], 0))[0] + output.token_ids
-                    found[output.rid] = tokens, output.cached_tokens
-            self.engine._core.check()
-        return found
-
-    def ask(self, prompt: Sequence[int], **members: Any) -> tuple[list[int], int]:
-        rid = self.add(prompt, **members)
-        return self.run()[rid]
-
-    def end(self) -> None:
-        self.engine.close()
-
-
-def prompt_of(seed: int, length: int = 120) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(3, 300) for _ in range(length)]
 
 
 def variant(name: str, folder: Path) -> Path:

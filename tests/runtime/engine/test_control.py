@@ -1,0 +1,168 @@
+"""Engines that pause, sleep, wake and change their weights: no request is lost, and no answer mixes
+two models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_tiny_model
+
+from piecework.runtime.core.control_messages import (
+    Pause,
+    ReadWeights,
+    Resume,
+    Sleep,
+    UpdateWeights,
+    WakeUp,
+)
+from piecework.runtime.core.sampling_params import SamplingParams
+from tests.runtime.text_engines import Engine, prompt_of
+
+LONG = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
+PROMPT = prompt_of(1, 30)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return [make_tiny_model(folder / str(seed), "llama", seed=seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def texts(models: list[Path]) -> list[list[int]]:
+    """What each model answers."""
+    return [answer_of(Engine(model, None)) for model in models]
+
+
+def answer_of(engine: Engine) -> list[int]:
+    rid = engine.add(PROMPT, LONG)
+    return engine.run()[rid][0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("level", [1, 2])
+def test_requests_continue_after_a_sleep_with_the_same_texts(
+    models: list[Path], level: int, dtype: str
+) -> None:
+    settings: dict[str, Any] = {"dtype": dtype}
+    if dtype == "bfloat16":
+        settings |= {"disable_cuda_graph": False, "piecewise_cuda_graph": False}
+    engine = Engine(models[0], None, **settings)
+    expected = answer_of(engine)
+    for _ in range(3):
+        running = engine.add(PROMPT, LONG)
+        for _ in range(5):
+            engine.step()
+        answer = engine.control(Sleep(level=level))
+        assert answer.error is None and engine.engine.work() is None
+        assert "sleeps already" in (engine.control(Sleep()).error or "")
+        assert "wake it" in (engine.control(UpdateWeights(model_path=str(models[1]))).error or "")
+        waiting = engine.add(PROMPT, LONG)
+        engine.step()
+        assert len(engine.found[running][0]) < 40 and waiting not in engine.found
+        assert engine.control(WakeUp()).error is None
+        engine.run()
+        assert engine.found[running][0] == engine.found[waiting][0] == expected
+    assert "does not sleep" in (engine.control(WakeUp()).error or "")
+
+
+@pytest.mark.parametrize("retract", [False, True])
+def test_a_pause_keeps_requests_and_their_texts(
+    models: list[Path], texts: list[list[int]], retract: bool
+) -> None:
+    engine = Engine(models[0], None)
+    running = engine.add(PROMPT, LONG)
+    for _ in range(5):
+        engine.step()
+    assert engine.control(Pause(retract=retract)).error is None
+    begun = len(engine.found[running][0])
+    waiting = engine.add(PROMPT, LONG)
+    for _ in range(5):
+        assert engine.engine.work() is None
+        engine.step()
+    assert len(engine.found[running][0]) == begun
+    assert (engine.engine.report().stats.running_requests == 0) == retract  # type: ignore[union-attr]
+    engine.control(Resume())
+    engine.run()
+    assert engine.found[running][0] == engine.found[waiting][0] == texts[0]
+
+
+def test_each_answer_is_of_one_model_while_weights_change(
+    models: list[Path], texts: list[list[int]]
+) -> None:
+    engine, current = Engine(models[0], None), 0
+    for _ in range(4):
+        running = engine.add(PROMPT, LONG)
+        engine.step()
+        other = 1 - current
+        message = UpdateWeights(model_path=str(models[other]))
+        assert not list(engine.engine.handle(message))
+        engine.step()
+        later = engine.add(PROMPT, LONG)
+        engine.run()
+        assert engine.answers[-1].error is None
+        assert engine.found[running][0] == texts[current]
+        # It may have begun before the new weights were loaded.
+        assert engine.found[later][0] in texts
+        current = other
+        assert answer_of(engine) == texts[current], "a prefix of the old weights is used"
+
+
+def test_running_requests_may_continue_on_the_new_weights(
+    models: list[Path], texts: list[list[int]]
+) -> None:
+    engine = Engine(models[0], None)
+    running = engine.add(PROMPT, LONG)
+    for _ in range(8):
+        engine.step()
+    assert not list(engine.engine.handle(UpdateWeights(model_path=str(models[1]), at_once=True)))
+    engine.run()
+    begun, rest = engine.found[running][0], Engine(models[1], None)
+    assert begun[:5] == texts[0][:5] and len(begun) == 40
+    # The old part is a prompt of the new model.
+    changed = next(n for n in range(41) if n == 40 or begun[n] != texts[0][n])
+    rid = rest.add([*PROMPT, *begun[:changed]], SamplingParams(
+        temperature=0.0, max_new_tokens=40 - changed, ignore_eos=True))  # fmt: skip
+    assert changed == 40 or rest.run()[rid][0] == begun[changed:]
+    assert answer_of(engine) == texts[1]
+
+
+def test_weights_that_do_not_fit_change_nothing(
+    models: list[Path], texts: list[list[int]], tmp_path: Path
+) -> None:
+    engine = Engine(models[0], None)
+    wider = make_tiny_model(tmp_path / "wider", "llama", intermediate_size=128)
+    other = make_tiny_model(tmp_path / "other", "qwen3")
+    for path, told in (
+        (wider, "its architecture, formats and shapes must be the same"),
+        (other, "its architecture, formats and shapes must be the same"),
+        (tmp_path / "none", "none"),
+    ):
+        assert told in (engine.control(UpdateWeights(model_path=str(path))).error or "")
+        assert answer_of(engine) == texts[0]
+
+
+def test_blocks_on_disk_are_those_of_the_weights_in_use(
+    models: list[Path], texts: list[list[int]], tmp_path: Path
+) -> None:
+    engine = Engine(models[0], tmp_path)
+    assert answer_of(engine) == texts[0]
+    assert engine.control(UpdateWeights(model_path=str(models[1]))).error is None
+    assert answer_of(engine) == texts[1]
+    engine.end()
+    again = Engine(models[1], tmp_path)
+    rid = again.add(PROMPT, LONG)
+    assert again.run()[rid] == (texts[1], 24)
+
+
+def test_numbers_of_a_parameter_are_read_by_its_name(models: list[Path]) -> None:
+    engine = Engine(models[0], None)
+    numbers = engine.control(ReadWeights(name="model.norm.weight", count=3)).numbers
+    parameter = dict(engine.engine._runner.model.named_parameters())["model.norm.weight"]
+    assert numbers == parameter[:3].tolist()
+    assert "there is no parameter 'x'" in (
+        engine.control(ReadWeights(name="x", count=1)).error or ""
+    )
