@@ -21,6 +21,8 @@ from ..staging import to_device
 from . import latent_attention
 
 _HEAD_SIZES = (64, 128, 256)
+# "auto" may choose other kernels for eager steps than for recorded ones.
+_DECODE_KERNELS = "fa2"
 _LAYOUT = "NHD"  # flashinfer's name for caches of [pages, tokens, heads, head size].
 # For parts of split keys in float32: 128 rows for each of two blocks per multiprocessor and each
 # query of a key.
@@ -250,7 +252,10 @@ class FlashInferAttention:
                 wrapper = latent_attention.make_wrapper(flashinfer, workspace)
             elif plan.decodes:
                 wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                    workspace, _LAYOUT, use_tensor_cores=_on_tensor_cores(layout)
+                    workspace,
+                    _LAYOUT,
+                    use_tensor_cores=_on_tensor_cores(layout),
+                    backend=_DECODE_KERNELS,
                 )
             else:
                 wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, _LAYOUT)
@@ -290,6 +295,7 @@ class FlashInferAttention:
                     _LAYOUT,
                     use_cuda_graph=True,
                     use_tensor_cores=_on_tensor_cores(layout),
+                    backend=_DECODE_KERNELS,
                     paged_kv_indptr_buffer=indptr,
                     paged_kv_indices_buffer=plan.indices,
                     paged_kv_last_page_len_buffer=last,

@@ -17,6 +17,7 @@ from .. import reference
 from ..ops import TRACED
 from ..triton import ops as triton_ops
 from .libraries import TORCH, Library, leave_out, load, names
+from .products import form_of
 from .trial_process import TRIALS, Trials
 from .trials import described
 
@@ -42,17 +43,18 @@ class Libraries:
         """
         self._found, self._trials = found, trials
         self._passed: set[tuple[Any, ...]] = set()
+        # By library and what it cannot compute (`_kernel_of`).
         self._failed: set[tuple[str, str]] = set()
 
     def compute(self, op: str, *given: Any) -> torch.Tensor | None:
         """Return the first library's result, or None if none supports this call."""
         if self._found is None:
             self._found = self._imported()
-        layout = _layout(op, *given)
+        layout, kernel = _layout(op, *given), _kernel_of(op, *given)
         for library in self._found:
             kind = (library.name, op, layout)
             if kind not in self._passed and (
-                kind[:2] in self._failed
+                (library.name, kernel) in self._failed
                 or not library.takes(op, *given)
                 or not self._passes(kind, given)
             ):
@@ -73,17 +75,18 @@ class Libraries:
 
     def _passes(self, kind: tuple[str, str, Any], given: Sequence[Any]) -> bool:
         """Return whether the library computes known numbers correctly in this layout. If not, the
-        library is not used for this op.
+        library is not used for this op, or for this form of products.
         """
         library, op, _ = kind
+        kernel = _kernel_of(op, *given)
         if _recording(given[0].device):
             return False
         reason = self._trials.failure(
             {"library": library, "call": op, "arguments": _trial_arguments(op, given)}
         )
         if reason is not None:
-            self._failed.add((library, op))
-            leave_out(library, reason, op)
+            self._failed.add((library, kernel))
+            leave_out(library, reason, kernel)
             return False
         if not any(passed[:2] == kind[:2] for passed in self._passed):
             logger.info("%s computes %s", library, op)
@@ -97,6 +100,14 @@ def _layout(op: str, x: torch.Tensor, *others: Any) -> tuple[Any, ...]:
         return x.dim(), x.shape[-1], x.dtype
     x_scale, weight, weight_scale, bias, dtype = others
     return x_scale.shape[1:], weight.shape, weight_scale.shape, bias is None, x.dtype, dtype
+
+
+def _kernel_of(op: str, *given: Any) -> str:
+    """Return the name of what fails as one: an op, or a product with one form of scales."""
+    if op != "scaled_linear":
+        return op
+    _, x_scale, weight, weight_scale, *_ = given
+    return f"{op} by {form_of(x_scale, weight, weight_scale)}"
 
 
 def _trial_arguments(op: str, given: Sequence[Any]) -> list[Any]:

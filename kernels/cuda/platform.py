@@ -150,7 +150,7 @@ class CudaPlatform(Platform):
         if name == "triton":
             from ..triton.attention import obstacle as refusal
 
-            return refusal(layout, self.device())
+            return refusal(layout, torch.device(self.device_type))
         if (reason := obstacle(layout)) is not None:
             return reason
         request = {

@@ -64,7 +64,7 @@ def scaled_product(
     dtype: torch.dtype,
 ) -> ScaledProduct | None:
     """Return the call, or None if no library supports it."""
-    form = _form(x_scale, weight, weight_scale)
+    form = form_of(x_scale, weight, weight_scale)
     tensors = (x, weight) if bias is None else (x, weight, bias)
     fits = (
         form is not None
@@ -82,7 +82,8 @@ def scaled_product(
     return ScaledProduct(x, x_scale, weight, weight_scale, bias, dtype, form)
 
 
-def _form(x_scale: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor) -> str | None:
+def form_of(x_scale: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor) -> str | None:
+    """Return what has a scale (`ScaledProduct.form`), or None for a form of no library."""
     columns, size = weight.shape
     if x_scale.shape[1:].numel() == weight_scale.shape[1:].numel() == 1:
         if len(weight_scale) not in (1, columns):
@@ -146,7 +147,13 @@ class TorchProducts:
         else:
             scales = product.block_scales()
         result: torch.Tensor = self.multiply(
-            product.x, product.weight.t(), *scales, bias=product.bias, out_dtype=product.dtype
+            product.x,
+            product.weight.t(),
+            *scales,
+            bias=product.bias,
+            out_dtype=product.dtype,
+            # Sums of 14 bits, as in sgl-kernel's products. Kernels for blocks add up outside.
+            use_fast_accum=product.form != "blocks",
         )
         return result
 

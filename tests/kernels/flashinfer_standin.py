@@ -184,6 +184,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Checked):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._given = given = self._check("__init__", *args, **kwargs)
         assert given["float_workspace_buffer"].dtype == torch.uint8 and given["kv_layout"] == "NHD"
+        assert given["backend"] == "fa2", "eager and recorded steps may choose different kernels"
         self._buffers = tuple(
             given[f"paged_kv_{name}_buffer"] for name in ("indptr", "indices", "last_page_len")
         )

@@ -79,15 +79,16 @@ def scaled_mm(
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
     """`torch._scaled_mm` on a GPU of capability 9.0."""
-    assert scale_result is None and not use_fast_accum
+    in_blocks = scale_a.dim() == 2 and scale_a.shape[1] > 1
+    assert scale_result is None and use_fast_accum != in_blocks
     with FakeTensorMode():
         given = [_on_cuda(tensor) for tensor in (mat1, mat2, scale_a, scale_b)]
-        torch._scaled_mm(*given, out_dtype=out_dtype)
+        torch._scaled_mm(*given, out_dtype=out_dtype, use_fast_accum=use_fast_accum)
     assert mat1.data_ptr() % 16 == mat2.data_ptr() % 16 == 0
     assert torch.float8_e4m3fn in (mat1.dtype, mat2.dtype) and out_dtype in _HALVES
     assert bias is None or (bias.dtype == out_dtype and bias.numel() == mat2.shape[1])
     weight_scale = scale_b.t() if scale_b.dim() == 2 else scale_b
-    if scale_a.dim() == 2 and scale_a.shape[1] > 1:
+    if in_blocks:
         assert scale_a.stride() == (1, len(scale_a)) or len(scale_a) == 1
         assert weight_scale.is_contiguous() and weight_scale.shape[1] % 4 == 0
     return reference.scaled_linear(mat1, scale_a, mat2.t(), weight_scale, bias, out_dtype)

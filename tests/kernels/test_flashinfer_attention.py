@@ -29,6 +29,7 @@ from piecework.kernels.cuda.attention import (
     obstacle,
 )
 from piecework.kernels.cuda.platform import CudaPlatform
+from piecework.kernels.triton import device as devices
 from piecework.kernels.platform import detect
 from piecework.kernels.triton import attention as triton_attention
 
@@ -228,7 +229,13 @@ def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: False)
+    large, small = (devices.Properties((8, 6), 84, size) for size in (99 * 1024, 4096))
+    monkeypatch.setattr(devices, "properties", lambda device: small)
     platform = CudaPlatform()
+    assert platform.choose_attention("auto", [LAYOUT]) == "torch"
+    with pytest.raises(ValueError, match="bytes of shared memory.* 4096"):
+        platform.choose_attention("triton", [LAYOUT])
+    monkeypatch.setattr(devices, "properties", lambda device: large)
     assert type(platform.attention_backend("auto", [LAYOUT])).__name__ == "TritonAttention"
     with pytest.raises(ValueError, match=r"needs flashinfer-python .*pip install"):
         platform.attention_backend("flashinfer")

@@ -235,7 +235,26 @@ def test_a_product_that_fails_its_trial_is_triton_s_with_one_line(
         assert_same(cuda_ops.scaled_linear(*call), reference.scaled_linear(*call))
     assert triton == ["scaled_linear"] * 2
     (record,) = caplog.records
-    assert reason in record.getMessage() and "its scaled_linear is not used" in record.getMessage()
+    assert (
+        reason in record.getMessage()
+        and "its scaled_linear by rows is not used" in record.getMessage()
+    )
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_form_that_fails_leaves_the_others(
+    triton: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses_rows(*given: Any, **named: Any) -> torch.Tensor:
+        if given[2].dim() == 2 and given[2].shape[1] == 1:
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+        return products_standin.scaled_mm(*given, **named)
+
+    use(monkeypatch, TorchProducts(refuses_rows))
+    for form in ("rows", "blocks", "tensor"):
+        call = arguments(form)
+        assert_same(cuda_ops.scaled_linear(*call), reference.scaled_linear(*call))
+    assert triton == ["scaled_linear"]
 
 
 @pytest.mark.usefixtures("hopper")
