@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-_ANY = 2**30  # The interpreter has no limit.
+_ANY = 2**30  # Bytes: the interpreter has no limit.
 
 
 class Properties(NamedTuple):
     """Attributes:
-    capability: Compute capability (major, minor), (0, 0) for Triton's interpreter.
+    capability: Compute capability (major, minor), (0, 0) without a GPU.
     processors: Multiprocessors.
     shared_memory: Bytes of shared memory that one block may have.
     """
@@ -24,7 +24,7 @@ class Properties(NamedTuple):
 
 @cache
 def properties(device: torch.device) -> Properties:
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return Properties((0, 0), 1, _ANY)
     found: Any = torch.cuda.get_device_properties(device)
     return Properties(

@@ -29,9 +29,9 @@ from piecework.kernels.cuda.attention import (
     obstacle,
 )
 from piecework.kernels.cuda.platform import CudaPlatform
-from piecework.kernels.triton import device as devices
 from piecework.kernels.platform import detect
 from piecework.kernels.triton import attention as triton_attention
+from piecework.kernels.triton import device as devices
 
 ON_GPU = torch.cuda.is_available() and importlib.util.find_spec("flashinfer") is not None
 
@@ -229,16 +229,20 @@ def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: False)
-    large, small = (devices.Properties((8, 6), 84, size) for size in (99 * 1024, 4096))
-    monkeypatch.setattr(devices, "properties", lambda device: small)
     platform = CudaPlatform()
-    assert platform.choose_attention("auto", [LAYOUT]) == "torch"
-    with pytest.raises(ValueError, match="bytes of shared memory.* 4096"):
-        platform.choose_attention("triton", [LAYOUT])
-    monkeypatch.setattr(devices, "properties", lambda device: large)
     assert type(platform.attention_backend("auto", [LAYOUT])).__name__ == "TritonAttention"
     with pytest.raises(ValueError, match=r"needs flashinfer-python .*pip install"):
         platform.attention_backend("flashinfer")
+
+
+def test_a_gpu_without_memory_for_a_tile_gets_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: False)
+    small = devices.Properties((8, 6), 84, 4096)
+    monkeypatch.setattr(devices, "properties", lambda device: small)
+    platform = CudaPlatform()
+    assert platform.choose_attention("auto", [LAYOUT]) == "torch"
+    with pytest.raises(ValueError, match=r"bytes of shared memory.* 4096"):
+        platform.choose_attention("triton", [LAYOUT])
 
 
 def test_flashinfer_without_what_builds_its_kernels_is_not_offered(
