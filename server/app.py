@@ -35,11 +35,15 @@ from .observability.otlp import read_endpoint
 from .observability.request_record import RecordRequests, Watcher, log_request, request_logger
 from .ollama import generation as ollama_generation
 from .ollama import models as ollama_models
-from .openai import chat, completions, tokenize
+from .openai import chat, completions, moderations, tokenize
 from .openai.batches import files, routes
 from .openai.batches.service import Batches
+from .openai.responses import compaction, conversations
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses
+from .openai.stored.kept import Kept
+from .openai.stored_chats import endpoints as stored_chats
+from .openai.stored_chats.store import StoredChats
 from .page import docs as docs_page
 from .page import files as page_files
 from .page import status as page_status
@@ -52,15 +56,31 @@ if TYPE_CHECKING:
     from .observability.tracing import Tracer
 
 
-COMMON_ROUTERS = (models.router, operations.router, page_status.router, docs_page.router)
+COMMON_ROUTERS = (
+    models.router,
+    moderations.router,
+    operations.router,
+    page_status.router,
+    docs_page.router,
+)
 OLLAMA_ROUTERS = (ollama_models.router, ollama_models.show_router, ollama_models.version_router)
 BATCH_ROUTERS = (files.router, routes.router, routes.body_router)
+# Endpoints of what is stored, which use no model.
+STORED_ROUTERS = (
+    stored_chats.router,
+    stored_chats.body_router,
+    responses.router,
+    conversations.router,
+    conversations.create_router,
+    conversations.body_router,
+)
 TEXT_ROUTERS = (
     *COMMON_ROUTERS,
     completions.router,
     chat.router,
-    responses.router,
     responses.body_router,
+    compaction.router,
+    *STORED_ROUTERS,
     messages.router,
     ollama_generation.router,
     *OLLAMA_ROUTERS,
@@ -107,7 +127,7 @@ def create_app(
         sampling_defaults=defaults or SamplingDefaults(),
     )
     app = add_batches(build_app(serving, TEXT_ROUTERS), serving, config)
-    app.state.responses = Responses(serving)
+    add_stored(app, serving, config)
     if config.log_stats_interval:
         app.state.throughput = ThroughputLog(lambda: [serving], config.log_stats_interval)
     return app
@@ -119,11 +139,19 @@ def add_batches(app: FastAPI, serving: AnyServing, config: BatchServerConfig) ->
     return app
 
 
+def add_stored(app: FastAPI, serving: Serving, config: ServerConfig) -> None:
+    """Add the state that the routes of `STORED_ROUTERS` need."""
+    app.state.kept = kept = Kept(config)
+    app.state.responses = Responses(serving, kept)
+    app.state.chats = StoredChats(kept)
+
+
 @contextlib.asynccontextmanager
 async def _life(app: FastAPI) -> AsyncIterator[None]:
     """Run background work as long as the application runs."""
     batches: Batches | None = getattr(app.state, "batches", None)
     responses: Responses | None = getattr(app.state, "responses", None)
+    kept: Kept | None = getattr(app.state, "kept", None)
     throughput: ThroughputLog | None = getattr(app.state, "throughput", None)
     if batches is not None:
         await batches.start()
@@ -136,6 +164,8 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
         await batches.stop()
     if responses is not None:
         await responses.close()
+    if kept is not None:
+        await kept.close()
     tracer: Tracer | None = getattr(app.state, "tracer", None)
     if tracer is not None:
         await tracer.close()

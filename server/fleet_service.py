@@ -8,9 +8,18 @@ from dataclasses import dataclass
 from typing import cast
 
 from fastapi import FastAPI
+from starlette.routing import BaseRoute
 
 from . import models
-from .app import BATCH_ROUTERS, COMMON_ROUTERS, TEXT_ROUTERS, add_batches, build_app
+from .app import (
+    BATCH_ROUTERS,
+    COMMON_ROUTERS,
+    STORED_ROUTERS,
+    TEXT_ROUTERS,
+    add_batches,
+    add_stored,
+    build_app,
+)
 from .config.fleet import FleetConfig
 from .config.images import ImageServerConfig
 from .config.pooling import PoolingServerConfig
@@ -23,8 +32,7 @@ from .fleet.fleet import Fleet
 from .fleet.metrics import FleetMetrics
 from .image_service import IMAGE_ROUTERS
 from .ollama import models as ollama_models
-from .openai.responses import endpoints as responses
-from .openai.responses.service import Responses, check_store
+from .openai.stored.kept import check_store
 from .page import status as page_status
 from .pooling_service import POOLING_ROUTERS
 from .services import service_of
@@ -41,7 +49,7 @@ _OWN_ROUTERS = (
     endpoints.body_router,
     *(each for each in COMMON_ROUTERS if each not in (models.router, page_status.router)),
     *BATCH_ROUTERS,
-    responses.router,
+    *STORED_ROUTERS,
     ollama.router,
     ollama.show_router,
     ollama_models.version_router,
@@ -84,6 +92,7 @@ def fleet_service(config: FleetConfig) -> Service:
         """Let a model's application use the fleet's stored responses."""
         if hasattr(service.app.state, "responses"):
             service.app.state.responses = app_holder[0].state.responses
+            service.app.state.chats = app_holder[0].state.chats
 
     fleet = Fleet(config, adopt, service_of)
     app = create_fleet_app(fleet, config)
@@ -106,7 +115,7 @@ def create_fleet_app(fleet: Fleet, config: FleetConfig) -> FastAPI:
     kinds = dict.fromkeys(type(each.config.server) for each in fleet.members.values())
     serving = FleetServing(engine=fleet, config=config, metrics=FleetMetrics(fleet), model_name="")
     app = add_batches(build_app(serving, _OWN_ROUTERS), serving, config)
-    app.state.responses = Responses(cast(Serving, serving))
+    add_stored(app, cast(Serving, serving), cast(ServerConfig, config))
     if config.log_stats_interval:
         app.state.throughput = ThroughputLog(lambda: _text_models(fleet), config.log_stats_interval)
     routes: Routes = {
@@ -117,13 +126,18 @@ def create_fleet_app(fleet: Fleet, config: FleetConfig) -> FastAPI:
         title=app.title, version=app.version, description=app.description, docs_url=None
     )
     described.state.needs_key = app.state.needs_key
-    paths = {getattr(route, "path", "") for router in _OWN_ROUTERS for route in router.routes}
-    others = {getattr(route, "path", ""): route for kind in routes.values() for route in kind}
-    members = [route for path, route in others.items() if path not in paths]
+    own = {_key(route) for router in _OWN_ROUTERS for route in router.routes}
+    others = {_key(route): route for kind in routes.values() for route in kind}
+    members = [route for key, route in others.items() if key not in own]
     described.router.routes = [*app.routes, *members]
     setattr(app, "openapi", described.openapi)  # noqa: B010
     app.router.routes.append(MemberRoute(fleet, routes))
     return app
+
+
+def _key(route: BaseRoute) -> tuple[str, frozenset[str]]:
+    """Return path and methods of a route."""
+    return getattr(route, "path", ""), frozenset(getattr(route, "methods", ()))
 
 
 def fleet_summary(fleet: Fleet, config: FleetConfig, port: int, seconds: float) -> str:

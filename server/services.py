@@ -19,7 +19,7 @@ from .engine.client import EngineClient
 from .engine.interface import TextEngine
 from .engine.replicas import Replicas
 from .engine.settings import settings_of
-from .openai.responses.service import check_store
+from .openai.stored.kept import check_store
 from .parsing.choice import AUTO, choose_format, choose_reasoning
 from .parsing.detection import detect
 from .serving.service import Service

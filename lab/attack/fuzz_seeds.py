@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from .ollama_seeds import OLLAMA_SEEDS
+from .stored_seeds import STORED_GETS, STORED_SEEDS
 
 _SAMPLING = {
     "temperature": 0.7,
@@ -193,6 +194,7 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
             "max_thinking_tokens": 2,
         },
         {"messages": _CALLS, "max_tokens": 4, "tools": _TOOLS, "tool_choice": "required"},
+        {"messages": _CHAT, "max_tokens": 4, "store": True, "metadata": {"a": "b"}},
         *({"messages": _CHAT, "max_tokens": 4, **form} for form in _FORMS),
     ),
     "/generate": (
@@ -306,6 +308,7 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
         {"model": "default", "input": "Hi", "max_output_tokens": 4, "background": True},
         {"model": "default", "input": "Hi", "previous_response_id": "resp_1"},
         {"model": "default", "input": [{"type": "item_reference", "id": "msg_1"}]},
+        {"model": "default", "input": "Hi", "conversation": {"id": "conv_1"}},
         {
             "model": "default",
             "input": _OTHER_ITEMS,
@@ -328,6 +331,7 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "/v1/responses/input_tokens": ({"model": "default", "input": "Hi"},),
     **OLLAMA_SEEDS,
+    **STORED_SEEDS,
     "/v1/tokenize": (
         {"prompt": "The fox"},
         {"messages": _CALLS, "tools": _TOOLS, "reasoning_effort": "high"},
@@ -376,6 +380,7 @@ GETS = (
     "/v1/files/..%2f..%2fetc", "/v1/files/file-1/content", "/v1/batches?limit=-1",
     "/v1/batches/batch_1", "/v1/models/" + "a" * 5000,
     "/api/tags", "/api/ps", "/api/version", "/api/blobs/..%2fa", "/api/" + "a" * 5000,
+    *STORED_GETS,
 )  # fmt: skip
 # The values that a member may be replaced by.
 HOSTILE: tuple[Any, ...] = (

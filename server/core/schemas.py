@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, LiteralString, cast
+from typing import Annotated, Any, ClassVar, Literal, LiteralString, cast
 
 import pydantic_core
 from pydantic import (
@@ -341,6 +341,13 @@ CacheSalt = Annotated[
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16, description="texts under names, for the client's own use"),
+]
+
+
+# OpenAI's names of tiers. This server has one tier, which answers call "default".
+ServiceTier = Annotated[
+    Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"],
+    Field(description="has no effect: this server has one tier"),
 ]
 
 

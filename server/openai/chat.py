@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
 
 from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
@@ -68,11 +68,15 @@ class ChatChoice(Answer):
 
 
 class ChatCompletion(GenerationAnswer, kw_only=True):
-    """`prompt_logprobs` is set if the request asks for it."""
+    """`prompt_logprobs` is set if the request asks for it, and `metadata` if the completion is
+    stored.
+    """
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: Sequence[ChatChoice]
     usage: UsageAnswer
+    service_tier: Literal["default"] | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -111,6 +115,13 @@ class ChatCompletionChunk(GenerationAnswer, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: Sequence[ChatChunkChoice]
     usage: UsageAnswer | UnsetType | None = UNSET
+    service_tier: Literal["default"] | UnsetType = UNSET
+
+
+class KeepsChats(Protocol):
+    """Stores chat completions. `app.state.chats` is one."""
+
+    def keeper(self, body: ChatCompletionRequest) -> Callable[[ChatCompletion], None] | None: ...
 
 
 @router.post(
@@ -122,16 +133,31 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a conversation."""
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
+    chats: KeepsChats = request.app.state.chats
+    keep = chats.keeper(body)
     conversation = await begin(serving, body, request_id, size=request.size)
     requests = conversation.requests
     if body.stream:
-        start = ChatCompletionChunk(**head(serving, request_id), choices=[])
-        chunks = _ChatChunks(serving, start, conversation, body)
-        return EventStream(Collector(serving, requests), chunks, serving)
-    with Collector(serving, requests) as collector:
-        return await collector.written(
-            lambda outputs: _completion(serving, body, conversation, request_id, outputs)
+        start = ChatCompletionChunk(
+            **head(serving, request_id), choices=[], service_tier=_tier(body)
         )
+        chunks = _ChatChunks(serving, start, conversation, body, keep)
+        return EventStream(Collector(serving, requests), chunks, serving)
+
+    def write(outputs: list[RequestOutput]) -> tuple[ChatCompletion, Response]:
+        completion = _completion(serving, body, conversation, request_id, outputs)
+        return completion, json_response(completion)
+
+    with Collector(serving, requests) as collector:
+        completion, response = await collector.written(write)
+    if keep is not None:
+        keep(completion)
+    return response
+
+
+def _tier(body: ChatCompletionRequest) -> Literal["default"] | UnsetType:
+    """Return the tier that answered the request, if the request names one."""
+    return UNSET if body.service_tier is None else "default"
 
 
 def _completion(
@@ -140,11 +166,11 @@ def _completion(
     conversation: Conversation,
     request_id: str,
     outputs: list[RequestOutput],
-) -> Response:
+) -> ChatCompletion:
     """Return the answer of a request that does not stream."""
     tokenizer = serving.engine.tokenizer
     tokens = sum([output.completion_tokens for output in outputs])
-    completion = ChatCompletion(
+    return ChatCompletion(
         **head(serving, request_id),
         choices=[
             _choice(body, index, output, reader, TokenTrail(tokenizer, conversation.requests[0]))
@@ -153,11 +179,12 @@ def _completion(
             )
         ],
         usage=chat_usage(conversation, tokenizer, body.samples, tokens),
+        service_tier=_tier(body),
+        metadata=body.metadata if body.store else UNSET,
         prompt_logprobs=prompt_logprobs(
             tokenizer, outputs[0].prompt_logprobs, body.prompt_logprobs
         ),
     )
-    return json_response(completion)
 
 
 def chat_usage(
@@ -190,7 +217,11 @@ def _choice(
     return ChatChoice(index, message, logprobs, reader.reason(output))
 
 
-def _message(events: Sequence[Event], *, with_thoughts: bool) -> AssistantMessage:
+def _message(
+    events: Sequence[Event], *, with_thoughts: bool, call_ids: Iterable[str] = ()
+) -> AssistantMessage:
+    """Return the message of a whole answer. Calls without one of `call_ids` get a new id."""
+    ids = iter(call_ids)
     texts, thoughts = [], []
     calls: list[ToolCallAnswer] = []
     for event in events:
@@ -200,7 +231,8 @@ def _message(events: Sequence[Event], *, with_thoughts: bool) -> AssistantMessag
             case Thought(text):
                 thoughts.append(text)
             case CallBegins(name):
-                calls.append(ToolCallAnswer(id=_call_id(), function=CalledFunction(name, "")))
+                call_id = next(ids, None) or _call_id()
+                calls.append(ToolCallAnswer(id=call_id, function=CalledFunction(name, "")))
             case Arguments(text):
                 calls[-1].function.arguments += text
     content, thought = "".join(texts), "".join(thoughts)
@@ -216,6 +248,18 @@ def _call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
+class _Streamed:
+    """What a stream has sent of one choice, if the completion is stored.
+
+    Log-probabilities are not stored, because those of a long stream would fill the memory.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.call_ids: list[str] = []
+        self.reason: ChatFinishReason | None = None
+
+
 class _ChatChunks(ChunkWriter):
     """Chunks of a streamed chat completion.
 
@@ -229,9 +273,15 @@ class _ChatChunks(ChunkWriter):
         start: ChatCompletionChunk,
         conversation: Conversation,
         body: ChatCompletionRequest,
+        keep: Callable[[ChatCompletion], None] | None,
     ) -> None:
+        """`keep` stores the whole completion at the end of the stream."""
         requests = conversation.requests
-        super().__init__(serving, start, requests, body, is_plain=conversation.is_plain)
+        is_plain = conversation.is_plain and keep is None
+        super().__init__(serving, start, requests, body, is_plain=is_plain)
+        self._keep = keep
+        self._metadata = body.metadata
+        self._streamed = [_Streamed() for _ in requests]
         self._conversation = conversation
         self._thoughts = body.include_reasoning
         self._calls = [0] * len(requests)
@@ -253,15 +303,19 @@ class _ChatChunks(ChunkWriter):
         if trail is not None:
             trail.push(output.logprobs or ())
         choices = []
+        streamed = self._streamed[index]
         for event in reader.push(output):
             entries = trail.read(event) if trail is not None else []
+            if self._keep is not None:
+                streamed.events.append(event)
             if self._thoughts or not isinstance(event, Thought):
                 logprobs = ChatLogprobs(entries) if entries else None
                 choices.append(ChatChunkChoice(index, self._delta(index, event), logprobs))
         if output.finish_reason is not None:
             rest = trail.rest() if trail is not None else []
             logprobs = ChatLogprobs(rest) if rest else None
-            choices.append(ChatChunkChoice(index, ChatDelta(), logprobs, reader.reason(output)))
+            streamed.reason = reader.reason(output)
+            choices.append(ChatChunkChoice(index, ChatDelta(), logprobs, streamed.reason))
         return choices
 
     def _delta(self, index: int, event: Event) -> ChatDelta:
@@ -271,9 +325,11 @@ class _ChatChunks(ChunkWriter):
             case Thought(text):
                 return ChatDelta(reasoning_content=text, reasoning=text)
             case CallBegins(name):
+                call_id = _call_id()
+                self._streamed[index].call_ids.append(call_id)
                 piece = ToolCallPiece(
                     index=self._calls[index],
-                    id=_call_id(),
+                    id=call_id,
                     type="function",
                     function=CalledFunctionPiece(name=name, arguments=""),
                 )
@@ -282,6 +338,33 @@ class _ChatChunks(ChunkWriter):
                 function = CalledFunctionPiece(arguments=text)
                 piece = ToolCallPiece(index=self._calls[index] - 1, function=function)
         return ChatDelta(tool_calls=[piece])
+
+    def end(self) -> bytes:
+        if self._keep is not None:
+            self._keep(self._whole())
+        return super().end()
+
+    def _whole(self) -> ChatCompletion:
+        """Return the completion that the chunks add up to."""
+        start = self._start
+        choices = [
+            ChatChoice(
+                index,
+                _message(one.events, with_thoughts=self._thoughts, call_ids=one.call_ids),
+                None,
+                one.reason,
+            )
+            for index, one in enumerate(self._streamed)
+        ]
+        return ChatCompletion(
+            id=start.id,
+            created=start.created,
+            model=start.model,
+            system_fingerprint=start.system_fingerprint,
+            choices=choices,
+            usage=self.usage(),
+            metadata=self._metadata,
+        )
 
     def usage(self) -> UsageAnswer:
         return chat_usage(self._conversation, self._tokenizer, self._samples, self.sent_tokens)

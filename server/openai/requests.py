@@ -24,12 +24,14 @@ from ..core.parameters import GENERATION, Others
 from ..core.schemas import (
     Count,
     IdLists,
+    Metadata,
     Priority,
     Prompts,
     Refuses,
     Samples,
     SamplingFields,
     Seed,
+    ServiceTier,
     Texts,
     Unsupported,
     WireModel,
@@ -272,6 +274,11 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[Messages, Field(min_length=1)]
+    store: Annotated[
+        bool, Field(description="store the completion, for GET /v1/chat/completions/{id}")
+    ] = False
+    metadata: Metadata = Field(default_factory=dict)
+    service_tier: ServiceTier | None = None
     max_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Count = 0

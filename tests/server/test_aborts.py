@@ -43,6 +43,7 @@ async def app(engine: EngineInProcess) -> AsyncIterator[FastAPI]:
     app = make_app(engine, responses_store="memory")  # type: ignore[arg-type]
     yield app
     await app.state.responses.close()
+    await app.state.kept.close()
 
 
 class Visit:

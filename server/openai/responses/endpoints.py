@@ -60,6 +60,9 @@ async def _responses_of(request: Request) -> Responses:
     return found
 
 
+After = str | None
+Limit = Annotated[int, Query(ge=1, le=100)]
+Order = Literal["asc", "desc"]
 ResponsesDep = Annotated[Responses, Depends(_responses_of)]
 
 
@@ -72,7 +75,7 @@ async def create_response(
 ) -> Response:
     """Answer a conversation of items."""
     response_id = new_id()
-    own, items = await _context(body, responses, response_id)
+    own, items = await context_of(body, responses, response_id)
     size = request.size + characters(items)
     conversation = await begin_within(serving, body, items, response_id, size=size)
     is_stored = body.store and responses.keeps
@@ -85,7 +88,8 @@ async def create_response(
         return json_response(answer.as_answer())
     # Free the items, because Python objects take many times their text and the answer may take
     # minutes.
-    packed = msgspec.json.encode(own if is_stored else [])
+    is_kept = is_stored or body.conversation is not None
+    packed = msgspec.json.encode(own if is_kept else [])
     body.input.clear()
     del own, items
 
@@ -102,7 +106,7 @@ async def create_response(
     return json_response(answer.as_answer())
 
 
-async def _context(
+async def context_of(
     body: ResponsesRequest, responses: Responses, response_id: str
 ) -> tuple[list[Item], list[Item]]:
     """Return the response's own input, and all items up to it. Raise `InvalidRequest`."""
@@ -119,15 +123,6 @@ async def _context(
     return await responses.context(body, own)
 
 
-@router.post("/v1/responses/compact", responses=answers(errors=(404,)))
-async def compact_response() -> Response:
-    """Refuse to compact a conversation, because only OpenAI's servers do."""
-    raise NotFound(
-        "This server compacts no conversations: send fewer items, or truncation auto.",
-        code="not_found",
-    )
-
-
 @body_router.post(
     "/v1/responses/input_tokens", responses=answers(InputTokenCount, errors=BODY_ERRORS)
 )
@@ -136,7 +131,7 @@ async def count_input_tokens(
 ) -> Response:
     """Count the tokens of the prompt of a response."""
     serving.check_model(body.model)
-    _, items = await _context(body, responses, new_id())
+    _, items = await context_of(body, responses, new_id())
     with wire_names():
         prompt = await chat_prompt(
             serving,
@@ -191,33 +186,36 @@ async def cancel_response(response_id: str, responses: ResponsesDep) -> Response
 async def list_input_items(
     response_id: str,
     responses: ResponsesDep,
-    after: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Literal["asc", "desc"] = "desc",
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "desc",
 ) -> Response:
     """List the input items of a response, those of previous turns included, in pages.
 
     `after` is the id of the item before the page.
     """
+    return json_response(page_of(await responses.input_items(response_id), after, limit, order))
+
+
+def page_of(items: Sequence[Item], after: str | None, limit: int, order: Order) -> InputItems:
+    """Return a page of items, which are given oldest first. Raise `NotFound`."""
     # If a client sent the same id twice, keep one item. Otherwise paging would not end.
-    items = [*{item["id"]: item for item in await responses.input_items(response_id)}.values()]
+    items = [*{item["id"]: item for item in items}.values()]
     if order == "desc":
         items.reverse()
     if after is not None:
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
             raise NotFound(
-                f"after: the response has no item {after!r:.100}.", param="after", code="not_found"
+                f"after: there is no item {after!r:.100}.", param="after", code="not_found"
             )
         items = items[places[0] + 1 :]
     page = items[:limit]
-    return json_response(
-        InputItems(
-            data=[msgspec.Raw(msgspec.json.encode(item)) for item in page],
-            first_id=page[0]["id"] if page else None,
-            last_id=page[-1]["id"] if page else None,
-            has_more=len(items) > limit,
-        )
+    return InputItems(
+        data=[msgspec.Raw(msgspec.json.encode(item)) for item in page],
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=len(items) > limit,
     )
 
 

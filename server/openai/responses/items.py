@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from ...core.answers import Answer
 from ...core.schemas import WireModel
 from ..logprobs import ChosenLogprob
+from .summary import read_summary
 
 Item = dict[str, Any]  # A `ContextItem` as decoded JSON.
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -26,6 +27,7 @@ _NEEDED = {
     "custom_tool_call": ("call_id", "name", "input"),
     "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
+    "compaction": ("encrypted_content",),
     "item_reference": ("id",),
 }
 _PREFIXES = {
@@ -35,6 +37,7 @@ _PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "cto",
     "reasoning": "rs",
+    "compaction": "cmp",
     "item_reference": "ref",
 }
 # Items of tools of OpenAI's models and servers, and items that clients store beside them.
@@ -107,11 +110,8 @@ Output = Annotated[str, PlainValidator(_parse_output), _SCHEMA]
 
 
 def _known(kind: str) -> str:
-    if kind in ("compaction", "compaction_summary", "context_compaction"):
-        raise PydanticCustomError(
-            "unsupported_item",
-            "only the server that made a compaction can read it; send the messages themselves",
-        )
+    if kind in ("compaction_summary", "context_compaction"):
+        raise _foreign_compaction()
     if kind not in _NEEDED and not _OTHERS.fullmatch(kind):
         raise PydanticCustomError(
             "unsupported_item",
@@ -119,6 +119,13 @@ def _known(kind: str) -> str:
             {"known": " or ".join(_NEEDED)},
         )
     return kind
+
+
+def _foreign_compaction() -> PydanticCustomError:
+    return PydanticCustomError(
+        "unsupported_item",
+        "only the server that made a compaction can read it; send the messages themselves",
+    )
 
 
 class OutputText(Answer, kw_only=True):
@@ -160,6 +167,14 @@ class ReasoningItem(Answer, kw_only=True):
     status: ItemStatus
     summary: Sequence[None] = ()
     content: list[ReasoningText]
+
+
+class CompactionItem(Answer, kw_only=True):
+    """A summary, in the form of `summary.pack_summary`."""
+
+    id: str
+    type: Literal["compaction"] = "compaction"
+    encrypted_content: str
 
 
 class FunctionCallItem(Answer, kw_only=True):
@@ -205,7 +220,14 @@ class OtherItem(Answer):
 
 
 OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
-ContextItem = InputMessage | OutputItem | FunctionCallOutputItem | CustomCallOutputItem | OtherItem
+ContextItem = (
+    InputMessage
+    | OutputItem
+    | CompactionItem
+    | FunctionCallOutputItem
+    | CustomCallOutputItem
+    | OtherItem
+)
 
 
 class InputItem(WireModel):
@@ -225,6 +247,7 @@ class InputItem(WireModel):
     input: str | None = None
     output: Output | None = None
     summary: Text | None = None
+    encrypted_content: str | None = None
     members: SkipJsonSchema[dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -248,6 +271,8 @@ class InputItem(WireModel):
                     "an item of the type {kind} needs {member}",
                     {"kind": self.kind, "member": member},
                 )
+        if self.kind == "compaction" and read_summary(self.encrypted_content or "") is None:
+            raise _foreign_compaction()
         return self
 
     @property
@@ -280,6 +305,8 @@ class InputItem(WireModel):
             case "reasoning":
                 thought = ReasoningText(text="\n".join(texts) or self.summary or "")
                 item = ReasoningItem(**about, content=[thought])
+            case "compaction":
+                item = CompactionItem(id=about["id"], **self._given("encrypted_content"))
             case "item_reference":
                 return {"type": self.kind, "id": self.id}
             case _:
@@ -341,6 +368,7 @@ def characters(items: Iterable[Item]) -> int:
         len(item.get("arguments", ""))
         + len(item.get("input", ""))
         + len(item.get("output", ""))
+        + len(item.get("encrypted_content", ""))
         + sum(len(part.get("text", "")) for part in item.get("content", ()))
         if item["type"] in _NEEDED
         else len(pydantic_core.to_json(item))

@@ -17,6 +17,7 @@ from .requests import ResponsesRequest
 from .response import (
     LIVE,
     RESPONSE_ID,
+    ConversationId,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -37,6 +38,7 @@ class LiveResponse:
         status: One of OpenAI's states.
         is_stored: Whether the response can be retrieved by its id.
         size: Size of the request in bytes.
+        conversation: Id of the conversation to which the response's items are added.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LiveResponse:
         self.id = response_id
         self.is_stored = is_stored
         self.size = size
+        self.conversation = body.conversation
         self.status: Status = "queued" if body.background else "in_progress"
         self._body = body
         self._conversation = conversation
@@ -100,6 +103,7 @@ class LiveResponse:
             completed_at=None if self._completed is None else int(self._completed),
             status=self.status,
             background=body.background,
+            conversation=(None if self.conversation is None else ConversationId(self.conversation)),
             error=self._error,
             incomplete_details=self._incomplete,
             instructions=body.instructions,

@@ -13,6 +13,7 @@ from typing import Any
 import pydantic_core
 
 from .items import Item
+from .summary import read_summary
 from .tools import CUSTOM_INPUT, PromptTool, function_names
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ def plain_items(items: Iterable[Item], tools: Sequence[PromptTool]) -> list[Item
             case "custom_tool_call":
                 arguments = _json({CUSTOM_INPUT: item["input"]})
                 plain.append(_call(item, _function_name(item, tools), arguments))
+            case "compaction":
+                plain.append(_summary(item))
             case "custom_tool_call_output":
                 plain.append({**item, "type": "function_call_output"})
             case kind:
@@ -54,6 +57,13 @@ def plain_items(items: Iterable[Item], tools: Sequence[PromptTool]) -> list[Item
             ", ".join(sorted(left_out)),
         )
     return plain
+
+
+def _summary(item: Item) -> Item:
+    """Return the summary of a compaction item as a message of the assistant."""
+    text = f"Summary of the conversation so far:\n{read_summary(item['encrypted_content'])}"
+    content = [{"type": "output_text", "text": text}]
+    return {"type": "message", "role": "assistant", "content": content}
 
 
 def _function_name(item: Item, tools: Sequence[PromptTool]) -> str:

@@ -22,8 +22,10 @@ from ...core.schemas import (
     CacheSalt,
     Count,
     Integer,
+    Metadata,
     Priority,
     Seed,
+    ServiceTier,
     Stops,
     Unsupported,
     WireModel,
@@ -95,15 +97,6 @@ class ResponseStreamOptions(WireModel):
     include_obfuscation: bool = False
 
 
-Metadata = Annotated[
-    dict[
-        Annotated[str, Field(max_length=64)],
-        Annotated[str, Field(max_length=512)],
-    ],
-    Field(max_length=16),
-]
-
-
 def _label(value: Any) -> str | None:
     return value[:512] if isinstance(value, str) else None
 
@@ -112,7 +105,18 @@ def _label(value: Any) -> str | None:
 Label = Annotated[str | None, BeforeValidator(_label)]
 
 
-def _one_message(value: Any) -> Any:
+class ConversationParam(WireModel):
+    """A conversation by its id."""
+
+    id: str
+
+
+def _conversation_id(value: Any) -> Any:
+    return value.get("id", value) if isinstance(value, dict) else value
+
+
+def one_message(value: Any) -> Any:
+    """Return a text as the message of a user."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
@@ -125,7 +129,7 @@ class ResponsesRequest(WireModel):
     input: Annotated[
         list[InputItem],
         FailFast(),
-        BeforeValidator(_one_message, json_schema_input_type=str | list[InputItem]),
+        BeforeValidator(one_message, json_schema_input_type=str | list[InputItem]),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     instructions: str | None = None
@@ -170,13 +174,17 @@ class ResponsesRequest(WireModel):
     user: Label = None
     safety_identifier: Label = None
     prompt_cache_key: Label = None
-    service_tier: Annotated[Any, Field(description="ignored: this server has one tier")] = None
+    service_tier: ServiceTier | None = None
 
     truncation: Annotated[
         Literal["auto", "disabled"],
         Field(description="auto: if the turns do not fit, the first turns are left out"),
     ] = "disabled"
-    conversation: Annotated[Any, only(remedy="send previous_response_id instead")] = None
+    conversation: Annotated[
+        str | None,
+        BeforeValidator(_conversation_id, json_schema_input_type=str | ConversationParam | None),
+        Field(description="a conversation that the response continues, and is added to"),
+    ] = None
     prompt: Annotated[Any, only(remedy="send its text in instructions and input")] = None
     context_management: Unsupported = None
     moderation: Unsupported = None
@@ -185,6 +193,10 @@ class ResponsesRequest(WireModel):
     def _members_agree(self) -> Self:
         if self.background and not self.store:
             raise disagreement("background", "background needs store to be true")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise disagreement(
+                "conversation", "conversation and previous_response_id exclude each other"
+            )
         if self.stream_options is not None and not self.stream:
             raise disagreement("stream_options", "stream_options needs stream to be true")
         if sum(len(getattr(tool, "tools", "1")) for tool in self.tools) > MAX_TOOLS:

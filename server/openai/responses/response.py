@@ -50,6 +50,10 @@ class ResponseText(Answer):
     verbosity: Literal["medium"] = "medium"
 
 
+class ConversationId(Answer):
+    id: str
+
+
 class ResponseAnswer(Answer, kw_only=True):
     """A response. If `store`, it can be retrieved by its id."""
 
@@ -59,6 +63,7 @@ class ResponseAnswer(Answer, kw_only=True):
     completed_at: int | None
     status: Status
     background: bool
+    conversation: ConversationId | None
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None

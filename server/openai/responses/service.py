@@ -3,67 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import sqlite3
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from ....runtime.files.kept_folder import kept_folder
-from ...config.server import ServerConfig
 from ...core.errors import InvalidRequest, NotFound, Unavailable, as_api_error
 from ...serving.collector import Collector
 from ...serving.sse import KeepAlive
 from ...serving.state import Serving
+from ..stored.kept import CLOSE_SECONDS, Kept
+from .conversation_store import ConversationStore
 from .items import Item
 from .job import MAX_EVENT_BYTES, Job
 from .live import LiveResponse
 from .requests import ResponsesRequest
-from .store import MEMORY, ResponseStore, Stored, connect
+from .store import ResponseStore, Stored
 from .stream import ResponseEvents
-
-logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Size of responses that may wait for the disk. Above that, new responses are not stored.
-_MAX_WAITING_BYTES = 64 * 2**20
 # Limit for running background responses: their input and the maximum size of their streams.
 _MAX_BACKGROUND_BYTES = 128 * 2**20
 _FOLLOWED_SECONDS = 60  # Time during which a stream can be read after its end.
 # Number of ended background responses that stay in memory because they could not be written.
 _MAX_ENDED = 64
-_CLOSE_SECONDS = 2
-_DAY = 86400
-
-
-def store_path(config: ServerConfig) -> str:
-    """Return the path of the store. With `auto` each model and port has a file."""
-    match config.responses_store:
-        case "auto":
-            folder = kept_folder("responses", config.model_names[0])
-            return str(folder / f"{config.port}.sqlite")
-        case "memory":
-            return MEMORY
-    return config.responses_store
-
-
-def check_store(config: ServerConfig) -> None:
-    """Raise `ValueError` if the configured file cannot be used."""
-    if config.responses_store in ("auto", "memory", "off"):
-        return
-    try:
-        connect(config.responses_store).close()
-    except (OSError, sqlite3.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(
-            f"--responses-store {config.responses_store}: {reason}; name another file, memory or "
-            "off"
-        ) from None
+# States of a response whose items are added to its conversation.
+_ADDED = ("completed", "incomplete")
 
 
 class Responses:
@@ -71,21 +39,17 @@ class Responses:
 
     Attributes:
         keeps: Whether responses are stored.
+        conversations: The stored conversations. Use them by `ask`.
         keep_alive: What a silent stream of a background response sends.
     """
 
-    def __init__(self, serving: Serving) -> None:
-        config = serving.config
-        self.keeps = config.responses_store != "off"
-        self.keep_alive = KeepAlive(config.sse_ping_interval)
-        self._store = ResponseStore(
-            store_path(config),
-            max_bytes=config.responses_store_size * 2**20,
-            max_age=config.responses_store_days * _DAY,
-        )
+    def __init__(self, serving: Serving, kept: Kept) -> None:
+        self.keeps = kept.is_on
+        self.keep_alive = KeepAlive(serving.config.sse_ping_interval)
+        self.conversations = ConversationStore(kept.database)
+        self._store = ResponseStore(kept.database)
+        self._kept = kept
         self._serving = serving
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
-        self._waiting = 0
         self._is_closed = False
         self._jobs: dict[str, Job] = {}
 
@@ -95,17 +59,13 @@ class Responses:
         """
         needs = {
             "previous_response_id": body.previous_response_id is not None,
+            "conversation": body.conversation is not None,
             "background": body.background,
             "input": any(item.kind == "item_reference" for item in body.input),
         }
         for param, is_needed in needs.items():
-            if is_needed and not self.keeps:
-                raise InvalidRequest(
-                    f"{param}: this server stores no responses (--responses-store off): send the "
-                    "whole conversation as input, in the foreground.",
-                    param=param,
-                    code="responses_not_stored",
-                )
+            if is_needed:
+                self._kept.require(param)
 
     async def context(
         self, body: ResponsesRequest, own: list[Item]
@@ -114,33 +74,51 @@ class Responses:
 
         References in the input are replaced by the items that they name.
         """
+        earlier: list[Item] = []
+        if body.conversation is not None:
+            earlier = await self._conversation(body.conversation)
+        elif body.previous_response_id is not None:
+            earlier = await self._history(body.previous_response_id)
+        own = await self.resolved(own, {item["id"]: item for item in earlier})
+        return own, [*earlier, *own]
+
+    async def resolved(
+        self, own: list[Item], known: Mapping[str, Item] = MappingProxyType({})
+    ) -> list[Item]:
+        """Replace references by the items that they name, from `known` or stored responses.
+
+        Raise `NotFound` or `InvalidRequest`.
+        """
         references = [item["id"] for item in own if item["type"] == "item_reference"]
-        if references:
-            found = await self._ask(self._store.items, references)
-            missing = [item_id for item_id in references if item_id not in found]
-            if missing:
-                raise NotFound(
-                    f"input: the item {missing[0]!r:.100} is not stored; send the item itself.",
-                    param="input",
-                    code="item_not_found",
-                )
-            if len(references) > len(set(references)):
-                # A small body would become a large conversation.
-                raise InvalidRequest(
-                    "input: an item_reference stands there twice; send the item itself.",
-                    param="input",
-                    code="duplicate_item_reference",
-                )
-            own = [found[item["id"]] if item["type"] == "item_reference" else item for item in own]
-        if body.previous_response_id is None:
-            return own, own
-        return own, [*await self._history(body.previous_response_id), *own]
+        if not references:
+            return own
+        found = {**await self.ask(self._store.items, references), **known}
+        missing = [item_id for item_id in references if item_id not in found]
+        if missing:
+            raise NotFound(
+                f"input: the item {missing[0]!r:.100} is not stored; send the item itself.",
+                param="input",
+                code="item_not_found",
+            )
+        if len(references) > len(set(references)):
+            # A small body would become a large conversation.
+            raise InvalidRequest(
+                "input: an item_reference stands there twice; send the item itself.",
+                param="input",
+                code="duplicate_item_reference",
+            )
+        return [found[item["id"]] if item["type"] == "item_reference" else item for item in own]
+
+    async def ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of a method of the stores. Raise `InvalidRequest` if there are none."""
+        self._kept.require()
+        return await self._kept.ask(work, *args, **kwargs)
 
     async def find(self, response_id: str) -> Stored:
         """Return a stored or running response. Raise `NotFound`."""
         if (job := self._jobs.get(response_id)) is not None:
             return Stored(_decoded(job.answer), job.items)
-        stored = await self._ask(self._store.get, response_id) if self.keeps else None
+        stored = await self._kept.ask(self._store.get, response_id) if self.keeps else None
         if stored is None:
             raise _not_found(response_id)
         return stored
@@ -159,22 +137,25 @@ class Responses:
         if job is not None:
             await self._stop(job)
             self._jobs.pop(response_id, None)
-        gone = self.keeps and await self._ask(self._store.delete, response_id)
+        gone = self.keeps and await self._kept.ask(self._store.delete, response_id)
         if not gone and job is None:
             raise _not_found(response_id)
 
     def keep(self, answer: LiveResponse, items: list[Item]) -> None:
-        """Write a response in the store's thread. Later calls of `find` will find it."""
-        if not answer.is_stored or self._is_closed:
+        """Write a response in the store's thread. Later calls of `find` will find it.
+
+        If the response has ended, its items are added to its conversation.
+        """
+        if self._is_closed:
             return
-        if self._waiting > _MAX_WAITING_BYTES:
-            logger.warning("a response is not kept: the disk is too slow for so many")
-            return
-        self._waiting += answer.size
-        put = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._store.put, answer.as_answer(), items
-        )
-        put.add_done_callback(partial(self._was_put, answer))
+        shown = answer.as_answer()
+        if answer.is_stored:
+            put = partial(self._store.put, shown, items)
+            self._kept.put(answer.size, put, partial(self._was_put, answer))
+        if answer.conversation is not None and answer.status in _ADDED:
+            added = [*items, *msgspec.to_builtins(shown.output)]
+            add = partial(self.conversations.add, answer.conversation, added)
+            self._kept.put(answer.size, add)
 
     def start(
         self, answer: LiveResponse, items: list[Item], collector: Collector, stream: bool
@@ -229,14 +210,24 @@ class Responses:
         return response
 
     async def close(self) -> None:
-        """Write what is unfinished when the server stops."""
+        """Wait for background responses when the server stops. Later ones are not stored."""
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         if tasks:
-            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         self._is_closed = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ask(self._store.close), _CLOSE_SECONDS)
-        self._thread.shutdown(wait=False)
+
+    async def _conversation(self, conversation_id: str) -> list[Item]:
+        if any(
+            job.goes_on and job.answer.conversation == conversation_id
+            for job in self._jobs.values()
+        ):
+            raise InvalidRequest(
+                f"A background response of the conversation {conversation_id!r:.100} is still "
+                "being made; wait until it is completed.",
+                param="conversation",
+                code="conversation_locked",
+            )
+        return await self._kept.ask(self.conversations.items, conversation_id, "conversation")
 
     async def _history(self, response_id: str) -> list[Item]:
         if (job := self._jobs.get(response_id)) is not None and job.goes_on:
@@ -246,7 +237,7 @@ class Responses:
                 param="previous_response_id",
                 code="previous_response_not_completed",
             )
-        return await self._ask(self._store.history, response_id)
+        return await self._kept.ask(self._store.history, response_id)
 
     async def _stop(self, job: Job) -> None:
         if job.task is not None and not job.task.done():
@@ -267,32 +258,18 @@ class Responses:
         if job.answer.id in self._jobs:
             self.keep(job.answer, job.items)
 
-    def _was_put(self, answer: LiveResponse, put: asyncio.Future[None]) -> None:
-        self._waiting -= answer.size
+    def _was_put(self, answer: LiveResponse, error: BaseException | None) -> None:
         later = asyncio.get_running_loop().call_later
         job = self._jobs.get(answer.id)
         if job is not None and not job.goes_on:
             later(_FOLLOWED_SECONDS, job.forget)
-        if put.cancelled() or (error := put.exception()) is not None:
-            logger.warning("a response is not kept: %s", None if put.cancelled() else error)
+        if error is not None:
             ended = [job.answer.id for job in self._jobs.values() if not job.goes_on]
             for response_id in ended[:-_MAX_ENDED]:
                 del self._jobs[response_id]
         elif job is not None and not job.goes_on:
             # Keep the job as long as its end may be read.
             later(_FOLLOWED_SECONDS if job.events else 0, self._jobs.pop, answer.id, None)
-
-    async def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._thread, partial(work, *args, **kwargs)
-            )
-        except sqlite3.Error as error:
-            logger.warning("stored responses cannot be read: %s", error)
-            raise Unavailable(
-                "Stored responses cannot be read now; send the whole conversation as input.",
-                code="store_unavailable",
-            ) from None
 
 
 def _decoded(answer: LiveResponse) -> dict[str, Any]:

@@ -1,52 +1,29 @@
-"""Stores responses in one SQLite file, which is bounded in bytes and age and used by one server.
+"""The stored responses and conversations, as rows of the server's database.
 
-    store = ResponseStore(path, max_bytes=2**28, max_age=30 * 86400)
+    store = ResponseStore(database)
     store.put(response, items)        # items: its own input
     store.history(response["id"])     # all items up to now, its output included
 
-All calls must come from one thread. They raise `sqlite3.Error` if the file cannot be read or
-written.
+All calls must come from the database's thread. They raise `sqlite3.Error` if the file cannot be
+read or written.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import sqlite3
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ...core.errors import InvalidRequest, NotFound
 from ...core.limits import MAX_MESSAGES
+from ..stored.database import MAX_READ, Database
 from .items import ITEM_ID, Item
 from .response import LIVE, RESPONSE_ID, ResponseAnswer, ResponseError
 
-logger = logging.getLogger(__name__)
-
-MEMORY = ":memory:"
-_OURS = 0x50575253  # SQLite's application id of our files.
-_ROW_BYTES = 4096  # Upper limit of the bytes that a row takes beside its content.
-_MAX_READ = 16 * 2**20  # Bytes of stored responses that one request may load.
 _INTERRUPTED = ResponseError(
     "server_error", "The server ended while it made this response; create it again."
 )
-_TABLE = """
-CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY,
-    previous TEXT,
-    status TEXT NOT NULL,
-    used REAL NOT NULL,
-    size INTEGER NOT NULL,
-    input BLOB NOT NULL,
-    response BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS by_use ON responses (used);
-"""
 
 
 class _Head(msgspec.Struct):
@@ -62,96 +39,34 @@ class Stored(NamedTuple):
     items: list[Item]
 
 
-def connect(path: str) -> sqlite3.Connection:
-    """Open the file and lock it until it is closed. Raise `OSError` or `sqlite3.Error`."""
-    if path != MEMORY:
-        # Only the owner may read conversations.
-        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
-    try:
-        # Lock before the first read. Otherwise other processes could read the file, too.
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
-        (ours,) = connection.execute("PRAGMA application_id").fetchone()
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if tables and ours != _OURS:
-            raise sqlite3.DatabaseError("it is the database of another program")
-        for setting in (
-            "auto_vacuum = INCREMENTAL",
-            "journal_mode = WAL",
-            "synchronous = NORMAL",
-            "secure_delete = ON",
-            f"application_id = {_OURS}",
-        ):
-            connection.execute(f"PRAGMA {setting}").fetchall()
-        connection.executescript(f"BEGIN EXCLUSIVE; {_TABLE} COMMIT;")
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
-
-
 class ResponseStore:
-    """The stored responses.
+    """The stored responses. Those of an earlier server that have not ended become failed."""
 
-    If they exceed `max_bytes`, the least recently used responses are deleted. Responses that were
-    not used for `max_age` seconds are deleted, too. If `path` cannot be opened, memory is used
-    instead.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        max_bytes: int,
-        max_age: float,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._path = path
-        self._max_bytes, self._max_age = max_bytes, max_age
-        self._clock = clock
-        self._size = 0
-        self._opened: sqlite3.Connection | None = None
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._has_begun = False
 
     def put(self, response: ResponseAnswer | dict[str, Any], items: Sequence[Item]) -> None:
         """Store a response or its new state."""
-        content, own = msgspec.json.encode(response), msgspec.json.encode(items)
-        size = len(content) + len(own) + _ROW_BYTES
-        if size > self._max_bytes:
-            logger.warning(
-                "a response of %d bytes is not stored: it is larger than --responses-store-size",
-                size,
-            )
-            return
-        with self._transaction() as connection:
-            head = msgspec.json.decode(content, type=_Head)
-            self._drop("id = ?", head.id)
-            self._drop("used < ?", self._clock() - self._max_age)
-            while self._size + size > self._max_bytes:
-                self._drop("id IN (SELECT id FROM responses ORDER BY used LIMIT 1)")
-            connection.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    head.id,
-                    head.previous_response_id,
-                    head.status,
-                    self._clock(),
-                    size,
-                    own,
-                    content,
-                ),
-            )
-            self._size += size
+        self._begin()
+        content = msgspec.json.encode(response)
+        head = msgspec.json.decode(content, type=_Head)
+        self._database.put(
+            head.id,
+            content,
+            msgspec.json.encode(items),
+            previous=head.previous_response_id,
+            status=head.status,
+        )
 
     def get(self, response_id: str) -> Stored | None:
         """Return a response, or None if it is not stored."""
-        row = self._row(response_id)
-        return row and Stored(*map(msgspec.json.decode, row[1:]))
+        found = self._sized(response_id)
+        return found and found[1]
 
     def delete(self, response_id: str) -> bool:
         """Delete a response. Return False if there is none."""
-        with self._transaction():
-            return self._drop("id = ?", response_id) > 0
+        return response_id.startswith(RESPONSE_ID) and self._database.delete(response_id)
 
     def history(self, response_id: str) -> list[Item]:
         """Return input and output of a response and all previous ones, oldest first.
@@ -160,10 +75,10 @@ class ResponseStore:
         """
         turns: list[Stored] = []
         following: str | None = response_id
-        left = _MAX_READ
+        left = MAX_READ
         while following is not None:
-            row = self._row(following)
-            if row is None:
+            found = self._sized(following)
+            if found is None:
                 where = "" if following == response_id else f", which {response_id} goes on from,"
                 raise NotFound(
                     f"The previous response {following!r:.100}{where} is not stored; send the "
@@ -171,10 +86,10 @@ class ResponseStore:
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
-            left -= row[0]
+            size, turn = found
+            left -= size
             if left < 0 or len(turns) >= MAX_MESSAGES:
-                raise _too_long("previous_response_id")
-            turn = Stored(*map(msgspec.json.decode, row[1:]))
+                raise too_long("previous_response_id")
             if turn.response["status"] not in ("completed", "incomplete"):
                 raise InvalidRequest(
                     f"The previous response {following!r:.100} is {turn.response['status']}; "
@@ -184,9 +99,7 @@ class ResponseStore:
                 )
             turns.append(turn)
             following = turn.response["previous_response_id"]
-        with contextlib.suppress(sqlite3.Error), self._transaction() as connection:
-            used = [(self._clock(), turn.response["id"]) for turn in turns]
-            connection.executemany("UPDATE responses SET used = ? WHERE id = ?", used)
+        self._database.touch(turn.response["id"] for turn in turns)
         return [
             item for turn in reversed(turns) for item in (*turn.items, *turn.response["output"])
         ]
@@ -198,82 +111,35 @@ class ResponseStore:
         """
         keys = {match[1] for item_id in ids if (match := ITEM_ID.fullmatch(item_id))}
         found: dict[str, Item] = {}
-        left = _MAX_READ
+        left = MAX_READ
         for key in keys:
-            if (row := self._row(f"{RESPONSE_ID}{key}")) is not None:
-                left -= row[0]
+            if (sized := self._sized(f"{RESPONSE_ID}{key}")) is not None:
+                left -= sized[0]
                 if left < 0:
-                    raise _too_long("input")
-                turn = Stored(*map(msgspec.json.decode, row[1:]))
+                    raise too_long("input")
+                turn = sized[1]
                 found |= {item["id"]: item for item in (*turn.items, *turn.response["output"])}
         return found
 
-    def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+    def _sized(self, response_id: str) -> tuple[int, Stored] | None:
+        """Return a response and its size in bytes."""
+        self._begin()
+        if not response_id.startswith(RESPONSE_ID):
+            return None
+        row = self._database.get(response_id)
+        return row and (
+            row.size,
+            Stored(msgspec.json.decode(row.content), msgspec.json.decode(row.own)),
+        )
 
-    def _row(self, response_id: str) -> tuple[int, bytes, bytes] | None:
-        """Return size, response and input of a row."""
-        row: tuple[int, bytes, bytes] | None = self._connection.execute(
-            "SELECT size, response, input FROM responses WHERE id = ? AND used >= ?",
-            (response_id, self._clock() - self._max_age),
-        ).fetchone()
-        return row
-
-    def _drop(self, where: str, *values: Any) -> int:
-        """Delete rows and return their number."""
-        rows = self._connection.execute(
-            f"DELETE FROM responses WHERE {where} RETURNING size", values
-        ).fetchall()
-        self._size -= sum(size for (size,) in rows)
-        return len(rows)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        connection, size = self._connection, self._size
-        connection.execute("BEGIN")
-        try:
-            yield connection
-            connection.execute("COMMIT")
-        except BaseException:
-            self._size = size
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        if self._opened is None:
-            try:
-                self._opened = connect(self._path)
-            except (OSError, sqlite3.Error) as error:
-                logger.warning(
-                    "responses are kept in memory alone: %s: %s; --responses-store FILE keeps "
-                    "them elsewhere",
-                    self._path,
-                    error,
-                )
-                self._opened = connect(MEMORY)
-            self._begin(self._opened)
-        return self._opened
-
-    def _begin(self, connection: sqlite3.Connection) -> None:
-        """Mark the responses that an earlier server left unfinished as failed."""
-        rows = connection.execute(
-            f"SELECT id, response FROM responses WHERE status IN {LIVE}"
-        ).fetchall()
-        for response_id, content in rows:
-            failed = {**msgspec.json.decode(content), "status": "failed", "error": _INTERRUPTED}
-            connection.execute(
-                "UPDATE responses SET status = 'failed', response = ? WHERE id = ?",
-                (msgspec.json.encode(failed), response_id),
-            )
-        self._size = connection.execute("SELECT total(size) FROM responses").fetchone()[0]
-        connection.execute("PRAGMA incremental_vacuum").fetchall()
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._database.end_unfinished(LIVE, _INTERRUPTED)
 
 
-def _too_long(param: str) -> InvalidRequest:
+def too_long(param: str) -> InvalidRequest:
+    """The error of a stored conversation that one request may not load."""
     return InvalidRequest(
         f"{param}: the stored conversation is too long; send the part that matters as input.",
         param=param,

@@ -300,10 +300,3 @@ async def test_namespaces_do_not_multiply_the_tools_of_a_request(
     spaces = [namespace("a b", *[function("f")] * 100)] * 2
     answer = await client.post(PATH, json={"model": "toy", "input": "Hi", "tools": spaces})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
-
-
-async def test_who_asks_for_a_compaction_is_told_that_there_is_none(
-    client: httpx.AsyncClient,
-) -> None:
-    answer = await client.post(f"{PATH}/compact", json={"model": "toy", "input": "Hi"})
-    assert answer.status_code == 404 and "truncation" in answer.json()["error"]["message"]

@@ -20,8 +20,10 @@ from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
 from piecework.server.openai.responses import job, service
-from piecework.server.openai.responses.service import check_store
 from piecework.server.openai.responses.store import ResponseStore
+from piecework.server.openai.stored import kept
+from piecework.server.openai.stored.database import Database
+from piecework.server.openai.stored.kept import check_store
 from piecework.server.serving.state import TextThreads
 
 PATH = "/v1/responses"
@@ -35,7 +37,8 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(autouse=True)
 def no_long_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(service, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(kept, "CLOSE_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -58,7 +61,8 @@ class server:
     async def __aexit__(self, *error: object) -> None:
         await self._client.__aexit__(None, None, None)
         await self.app.state.responses.close()
-        self.app.state.responses._thread.shutdown()
+        await self.app.state.kept.close()
+        self.app.state.kept.thread.shutdown()
 
 
 async def create(client: httpx.AsyncClient, text: str = "Hi", **body: Any) -> dict[str, Any]:
@@ -182,7 +186,7 @@ async def test_a_long_history_is_worked_on_beside_the_event_loop(
         told = await create(client)
         told["output"][0]["content"][0]["text"] = "x " * 10_000
         responses = life.app.state.responses
-        responses._thread.submit(responses._store.put, told, []).result()
+        life.app.state.kept.thread.submit(responses._store.put, told, []).result()
         in_threads.clear()
         asked = {"model": MODEL, "input": "Hi", "previous_response_id": told["id"]}
         error_of(await client.post(PATH, json=asked), 400, "input")
@@ -333,12 +337,11 @@ async def test_a_full_disk_costs_storing_and_never_the_answer(
     life = server(engine, tmp_path)
     async with life as client:
         first = await create(client)
-        responses = life.app.state.responses
 
         def fill() -> None:
-            responses._store._connection.execute("PRAGMA max_page_count = 1").fetchall()
+            life.app.state.kept.database._connection.execute("PRAGMA max_page_count = 1").fetchall()
 
-        responses._thread.submit(fill).result()
+        life.app.state.kept.thread.submit(fill).result()
         large = {f"{number}": "x" * 512 for number in range(16)}
         second = await create(client, metadata=large)
         assert second["status"] == "incomplete"
@@ -348,28 +351,41 @@ async def test_a_full_disk_costs_storing_and_never_the_answer(
         assert await retrieve(client, first["id"]) == first
 
 
+def opened(path: str, **settings: Any) -> ResponseStore:
+    return ResponseStore(Database(path, **settings))
+
+
 def stored(store: ResponseStore, name: str, size: int) -> None:
-    response = {"id": name, "previous_response_id": None, "status": "completed", "output": []}
+    response = {
+        "id": f"resp_{name}",
+        "previous_response_id": None,
+        "status": "completed",
+        "output": [],
+    }
     store.put({**response, "text": "x" * size}, [])
 
 
 def test_the_store_is_bounded_in_bytes_and_in_age(tmp_path: Path) -> None:
     now = 1000.0
     path = tmp_path / "kept.sqlite"
-    store = ResponseStore(str(path), max_bytes=2**20, max_age=100, clock=lambda: now)
+    store = opened(str(path), max_bytes=2**20, max_age=100, clock=lambda: now)
     for number in range(40):
         now += 1
         stored(store, str(number), 100_000)
-        store.history("0")
-    assert store.get("0") is not None and store.get("39") is not None and store.get("1") is None
+        store.history("resp_0")
+    assert (
+        store.get("resp_0") is not None
+        and store.get("resp_39") is not None
+        and store.get("resp_1") is None
+    )
     assert path.stat().st_size < 2 * 2**20
     stored(store, "large", 2**20)
-    assert store.get("large") is None and store.get("39") is not None
+    assert store.get("resp_large") is None and store.get("resp_39") is not None
     now += 101
-    assert store.get("39") is None
+    assert store.get("resp_39") is None
     stored(store, "new", 1)
-    assert store._size < 10_000
-    store.close()
+    assert store._database._size < 10_000
+    store._database.close()
 
 
 def test_a_file_that_cannot_be_used_is_told_of_at_the_start_or_costs_its_contents(
@@ -380,21 +396,21 @@ def test_a_file_that_cannot_be_used_is_told_of_at_the_start_or_costs_its_content
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE responses (id)")
     for _ in range(2):  # made anew, and opened again
-        holder = ResponseStore(str(used), max_bytes=2**20, max_age=1)
+        holder = opened(str(used), max_bytes=2**20, max_age=1)
         stored(holder, "x", 1)
         assert {file.name for file in tmp_path.glob("used*")} == {"used", "used-wal"}
-        holder.close()
+        holder._database.close()
     stored(holder, "x", 1)
     engine = ScriptedEngine(toy_tokenizer())
     for file in (broken, other, used, tmp_path, tmp_path / "broken" / "below"):
         config = make_app(engine, responses_store=str(file)).state.serving.config
         with pytest.raises(ValueError, match=r"--responses-store .*; name another file"):
             check_store(config)
-        store = ResponseStore(str(file), max_bytes=2**20, max_age=1000)
+        store = opened(str(file), max_bytes=2**20, max_age=1000)
         stored(store, "x", 1)
-        assert store.get("x") is not None
-        store.close()
+        assert store.get("resp_x") is not None
+        store._database.close()
     assert caplog.text.count("kept in memory alone") == 5
-    holder.close()
+    holder._database.close()
     config = make_app(engine, responses_store=str(used)).state.serving.config
     check_store(config)

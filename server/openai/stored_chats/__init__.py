@@ -1,0 +1,1 @@
+"""Chat completions that a client lets the server store (`store: true`)."""
