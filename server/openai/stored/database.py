@@ -42,11 +42,12 @@ CREATE INDEX IF NOT EXISTS by_use ON responses (used);
 
 
 class Row(NamedTuple):
-    """A stored row: its size in bytes and its two parts, as JSON."""
+    """A stored row: its size in bytes, its two parts as JSON, and `previous` of `put`."""
 
     size: int
     content: bytes
     own: bytes
+    previous: str | None
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -138,7 +139,7 @@ class Database:
     def get(self, row_id: str) -> Row | None:
         """Return a row, or None if it is not stored."""
         row = self._connection.execute(
-            "SELECT size, response, input FROM responses WHERE id = ? AND used >= ?",
+            "SELECT size, response, input, previous FROM responses WHERE id = ? AND used >= ?",
             (row_id, self._clock() - self._max_age),
         ).fetchone()
         return row and Row(*row)

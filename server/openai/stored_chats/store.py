@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ...auth.accounts import tenant
+from ...auth.accounts import current_key
 from ...core.errors import NotFound
 from ..chat import ChatCompletion
 from ..requests import ChatCompletionRequest, ChatMessage
+from ..stored.database import Row
 from ..stored.kept import Kept
 
 _PREFIX = "chatcmpl-"
@@ -47,24 +48,24 @@ class StoredChats:
         if not (body.store and self._kept.is_on):
             return None
         messages = msgspec.json.encode([_shown(message) for message in body.messages])
-        return partial(self._put, messages, tenant())
+        return partial(self._put, messages, _owner())
 
     async def listed(self, wanted: Wanted) -> list[Stored]:
         """Return the completions that the current key has stored."""
         if not self._kept.is_on:
             return []
-        rows = await self._kept.ask(self._kept.database.listed, _PREFIX, tenant())
+        rows = await self._kept.ask(self._kept.database.listed, _PREFIX, _owner())
         found = [msgspec.json.decode(content) for _, content in rows]
         found = [completion for completion in found if wanted.takes(completion)]
         return found[::-1] if wanted.order == "desc" else found
 
     async def get(self, completion_id: str) -> Stored:
         """Return a completion. Raise `NotFound`."""
-        return (await self._row(completion_id))[0]
+        return _decoded((await self._row(completion_id)).content)
 
     async def messages(self, completion_id: str) -> list[dict[str, Any]]:
         """Return the messages of the request of a completion. Raise `NotFound`."""
-        messages = (await self._row(completion_id))[1]
+        messages = msgspec.json.decode((await self._row(completion_id)).own)
         return [
             {"id": f"{completion_id}-{number}", **message}
             for number, message in enumerate(messages)
@@ -72,14 +73,15 @@ class StoredChats:
 
     async def change(self, completion_id: str, metadata: dict[str, str]) -> Stored:
         """Replace the metadata of a completion. Raise `NotFound`."""
-        completion, messages = await self._row(completion_id)
+        row = await self._row(completion_id)
+        completion = _decoded(row.content)
         completion["metadata"] = metadata
         await self._kept.ask(
             self._kept.database.put,
             completion_id,
             msgspec.json.encode(completion),
-            msgspec.json.encode(messages),
-            previous=tenant(),
+            row.own,
+            previous=row.previous,
         )
         return completion
 
@@ -93,7 +95,7 @@ class StoredChats:
         put = partial(self._kept.database.put, completion.id, content, messages, previous=owner)
         self._kept.put(len(content) + len(messages), put)
 
-    async def _row(self, completion_id: str) -> tuple[Stored, list[dict[str, Any]]]:
+    async def _row(self, completion_id: str) -> Row:
         row = None
         if self._kept.is_on and completion_id.startswith(_PREFIX):
             row = await self._kept.ask(self._kept.database.get, completion_id)
@@ -104,7 +106,18 @@ class StoredChats:
                 param="completion_id",
                 code="completion_not_found",
             )
-        return msgspec.json.decode(row.content), msgspec.json.decode(row.own)
+        return row
+
+
+def _owner() -> str:
+    """Return the name of the key of the current request."""
+    key = current_key.get()
+    return "" if key is None else key.name
+
+
+def _decoded(content: bytes) -> Stored:
+    decoded: Stored = msgspec.json.decode(content)
+    return decoded
 
 
 def _shown(message: ChatMessage) -> dict[str, Any]:
