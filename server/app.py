@@ -56,13 +56,7 @@ if TYPE_CHECKING:
     from .observability.tracing import Tracer
 
 
-COMMON_ROUTERS = (
-    models.router,
-    moderations.router,
-    operations.router,
-    page_status.router,
-    docs_page.router,
-)
+COMMON_ROUTERS = (models.router, operations.router, page_status.router, docs_page.router)
 OLLAMA_ROUTERS = (ollama_models.router, ollama_models.show_router, ollama_models.version_router)
 BATCH_ROUTERS = (files.router, routes.router, routes.body_router)
 # Endpoints of what is stored, which use no model.
@@ -79,6 +73,7 @@ TEXT_ROUTERS = (
     completions.router,
     chat.router,
     responses.body_router,
+    moderations.router,
     compaction.router,
     *STORED_ROUTERS,
     messages.router,

@@ -32,6 +32,7 @@ from .fleet.fleet import Fleet
 from .fleet.metrics import FleetMetrics
 from .image_service import IMAGE_ROUTERS
 from .ollama import models as ollama_models
+from .openai import moderations
 from .openai.stored.kept import check_store
 from .page import status as page_status
 from .pooling_service import POOLING_ROUTERS
@@ -50,6 +51,7 @@ _OWN_ROUTERS = (
     *(each for each in COMMON_ROUTERS if each not in (models.router, page_status.router)),
     *BATCH_ROUTERS,
     *STORED_ROUTERS,
+    moderations.router,
     ollama.router,
     ollama.show_router,
     ollama_models.version_router,
