@@ -283,8 +283,7 @@ IN_ORDER = [
     ("POST", "/v1/files"),
     *(("GET", f"/v1/files{path}") for path in ("", "/{file_id}", "/{file_id}/content")),
     ("POST", "/v1/batches"),
-    ("GET", "/v1/batches"),
-    ("GET", "/v1/batches/{batch_id}"),
+    *(("GET", f"/v1/batches{path}") for path in ("", "/{batch_id}")),
     ("POST", "/v1/batches/{batch_id}/cancel"),
     ("DELETE", "/v1/files/{file_id}"),
 ]
