@@ -69,6 +69,11 @@ _SAMPLERS = {
     **_refused("send add_special_tokens or the text itself", "input_prefix"),
 }  # fmt: skip
 GENERATION: Others = {**_OF_OPENAI, **_OF_SERVERS, **_SAMPLERS}
+CHAT: Others = {
+    name: other
+    for name, other in GENERATION.items()
+    if name not in {"store", "metadata", "service_tier"}
+}
 LLAMA_CPP: Others = {
     # Names that llama.cpp's own endpoints use.
     **{name: other for name, other in GENERATION.items() if name not in {

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ..core.limits import MAX_MESSAGES
-from ..core.parameters import GENERATION, Others
+from ..core.parameters import CHAT, GENERATION, Others
 from ..core.schemas import (
     Count,
     IdLists,
@@ -272,6 +272,8 @@ def _no_search(value: Any) -> Any:
 
 class ChatCompletionRequest(GenerationBody, ChatOptions):
     """Body of `POST /v1/chat/completions`."""
+
+    others: ClassVar[Others] = CHAT
 
     messages: Annotated[Messages, Field(min_length=1)]
     store: Annotated[
