@@ -133,19 +133,23 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a conversation."""
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
+    tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
     chats: KeepsChats = request.app.state.chats
-    keep = chats.keeper(body)
+    keep = chats.keeper(body) if body.store else None
     conversation = await begin(serving, body, request_id, size=request.size)
     requests = conversation.requests
     if body.stream:
-        start = ChatCompletionChunk(
-            **head(serving, request_id), choices=[], service_tier=_tier(body)
+        start = ChatCompletionChunk(**head(serving, request_id), choices=[], service_tier=tier)
+        chunks = (
+            _ChatChunks(serving, start, conversation, body)
+            if keep is None
+            else _StoredChunks(serving, start, conversation, body, keep)
         )
-        chunks = _ChatChunks(serving, start, conversation, body, keep)
         return EventStream(Collector(serving, requests), chunks, serving)
 
     def write(outputs: list[RequestOutput]) -> tuple[ChatCompletion, Response]:
         completion = _completion(serving, body, conversation, request_id, outputs)
+        completion.service_tier = tier
         return completion, json_response(completion)
 
     with Collector(serving, requests) as collector:
@@ -153,11 +157,6 @@ async def create_chat_completion(
     if keep is not None:
         keep(completion)
     return response
-
-
-def _tier(body: ChatCompletionRequest) -> Literal["default"] | UnsetType:
-    """Return the tier that answered the request, if the request names one."""
-    return UNSET if body.service_tier is None else "default"
 
 
 def _completion(
@@ -179,7 +178,6 @@ def _completion(
             )
         ],
         usage=chat_usage(conversation, tokenizer, body.samples, tokens),
-        service_tier=_tier(body),
         metadata=body.metadata if body.store else UNSET,
         prompt_logprobs=prompt_logprobs(
             tokenizer, outputs[0].prompt_logprobs, body.prompt_logprobs
@@ -248,18 +246,6 @@ def _call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-class _Streamed:
-    """What a stream has sent of one choice, if the completion is stored.
-
-    Log-probabilities are not stored, because those of a long stream would fill the memory.
-    """
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.call_ids: list[str] = []
-        self.reason: ChatFinishReason | None = None
-
-
 class _ChatChunks(ChunkWriter):
     """Chunks of a streamed chat completion.
 
@@ -273,15 +259,9 @@ class _ChatChunks(ChunkWriter):
         start: ChatCompletionChunk,
         conversation: Conversation,
         body: ChatCompletionRequest,
-        keep: Callable[[ChatCompletion], None] | None,
     ) -> None:
-        """`keep` stores the whole completion at the end of the stream."""
         requests = conversation.requests
-        is_plain = conversation.is_plain and keep is None
-        super().__init__(serving, start, requests, body, is_plain=is_plain)
-        self._keep = keep
-        self._metadata = body.metadata
-        self._streamed = [_Streamed() for _ in requests]
+        super().__init__(serving, start, requests, body, is_plain=conversation.is_plain)
         self._conversation = conversation
         self._thoughts = body.include_reasoning
         self._calls = [0] * len(requests)
@@ -303,19 +283,15 @@ class _ChatChunks(ChunkWriter):
         if trail is not None:
             trail.push(output.logprobs or ())
         choices = []
-        streamed = self._streamed[index]
         for event in reader.push(output):
             entries = trail.read(event) if trail is not None else []
-            if self._keep is not None:
-                streamed.events.append(event)
             if self._thoughts or not isinstance(event, Thought):
                 logprobs = ChatLogprobs(entries) if entries else None
                 choices.append(ChatChunkChoice(index, self._delta(index, event), logprobs))
         if output.finish_reason is not None:
             rest = trail.rest() if trail is not None else []
             logprobs = ChatLogprobs(rest) if rest else None
-            streamed.reason = reader.reason(output)
-            choices.append(ChatChunkChoice(index, ChatDelta(), logprobs, streamed.reason))
+            choices.append(ChatChunkChoice(index, ChatDelta(), logprobs, reader.reason(output)))
         return choices
 
     def _delta(self, index: int, event: Event) -> ChatDelta:
@@ -325,11 +301,9 @@ class _ChatChunks(ChunkWriter):
             case Thought(text):
                 return ChatDelta(reasoning_content=text, reasoning=text)
             case CallBegins(name):
-                call_id = _call_id()
-                self._streamed[index].call_ids.append(call_id)
                 piece = ToolCallPiece(
                     index=self._calls[index],
-                    id=call_id,
+                    id=_call_id(),
                     type="function",
                     function=CalledFunctionPiece(name=name, arguments=""),
                 )
@@ -339,24 +313,67 @@ class _ChatChunks(ChunkWriter):
                 piece = ToolCallPiece(index=self._calls[index] - 1, function=function)
         return ChatDelta(tool_calls=[piece])
 
-    def end(self) -> bytes:
-        if self._keep is not None:
-            self._keep(self._whole())
-        return super().end()
+    def usage(self) -> UsageAnswer:
+        return chat_usage(self._conversation, self._tokenizer, self._samples, self.sent_tokens)
 
-    def _whole(self) -> ChatCompletion:
-        """Return the completion that the chunks add up to."""
+
+class _Recorder(AnswerReader):
+    """An `AnswerReader` that keeps the events and the reason of one sequence."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self.events: list[Event] = []
+        self.finished: ChatFinishReason | None = None
+
+    def push(self, output: RequestOutput) -> list[Event]:
+        events = self._reader.push(output)
+        self.events += events
+        return events
+
+    def reason(self, output: RequestOutput) -> ChatFinishReason | None:
+        self.finished = self._reader.reason(output)
+        return self.finished
+
+
+class _StoredChunks(_ChatChunks):
+    """Chunks of a completion that is stored at the end of the stream.
+
+    Log-probabilities are not stored, because those of a long stream would fill the memory.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        start: ChatCompletionChunk,
+        conversation: Conversation,
+        body: ChatCompletionRequest,
+        keep: Callable[[ChatCompletion], None],
+    ) -> None:
+        self._recorders = [_Recorder(reader) for reader in conversation.readers]
+        recorded = conversation._replace(readers=[*self._recorders], is_plain=False)
+        super().__init__(serving, start, recorded, body)
+        self._keep, self._metadata = keep, body.metadata
+        self._call_ids: list[list[str]] = [[] for _ in self._recorders]
+
+    def _delta(self, index: int, event: Event) -> ChatDelta:
+        delta = super()._delta(index, event)
+        for piece in delta.tool_calls or ():
+            if isinstance(piece.id, str):
+                self._call_ids[index].append(piece.id)
+        return delta
+
+    def end(self) -> bytes:
         start = self._start
         choices = [
             ChatChoice(
                 index,
-                _message(one.events, with_thoughts=self._thoughts, call_ids=one.call_ids),
+                _message(one.events, with_thoughts=self._thoughts, call_ids=ids),
                 None,
-                one.reason,
+                one.finished,
             )
-            for index, one in enumerate(self._streamed)
+            for index, (one, ids) in enumerate(zip(self._recorders, self._call_ids, strict=True))
         ]
-        return ChatCompletion(
+        completion = ChatCompletion(
             id=start.id,
             created=start.created,
             model=start.model,
@@ -365,6 +382,5 @@ class _ChatChunks(ChunkWriter):
             usage=self.usage(),
             metadata=self._metadata,
         )
-
-    def usage(self) -> UsageAnswer:
-        return chat_usage(self._conversation, self._tokenizer, self._samples, self.sent_tokens)
+        self._keep(completion)
+        return super().end()
