@@ -31,8 +31,6 @@ def adapted_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
             continue
         if isinstance(module, nn.Linear):
             found[name] = module.out_features, module.in_features
-        elif type(module).__name__ == "Conv1D":
-            found[name] = module.weight.shape[1], module.weight.shape[0]  # type: ignore[index, union-attr]
     return found
 
 
@@ -99,7 +97,7 @@ def merged_model(model_path: Path, adapter: Path | None) -> nn.Module:
         scale = alpha / (math.sqrt(len(a)) if config.get("use_rslora") else len(a))
         weight: torch.Tensor = model.get_submodule(name).weight.data
         update = scale * (b @ a)
-        weight += update.t() if config.get("fan_in_fan_out") else update
+        weight += update
     return model
 
 

@@ -32,7 +32,7 @@ class LoadingAdapters:
         self._waiting: dict[str, GenerateRequest] = {}
         # What is read: a message, or the identity of an adapter that requests wait for.
         self._reading: tuple[LoadAdapter | str, Future[Adapter]] | None = None
-        self._faults: dict[str, AdapterFault] = {}
+        self._refused: list[TokenOutput] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapter")
 
     @property
@@ -93,21 +93,9 @@ class LoadingAdapters:
                 yield message
 
     def refused(self) -> list[TokenOutput]:
-        """Return the last outputs of requests whose adapter cannot be read, and forget them."""
-        faults, self._faults = self._faults, {}
-        refused = [each for each in self._waiting.values() if each.adapter in faults]
-        for message in refused:
-            del self._waiting[message.rid]
-        return [
-            TokenOutput(
-                rid=message.rid,
-                token_ids=[],
-                finish_reason=FinishReason.ERROR,
-                error=str(fault := faults[message.adapter]),
-                code=fault.code,
-            )
-            for message in refused
-        ]
+        """Return the last outputs of requests whose adapter cannot be read."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -161,7 +149,7 @@ class LoadingAdapters:
                 raise AdapterFault(CHANGED)
         except AdapterFault as error:
             if isinstance(what, str):
-                self._faults[what] = error
+                self._refuse(what, error)
             return AdapterAnswer(error=str(error), code=error.code)
         if isinstance(what, LoadAdapter):
             name, path = what.name, what.path
@@ -170,6 +158,20 @@ class LoadingAdapters:
             name, path = known.name, known.path
         self._ranks.call("add_adapter", name, path, adapter.identity)
         return AdapterAnswer(adapter=self._store.add(adapter, name, path))
+
+    def _refuse(self, identity: str, fault: AdapterFault) -> None:
+        """End the requests that wait for an adapter."""
+        for rid in [rid for rid, each in self._waiting.items() if each.adapter == identity]:
+            del self._waiting[rid]
+            self._refused.append(
+                TokenOutput(
+                    rid=rid,
+                    token_ids=[],
+                    finish_reason=FinishReason.ERROR,
+                    error=str(fault),
+                    code=fault.code,
+                )
+            )
 
     def _unloaded(self, message: UnloadAdapter) -> AdapterAnswer:
         if self._store is None:

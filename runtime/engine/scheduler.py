@@ -21,6 +21,7 @@ _ORDER = attrgetter("order")
 _Page = tuple[
     int, bytes, bytes
 ]  # A node of the prefix tree, a namespace, and the tokens of a page.
+_PATIENCE = 32  # Steps that a request waits for a slot before later ones wait for it.
 _LOOKED_AT = 16  # Prompts among which a step is divided, or more if these do not fill it.
 
 
@@ -77,6 +78,9 @@ class Scheduler:
         self._max_running = max_running_requests
         self._shares = FairShares(token_budget)
         self._in_flight = self.holds = False
+        # The first request whose adapter finds no slot, and for how many steps it has been it.
+        self._without_slot: Request | None = None
+        self._steps_without = 0
 
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_ORDER)
@@ -204,9 +208,13 @@ class Scheduler:
     ) -> list[Scheduled]:
         scheduled: list[Scheduled] = []
         coming: dict[_Page | None, Tokens] = {}
+        without_slot: Request | None = None
         for request in candidates:
             if not self._may_run(request):
+                without_slot = without_slot or request
                 continue
+            if request.adapter and self._is_patient_enough(without_slot):
+                continue  # A slot becomes free when the requests that use it have ended.
             if budget <= 0 or len(self.running) >= self._max_running or request not in shares:
                 break
             self._cache.attach(request)
@@ -244,7 +252,20 @@ class Scheduler:
                 coming.setdefault(beginning, request.tokens[:end])
             scheduled.append(Scheduled(request, num_new))
             budget -= num_new
+        is_same = without_slot is not None and without_slot is self._without_slot
+        self._steps_without = self._steps_without + 1 if is_same else 0
+        self._without_slot = without_slot
         return scheduled
+
+    def _is_patient_enough(self, request: Request | None) -> bool:
+        """Whether a request has waited so long for a slot that no later one with an adapter may
+        start.
+        """
+        return (
+            request is not None
+            and request is self._without_slot
+            and (self._steps_without >= _PATIENCE)
+        )
 
     def _next_page(self, request: Request) -> _Page | None:
         """Return a key of the first page of a request that is not in the prefix tree.

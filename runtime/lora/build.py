@@ -31,6 +31,11 @@ def make_adapters(
     if not config.uses_lora:
         return None
     targets, limit = Targets(model), config.max_lora_rank or _MOST_RANK
+    if not targets.layers:
+        raise ValueError(
+            "--enable-lora: this model has no linear layers that adapters could "
+            "change; leave it and --lora-modules out"
+        )
     given = config.lora_modules_by_name()
     adapters = {}
     for name, path in given.items():

@@ -84,6 +84,8 @@ def read_peft(path: Path) -> StoredAdapter:
         tensors = tensors_of(weights)
     except (ValueError, OSError) as error:
         raise AdapterFault(str(error)) from None
+    except RuntimeError as error:  # The library cannot map a large file.
+        raise AdapterFault(f"{weights} cannot be opened ({error})") from None
     return StoredAdapter(path, _pair_up(path, config, tensors))
 
 
@@ -169,6 +171,5 @@ def _pair_up(path: Path, config: dict[str, Any], tensors: list[StoredTensor]) ->
                 f"{path}: lora_A and lora_B of {name:.200} have shapes {list(a.shape)} and "
                 f"{list(b.shape)}, but {CONFIG} gives rank {rank}"
             )
-        transposed = bool(config.get("fan_in_fan_out"))
-        updates.append(StoredUpdate(name, a, b, scales.scale_of(name), transposed))
+        updates.append(StoredUpdate(name, a, b, scales.scale_of(name)))
     return updates

@@ -61,6 +61,13 @@ def _read(tensor: StoredTensor) -> torch.Tensor:
 def _open(path: Path) -> StoredAdapter:
     if not path.exists():
         raise AdapterFault(f"{path} does not exist; give the folder of an adapter")
+    if path.suffix == ".gguf" and path.is_file():
+        # Imported here, because machines that only measure have no gguf library.
+        from .gguf_adapter import read_gguf_adapter
+
+        return read_gguf_adapter(path)
+    if path.is_file():
+        raise AdapterFault(f"{path} is neither a folder of PEFT nor a .gguf file")
     if is_peft(path):
         return read_peft(path)
     raise AdapterFault(f"{path} holds no adapter: it lacks {CONFIG}")

@@ -15,14 +15,12 @@ class StoredUpdate(NamedTuple):
         name: The name of the layer in the checkpoint of the base model.
         a, b: [r, in] and [out, r].
         scale: The factor of the product.
-        transposed: The checkpoint holds the layer's weight as [in, out] (Conv1D of GPT-2).
     """
 
     name: str
     a: StoredTensor
     b: StoredTensor
     scale: float
-    transposed: bool = False
 
     @property
     def rank(self) -> int:

@@ -1,8 +1,8 @@
 """The linear layers that adapters may change, found by their names in checkpoints.
 
 A checkpoint may hold the rows of a layer in another order, or several layers as one. The model's
-own conversion of its checkpoint (`CausalLM.checkpoint_tensors`) is applied to the numbers of rows
-and columns, which shows where each row of an adapter's matrices belongs.
+own conversion of its checkpoint (`CausalLM.adapter_tensors`) is applied to the numbers of rows and
+columns, which shows where each row of an adapter's matrices belongs.
 """
 
 from __future__ import annotations
@@ -125,9 +125,7 @@ class Targets:
                 numbers = _numbers(name, shape, dim, pairs=config.head_dim if heads else None)
                 own = checkpoint_name(name, model.gguf_names)
                 return model.gguf_tensors(config, [numbers._replace(name=own)])
-            if stored.transposed:
-                return model.checkpoint_tensors(config, [_numbers(name, shape[::-1], 1 - dim)])
-            return model.checkpoint_tensors(config, [_numbers(name, shape, dim)])
+            return model.adapter_tensors(config, [_numbers(name, shape, dim)])
         except ValueError as error:
             raise AdapterFault(
                 f"{stored.name:.200} has another shape than in this model ({error}): the adapter "

@@ -134,6 +134,13 @@ class CausalLM(nn.Module):
         """
         return tensors
 
+    @classmethod
+    def adapter_tensors(
+        cls, config: Any, tensors: Sequence[StoredTensor]
+    ) -> Sequence[StoredTensor]:
+        """Return the weights of some linear layers of a checkpoint, converted in the same way."""
+        return cls.checkpoint_tensors(config, tensors)
+
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
         """Return the tensors of a GGUF file, which have the names of `gguf_names`, in the

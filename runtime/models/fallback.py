@@ -328,6 +328,13 @@ class TransformersForCausalLM(CausalLM):
         name, _, version = self.config.written_by.partition(" ")
         return {"model code": f"{name} of transformers {version} (--model-impl)"}
 
+    @classmethod
+    def adapter_tensors(
+        cls, config: Any, tensors: Sequence[StoredTensor]
+    ) -> Sequence[StoredTensor]:
+        """Linear layers are as in checkpoints."""
+        return tensors
+
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
         """Return the tensors as they are if names and shapes fit, to be read one by one.

@@ -1,0 +1,226 @@
+"""Adapters that come and go while an engine serves: messages, waiting requests, and slots."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_adapters import make_adapter
+from tiny_models import make_tiny_model
+
+from piecework.runtime.core.generation import FinishReason, GenerateRequest, TokenOutput
+from piecework.runtime.core.messages import (
+    AdapterAnswer,
+    AdapterList,
+    ListAdapters,
+    LoadAdapter,
+    StepOutput,
+    UnloadAdapter,
+)
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.distributed.ranks import ALONE
+from piecework.runtime.engine import text
+from piecework.runtime.engine.text import TextEngine
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_total_tokens": 2048,
+    "num_threads": 1,
+    "disable_cuda_graph": True,
+    "speculative_algorithm": "none",
+}
+MANY = 12
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return [make_adapter(folder / f"{seed}", base, seed=seed) for seed in range(MANY)]
+
+
+def make_engine(base: Path, **settings: Any) -> TextEngine:
+    lora = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 3}
+    return text.build({"model_path": str(base), **SETTINGS, **lora, **settings}, ALONE)
+
+
+@pytest.fixture
+def engine(base: Path) -> Iterator[TextEngine]:
+    engine = make_engine(base)
+    yield engine
+    engine.close()
+
+
+def request(rid: str, adapter: str, count: int = 3, **values: Any) -> GenerateRequest:
+    params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
+    return GenerateRequest(rid=rid, input_ids=[5, 6, 7], params=params, adapter=adapter, **values)
+
+
+def run(engine: TextEngine, *messages: Any, until: int = 0, seconds: float = 30) -> list[Any]:
+    """Handle messages, and step until `until` answers or ends of requests came."""
+    answers = [answer for message in messages for answer in engine.handle(message)]
+    end = time.monotonic() + seconds
+    while sum(is_end(each) for each in flat(answers)) < until:
+        assert time.monotonic() < end, answers
+        answers += engine.step()
+        engine._core.check()
+    return flat(answers)
+
+
+def flat(answers: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    for answer in answers:
+        found += answer.outputs if isinstance(answer, StepOutput) else [answer]
+    return found
+
+
+def is_end(answer: Any) -> bool:
+    if isinstance(answer, TokenOutput):
+        return answer.finish_reason is not None
+    return isinstance(answer, AdapterAnswer)
+
+
+def load(engine: TextEngine, *paths: Path) -> list[str]:
+    messages = [LoadAdapter(name=path.name, path=str(path)) for path in paths]
+    answers = run(engine, *messages, until=len(paths))
+    assert all(answer.error is None for answer in answers)
+    return [answer.adapter.identity for answer in answers]
+
+
+def tokens(answers: list[Any]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in answers:
+        if isinstance(each, TokenOutput):
+            assert each.error is None
+            found.setdefault(each.rid, []).extend(each.token_ids)
+    return found
+
+
+def test_messages_are_answered_in_order(engine: TextEngine, adapters: list[Path]) -> None:
+    missing = LoadAdapter(name="x", path="/nowhere")
+    answers = run(
+        engine,
+        LoadAdapter(name="a", path=str(adapters[0])),
+        missing,
+        LoadAdapter(name="b", path=str(adapters[1]), identity="other"),
+        UnloadAdapter(identity="unknown"),
+        until=4,
+    )
+    assert answers[0].adapter.name == "a" and answers[0].adapter.num_layers == 7
+    assert "/nowhere does not exist" in answers[1].error
+    assert "have changed since it was loaded" in answers[2].error
+    assert answers[3].code == "adapter_not_found"
+    (listed,) = engine.handle(ListAdapters())
+    assert isinstance(listed, AdapterList)
+    assert [each.name for each in listed.adapters] == ["a"]
+    # The same contents under another name are one adapter.
+    (again,) = run(engine, LoadAdapter(name="c", path=str(adapters[0])), until=1)
+    assert again.adapter.identity == answers[0].adapter.identity
+
+
+def test_without_the_flag_the_answers_name_it(base: Path) -> None:
+    engine = make_engine(base, enable_lora=False)
+    answers = run(
+        engine,
+        LoadAdapter(name="a", path="a"),
+        UnloadAdapter(identity="a"),
+        request("r", "a"),
+        until=3,
+    )
+    assert {answer.code for answer in answers} == {"lora_disabled"}
+    assert all("--enable-lora" in answer.error for answer in answers)
+    engine.close()
+
+
+def test_running_requests_of_an_unloaded_adapter_finish(
+    engine: TextEngine, adapters: list[Path]
+) -> None:
+    (identity,) = load(engine, adapters[0])
+    (wanted,) = tokens(run(engine, request("alone", identity, 8), until=1)).values()
+    run(engine, request("first", identity, 8))
+    answers = flat(list(engine.step()))
+    answers += run(engine, UnloadAdapter(identity=identity), until=1)
+    assert next(each for each in answers if isinstance(each, AdapterAnswer)).error is None
+    answers += run(engine, request("late", identity), until=2)
+    late = next(each for each in answers if getattr(each, "rid", "") == "late")
+    assert (late.finish_reason, late.code) == (FinishReason.ERROR, "adapter_not_found")
+    first = [each for each in answers if getattr(each, "rid", "") == "first"]
+    assert first[-1].finish_reason is FinishReason.LENGTH
+    assert [token for each in first for token in each.token_ids] == wanted
+    (listed,) = engine.handle(ListAdapters())
+    assert isinstance(listed, AdapterList) and not listed.adapters
+    assert engine._runner.adapters is not None and not engine._runner.adapters._entries
+
+
+def test_more_adapters_than_slots_and_host_memory(engine: TextEngine, adapters: list[Path]) -> None:
+    """Requests wait while their adapter is read again, and all get what they get alone."""
+    identities = load(engine, *adapters)
+    alone = {
+        identity: tokens(run(engine, request("x", identity), until=1))["x"]
+        for identity in identities
+    }
+    jobs = {f"{turn}-{at}": identity for turn in range(2) for at, identity in enumerate(identities)}
+    answers = run(engine, *(request(*job) for job in jobs.items()), until=len(jobs))
+    found = tokens(answers)
+    assert found == {rid: alone[identity] for rid, identity in jobs.items()}
+    assert len(set(map(tuple, alone.values()))) == MANY
+    store = engine._runner.adapters
+    assert store is not None
+    assert sum(entry.held is not None for entry in store._entries.values()) <= 3
+
+
+def test_a_changed_or_lost_folder_ends_the_requests_that_wait(
+    engine: TextEngine, base: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    own = make_adapter(tmp_path / "own", base, seed=99)
+    (identity,) = load(engine, own)
+    load(engine, *adapters[:4])  # Host memory holds three.
+    make_adapter(own, base, seed=100)
+    (changed,) = run(engine, request("r", identity), until=1)
+    assert changed.code == "invalid_adapter" and "have changed" in changed.error
+    shutil.rmtree(own)
+    (lost,) = run(engine, request("r", identity), until=1)
+    assert "does not exist" in lost.error
+    make_adapter(own, base, seed=99)
+    assert tokens(run(engine, request("r", identity), until=1))["r"]
+
+
+def test_a_request_of_an_adapter_without_a_slot_is_not_overtaken_for_ever(
+    engine: TextEngine, adapters: list[Path]
+) -> None:
+    """Two adapters with ever new requests keep both slots, but not from the third for long."""
+    first, second, third = load(engine, *adapters[:3])
+    run(engine, request("a0", first, 40), request("b0", second, 40))
+    list(engine.step())
+    list(engine.handle(request("waits", third, arrival_time=0.5)))
+    ended, number = set[str](), 1
+    for _ in range(400):
+        if len([rid for rid in engine._core._scheduler.running if rid.rid != "waits"]) < 4:
+            later = {"arrival_time": float(number)}
+            list(engine.handle(request(f"a{number}", first, 40, **later)))
+            list(engine.handle(request(f"b{number}", second, 40, **later)))
+            number += 1
+        ended |= {each.rid for each in flat(list(engine.step())) if is_end(each)}
+        engine._core.check()
+        if "waits" in ended:
+            return
+    raise AssertionError("it never ran")
+
+
+def test_many_loads_and_unloads_leave_nothing(engine: TextEngine, adapters: list[Path]) -> None:
+    for turn in range(5):
+        identities = load(engine, *adapters)
+        run(engine, request("r", identities[turn % MANY]), until=1)
+        answers = run(engine, *(UnloadAdapter(identity=each) for each in identities), until=MANY)
+        assert all(answer.error is None for answer in answers)
+    store = engine._runner.adapters
+    assert store is not None and not store._entries and not engine._adapters.pending
+    assert all(slot.identity is None and not slot.running for slot in store._slots)
