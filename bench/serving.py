@@ -14,6 +14,7 @@ from ..runtime.process.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
 from .client import Client, RequestFailed, ServerUnusable, resolve
 from .load import poisson_arrivals, run_load
+from .proposals import Proposals, read_proposals
 from .report import Failures, Report, distribution
 from .target import Target
 from .workloads import Prompt, Workload, make_prompts
@@ -45,6 +46,7 @@ class ServingResult:
         itl: Gaps between events with tokens, of all requests.
         e2e: From sending a request to its end.
         duration: From the first request to the last answer.
+        proposals: What speculation proposed meanwhile. None: the server has no such metrics.
     """
 
     duration: float
@@ -53,6 +55,7 @@ class ServingResult:
     prompt_tokens: int = 0
     output_tokens: int = 0
     without_usage: int = 0
+    proposals: Proposals | None = None
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
     itl: list[float] = field(default_factory=list)
@@ -96,6 +99,7 @@ class ServingResult:
             "output_throughput": self.output_tokens / self.duration,
             "total_throughput": (self.prompt_tokens + self.output_tokens) / self.duration,
             "mean_concurrency": sum(self.e2e) / self.duration,
+            "proposals": None if self.proposals is None else asdict(self.proposals),
             **{
                 name: distribution([value * MILLISECONDS for value in values])
                 for name, values in latencies.items()
@@ -116,6 +120,8 @@ class ServingResult:
             f"Total throughput:     {figures['total_throughput']:.1f} token/s",
             f"Mean concurrency:     {figures['mean_concurrency']:.1f}",
         ]
+        if self.proposals is not None and self.proposals.proposed:
+            lines.append(self.proposals.line())
         if self.without_usage:
             lines.append(
                 f"{self.without_usage} answers came without usage; their output tokens were "
@@ -171,7 +177,12 @@ async def measure(target: Target, settings: ServingSettings, workload: Workload)
         calls = [_call(prompt, settings) for prompt in prompts]
         for call in calls[: settings.num_warmups]:
             await _warm_up(client, call)
-        return await _measure(client, calls[settings.num_warmups :], settings, rng)
+        before = await read_proposals(client)
+        result = await _measure(client, calls[settings.num_warmups :], settings, rng)
+        after = await read_proposals(client)
+        if before is not None and after is not None:
+            result.proposals = after - before
+        return result
 
 
 async def _measure(

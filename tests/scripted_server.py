@@ -29,7 +29,8 @@ class ScriptedServer:
     `chunk_bytes`: streams are cut into pieces of this many bytes, wherever that is. `fail`: HTTP
     status for the n-th generation request, None to answer it; 0 closes the connection.
     `break_after`: streams end without a word after so many events. `bend` changes each JSON answer
-    or event before it is sent. `leaked_tokens`: what /server_info says that requests hold. `files`
+    or event before it is sent. `leaked_tokens`: what /server_info says that requests hold. With
+    `accepts_proposals`, /metrics count 4 proposals and 3 accepted ones for each request. `files`
     are there for download.
     """
 
@@ -44,6 +45,7 @@ class ScriptedServer:
     key: str | None = None
     missing: set[str] = field(default_factory=set)
     leaked_tokens: int = 0
+    accepts_proposals: bool = False
     context_length: int = 4096
     files: dict[str, str] = field(default_factory=dict)
 
@@ -101,6 +103,10 @@ class ScriptedServer:
             'vllm:num_requests_waiting{engine="0"} 0.0',
             "other 7",
         ]
+        if self.accepts_proposals:
+            for name, count in (("draft", 4), ("accepted", 3)):
+                name = f"vllm:spec_decode_num_{name}_tokens_total"
+                lines.append(f'{name}{{engine="0"}} {float(count * len(self.requests))}')
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _file(self, request: web.Request) -> web.Response:

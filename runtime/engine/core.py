@@ -13,7 +13,6 @@ the next step sampled for the request are discarded.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 
 from ..cache.kv_cache import KVCache
@@ -187,14 +186,11 @@ class EngineCore:
                 self._deliver(previous)
                 previous = None
                 scheduled = self._scheduler.plan(in_flight=False)
-        began = time.perf_counter()
         step = self._launch(scheduled, previous) if scheduled else None
         if previous is not None:
             self._deliver(previous)
         if step is not None and (self._quarantine or not self._overlap):
             self._deliver(step)
-            if self._speculation is not None and step.is_decode:
-                self._speculation.timed(step.num_tokens, time.perf_counter() - began)
             step = None
         self._in_flight = step
         self._drop_useless_step()
@@ -300,7 +296,10 @@ class EngineCore:
     def _deliver(self, step: PendingStep) -> None:
         """Read a step and append the tokens of its requests that have not ended meanwhile."""
         self._computing = [request for request, _ in step.scheduled]
-        for result in step.read():
+        results = step.read()
+        if self._speculation is not None:
+            self._speculation.costs.read(step)
+        for result in results:
             request, num_tokens = result.request, len(result.tokens)
             if request.finished:
                 self._discarded_tokens += num_tokens

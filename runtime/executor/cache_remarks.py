@@ -26,6 +26,7 @@ def cache_remarks(
     if states is not None:
         remarks["states"] = (
             f"{states.num_slots - 1:,} of {states.slot_bytes / 2**20:.2f} MiB for requests that "
-            "run and prefixes that are kept, in the memory of the KV cache"
+            "run and prefixes that are kept, in the memory of the KV cache; no "
+            "speculative decoding, because a rejected token cannot be taken out of them"
         )
     return remarks

@@ -99,6 +99,7 @@ class PendingStep:
         self._reach_end = batch.reach_end
         self._proposals = [request.proposals for request, _ in scheduled]
         self.num_tokens = batch.num_tokens
+        self.is_overlapped = previous is not None
         # Whether all requests continue their answers.
         self.is_decode = all(batch.reach_end) and batch.has_decodes
         self.samples: Samples | KnownSamples | None = None

@@ -18,6 +18,7 @@ from ..config.resolved import ResolvedConfig
 from ..core.batch import Batch
 from ..core.forward_context import PagedAttention
 from .dummy_batch import dummy_decode
+from .rows_apart import rows_apart
 
 
 class DecodeGraph:
@@ -79,13 +80,25 @@ class DecodeGraph:
             self.graphs.capture(pending[0])
         return bool(pending)
 
+    def takes_rows_apart(self, batch: Batch) -> bool:
+        """Whether the rows of a step can be decodes of their own.
+
+        These are steps with proposals, or with tokens that a grammar forced.
+        """
+        return (
+            batch.num_tokens <= self.graphs.sizes[-1]
+            and self._state_slots is None
+            and all(each.num_computed >= each.num_prompt for each, _ in batch.scheduled)
+        )
+
     def __call__(self, batch: Batch) -> torch.Tensor | None:
         """Return the hidden states [B, hidden] of B decodes, or None if no graph can run them."""
         size = self.graphs.choose(batch.num_tokens)
         if size is None:
             return None
+        metadata = batch.metadata if batch.is_decode else rows_apart(batch.metadata)
         # A graph that is not real calls the forward at each replay, which reads the context.
-        with self._in_place(batch.metadata, size):
+        with self._in_place(metadata, size):
             return self.graphs.replay(size, [batch.input_ids, batch.positions])
 
     @contextmanager

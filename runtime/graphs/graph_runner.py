@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from ...compilation.capture import Graphs, Reason
 from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
-from ...kernels.attention import AttentionMetadata, GraphAttention
+from ...kernels.attention import GraphAttention
 from ...kernels.platform.platform import Platform
 from ...kernels.step_parts import StepCall
 from ..config.engine import Backend
@@ -28,6 +27,7 @@ from ..distributed.ranks import ALONE, Ranks
 from ..sampling.sampler import draws_of
 from .decode import DecodeGraph, batch_sizes
 from .prefill import PrefillGraph
+from .rows_apart import rows_apart, some_rows
 
 _MANY_ROWS = 128  # Rows of a decode up to which a device waits for its memory.
 
@@ -165,7 +165,9 @@ class GraphRunner:
             with self._adapters.using(batch.adapter_slots), self._attention.step(batch.metadata):
                 eager: torch.Tensor = self._model(batch.input_ids, batch.positions)
             return eager
-        hidden = self.decode(batch) if self.decode is not None and batch.is_decode else None
+        hidden = None
+        if self.decode is not None and (batch.is_decode or self.decode.takes_rows_apart(batch)):
+            hidden = self.decode(batch)
         if hidden is not None:
             return hidden
         call = self._call(batch)
@@ -209,16 +211,14 @@ class GraphRunner:
     def _each_token(self, batch: Batch) -> torch.Tensor:
         """Compute a step by native calls in which each token is a request of its own."""
         assert self.kernels is not None
-        most = self.kernels.max_tokens
-        lens = torch.tensor(batch.metadata.query_lens)
-        owners = torch.arange(len(lens)).repeat_interleave(lens)
+        most, apart = self.kernels.max_tokens, rows_apart(batch.metadata)
         hidden = []
         for begin in range(0, batch.num_tokens, most):
             rows = slice(begin, begin + most)
-            positions = batch.positions[rows]
-            alone = _alone(batch.metadata, positions, owners[rows], rows)
+            metadata = some_rows(apart, begin, begin + most)
             adapters = None if batch.adapter_slots is None else batch.adapter_slots[rows]
-            call = self.kernels.call(batch.input_ids[rows], positions, alone, adapters=adapters)
+            step = batch.input_ids[rows], batch.positions[rows], metadata
+            call = self.kernels.call(*step, adapters=adapters)
             hidden.append(call.hidden())
         return torch.cat(hidden)
 
@@ -264,21 +264,3 @@ class GraphRunner:
         """Return the graphs of decodes and of prefills, as far as they are used."""
         found = [phase.graphs for phase in (self.decode, self.prefill) if phase is not None]
         return [graphs for graphs in found if graphs is not None]
-
-
-def _alone(
-    metadata: AttentionMetadata, positions: torch.Tensor, owners: torch.Tensor, rows: slice
-) -> AttentionMetadata:
-    """Return the metadata of some rows of a step, each as a request of its own.
-
-    `owners` are the indices of the requests to which the rows belong.
-    """
-    window = metadata.window
-    return replace(
-        metadata,
-        query_lens=[1] * len(positions),
-        seq_lens=(positions + 1).tolist(),
-        block_table=metadata.block_table[owners],
-        slot_mapping=metadata.slot_mapping[rows],
-        window=None if window is None else _alone(window, positions, owners, rows),
-    )

@@ -99,7 +99,7 @@ class HeadDrafter:
         self._reserve = reserve
         self._followed: dict[Request, _Followed] = {}
         self._costs = StepCosts()
-        self._failed = self._is_warm = False
+        self._failed = False
 
     def observe(self, scheduled: Sequence[Scheduled], hidden: torch.Tensor) -> None:
         """See `Listener`. If the head raises, there are no more drafts."""
@@ -193,7 +193,7 @@ class HeadDrafter:
         while requests:
             samplers: list[Sampler] = [Ahead(each, len(drafts[each])) for each in requests]
             chosen = choose(self._head.compute_logits(state), samplers).tolist()
-            self._time(len(requests), time.perf_counter() - began)
+            self._costs.add(len(requests), time.perf_counter() - began)
             began, kept = time.perf_counter(), []
             for row, (request, token) in enumerate(zip(requests, chosen, strict=True)):
                 # `NO_TOKEN` is negative.
@@ -210,12 +210,6 @@ class HeadDrafter:
                 ]
                 state = self._compute(rows, state.index_select(0, index))
         return drafts
-
-    def _time(self, requests: int, seconds: float) -> None:
-        # The first draft takes longer, because nothing is in the processor's caches yet.
-        if self._is_warm:
-            self._costs.add(requests, seconds)
-        self._is_warm = True
 
     def _compute(self, rows: list[_Rows], states: torch.Tensor) -> torch.Tensor:
         """Return the head's states [T, hidden] of rows, given those before them."""

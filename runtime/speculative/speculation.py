@@ -12,24 +12,28 @@ are wrong therefore costs no rows.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.request import Request
 from .method import Drafter, Guess, Method, Proposer
 from .prediction import Prediction
-from .step_costs import StepCosts
+from .step_costs import DecodeCosts
+from .trials import Trials
 
 _MEMORY = 0.9  # Weight of earlier guesses of a request after one more.
 _PRIOR = 4.0  # How many guesses of a request weigh as much as all those of its kind.
 _LONG_MEMORY = 0.999
+_ASSUMED = 8.0  # Weight of what is assumed before guesses were seen.
 _GAIN = 1.02  # Least factor in tokens per second that is worth proposals.
 _LEAST_VALUE = 0.02  # Chance below which a token is no proposal.
 _DRAFTED = "all 0"  # The kind of all drafts of a model.
 _VALUE = itemgetter(0)
-_STEPS_BETWEEN_TRIALS = 128  # Steps without drafts, after which they are tried again.
+_LEARNT = 16.0  # Weight of a rate from which on all requests have drafts.
+_TRIED = 2  # Tokens of a draft that is not expected to pay.
 
 
 class _Rate:
@@ -68,6 +72,18 @@ class _Guesses:
         self.rates: dict[tuple[str, str], _Rate] = {}
 
 
+class _Choice(NamedTuple):
+    """How many tokens each request should verify: of its guess, and of a draft.
+
+    Attributes:
+        is_trial: Whether the drafts are not expected to pay.
+    """
+
+    looked_up: dict[Request, int]
+    drafted: dict[Request, int]
+    is_trial: bool = False
+
+
 class Speculation:
     """Proposals for all requests of an engine.
 
@@ -89,8 +105,8 @@ class Speculation:
         self._methods, self._drafter = methods, drafter
         self._most, self._max_rows = most, max_rows
         self._rates: dict[tuple[str, str], _Rate] = {}
-        self._costs = StepCosts()
-        self._since_draft = 0
+        self.costs = DecodeCosts()
+        self._trials = Trials()
         self._drafts = self._proposed = 0
         self._accepted_at = Counter[int]()
 
@@ -147,10 +163,6 @@ class Speculation:
             },
         }
 
-    def timed(self, rows: int, seconds: float) -> None:
-        """Note the time of a step of `rows` rows that only continued answers."""
-        self._costs.add(rows, seconds)
-
     def end(self, request: Request) -> None:
         """Learn from a request that has ended."""
         for method in self._methods:
@@ -167,13 +179,16 @@ class Speculation:
             self._drafter.check()
 
     def is_of_use(self, running: list[Request]) -> bool:
-        """Whether a step with proposals is expected to pay."""
-        looked_up, drafted = self._choose(running)
-        return bool(looked_up or drafted)
+        """Whether a step with proposals is expected to pay. If not, the step has none."""
+        choice = self._choose(running)
+        is_of_use = bool(choice.looked_up or choice.drafted)
+        if not is_of_use:
+            self._trials.note(pays=False)
+        return is_of_use
 
     def propose(self, running: list[Request]) -> dict[str, list[int]]:
         """Return the tokens to verify by request."""
-        looked_up, drafted = self._choose(running)
+        looked_up, drafted, is_trial = self._choose(running)
         found = {
             request: request.guesses.guesses[request.guesses.best].tokens[:count]
             for request, count in looked_up.items()
@@ -181,14 +196,15 @@ class Speculation:
         for request in looked_up:
             request.guesses.proposed_by = request.guesses.best
         if self._drafter is not None:
-            self._since_draft = 0 if drafted else self._since_draft + 1
+            began = time.perf_counter()
             for request, tokens in self._drafter.draft(running, drafted).items():
                 found[request], request.guesses.proposed_by = tokens, self._drafter.name
+            self.costs.drafted(time.perf_counter() - began)
+            self._trials.note(pays=bool(drafted) and not is_trial)
         allowed = {request.rid: _allowed(request, tokens) for request, tokens in found.items()}
         return {rid: tokens for rid, tokens in allowed.items() if tokens}
 
-    def _choose(self, running: list[Request]) -> tuple[dict[Request, int], dict[Request, int]]:
-        """Return how many tokens each request should verify: of its guess, and of a draft."""
+    def _choose(self, running: list[Request]) -> _Choice:
         decodes = [
             each
             for each in running
@@ -197,11 +213,11 @@ class Speculation:
             and each.max_tokens - each.num_known > 1
         ]
         rows, expected = len(running), float(len(running))
-        seconds, more = self._costs.seconds(rows), self._costs.seconds_of_row
-        rate = _GAIN * expected / seconds
+        seconds, more = self.costs.verifying(rows), self.costs.of_row
+        rate = _GAIN * expected / self.costs.plain(rows)
         # The values of the next tokens of each guess: the chance that all up to it are right. A
         # value below the time of its row times the rate lowers the rate.
-        least = max(_LEAST_VALUE, more * expected / seconds)
+        least = max(_LEAST_VALUE, more * rate)
         offers: list[tuple[float, Request]] = []
         for request in decodes:
             guesses: _Guesses = request.guesses
@@ -222,35 +238,41 @@ class Speculation:
                 rate, best, gained = faster, count, expected - len(running)
         looked_up = dict(Counter(request for _, request in offers[:best]))
         if self._drafter is None:
-            return looked_up, {}
+            return _Choice(looked_up, {})
         others = [request for request in decodes if request not in looked_up]
         rows, expected = rows + best, len(running) + gained
-        return looked_up, self._drafted(self._drafter, others, rows, expected, rate)
+        return _Choice(looked_up, *self._drafts_of(self._drafter, others, rows, expected, rate))
 
-    def _drafted(
+    def _drafts_of(
         self, drafter: Drafter, requests: list[Request], rows: int, expected: float, rate: float
-    ) -> dict[Request, int]:
-        """Return how many tokens to draft for each request.
+    ) -> tuple[dict[Request, int], bool]:
+        """Return how many tokens to draft for each request, and whether that is a trial.
 
         Without them, the step has `rows` rows and gives `expected` tokens, `rate` a second.
         """
         if not requests:
-            return {}
-        chances = [self._chance(each.guesses, (drafter.name, _DRAFTED)) for each in requests]
+            return {}, False
+        key = drafter.name, _DRAFTED
+        chances = [self._chance(each.guesses, key) for each in requests]
         values = [1.0] * len(requests)
         best = 0
         for count in range(1, min(drafter.steps, (self._max_rows - rows) // len(requests)) + 1):
             values = [value * chance for value, chance in zip(values, chances, strict=True)]
             expected += sum(values)
-            seconds = self._costs.seconds(rows + count * len(requests))
+            seconds = self.costs.verifying(rows + count * len(requests))
             seconds += count * drafter.seconds(len(requests))
             if (faster := expected / seconds) > rate:
                 rate, best = faster, count
-        if not best and self._since_draft >= _STEPS_BETWEEN_TRIALS:
-            # Acceptance is learnt from drafts alone, and texts change.
-            best = min(2, drafter.steps)
+        is_trial = not best and self._trials.is_due
+        if is_trial:
+            best = min(_TRIED, drafter.steps)
+        if is_trial or self._overall(key).weight < _LEARNT:
+            # A drafter computes the whole text of a request before it drafts.
+            requests = [
+                min(requests, key=lambda each: (key not in each.guesses.rates, each.num_tokens))
+            ]
         room = {each: each.max_tokens - each.num_known - 1 for each in requests}
-        return {each: min(best, room[each]) for each in requests} if best else {}
+        return ({each: min(best, room[each]) for each in requests} if best else {}), is_trial
 
     def _chance(self, guesses: _Guesses, key: tuple[str, str]) -> float:
         """Return the expected share of right tokens, each after right ones."""
@@ -267,7 +289,7 @@ class Speculation:
             # Longer agreement makes a right guess likelier.
             known = {Prediction.name: 0.9, "draft": 0.6}
             right = known.get(method, min(0.25 + 0.1 * digits, 0.8))
-            rate = self._rates[key] = _Rate(8.0 * right, 8.0)
+            rate = self._rates[key] = _Rate(_ASSUMED * right, _ASSUMED)
         return rate
 
     def _compare(

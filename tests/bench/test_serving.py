@@ -138,6 +138,17 @@ def test_a_measured_load(
         assert f"\n{name} " in out
 
 
+def test_accepted_proposals_of_the_load_are_counted(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ServingSettings(num_prompts=5, num_warmups=2)
+    assert measure(server, tmp_path, settings)["proposals"] is None
+    assert "Speculation" not in capsys.readouterr().out
+    server.accepts_proposals = True
+    assert measure(server, tmp_path, settings)["proposals"] == {"proposed": 20, "accepted": 15}
+    assert "15 of 20 proposed tokens accepted (75%)" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("api", list(Api))
 def test_every_api_can_be_loaded(server: ScriptedServer, tmp_path: Path, api: Api) -> None:
     workload = Workload(kind="words", random_input_len=5, random_output_len=3)

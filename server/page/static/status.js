@@ -212,6 +212,11 @@ function factsOf(status) {
   }
   if (replicas.length) facts.Replicas = replicas.join(', ');
   facts['Ended requests'] = `${whole(ended)}, ${whole(aborted)} of them aborted`;
+  if (stats.draft_tokens_total) {
+    const { accepted_tokens_total: accepted, draft_tokens_total: proposed } = stats;
+    facts.Speculation = `${whole(accepted)} of ${whole(proposed)} proposed tokens accepted `
+      + `(${percent(accepted / proposed)})`;
+  }
   if (stats.preemptions_total) facts.Preemptions = whole(stats.preemptions_total);
   for (const [stage, seconds] of Object.entries(stats.stage_seconds_total ?? {})) {
     facts[`Time in ${stage}`] = `${formatNumber(seconds, 1)} s`;

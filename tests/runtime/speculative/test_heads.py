@@ -23,6 +23,7 @@ from piecework import LLM, SamplingParams
 from piecework.kernels.cpu.native import build
 from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.request import Request
+from piecework.runtime.speculative.speculation import _Choice
 
 # The second and the fourth share a prefix, and the longest is computed in several steps.
 PROMPTS = [[9, 4, 77], list(range(5, 45)), list(range(300, 420)), [*range(5, 45), 8, 8]]
@@ -70,7 +71,7 @@ def always_draft(llm: LLM, count: int) -> Drafts:
     def choose(running: list[Request]) -> Any:
         able = [each for each in running if each.guesses is not None]
         room = {each: min(count, each.max_tokens - each.num_known - 1) for each in able}
-        return {}, {each: own for each, own in room.items() if own > 0}
+        return _Choice({}, {each: own for each, own in room.items() if own > 0})
 
     drafter.draft, speculation._choose = recorded, choose
     return found

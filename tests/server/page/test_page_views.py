@@ -55,7 +55,12 @@ KEEP = """async (count) => {
 def engine() -> ScriptedEngine:
     engine = ScriptedEngine(toy_tokenizer())
     engine.info = replace(INFO, context_length=4096, graphs=GRAPHS)
-    engine.stats = replace(engine.stats, graph_fallbacks_total={"too_long": 3})
+    engine.stats = replace(
+        engine.stats,
+        graph_fallbacks_total={"too_long": 3},
+        draft_tokens_total=4000,
+        accepted_tokens_total=3000,
+    )
     return engine
 
 
@@ -85,6 +90,7 @@ def test_the_figures_move_and_requests_are_shown_without_their_texts(
     shown = page.locator(".graphs").inner_text()
     for part in ("31 pieces, 2 of them distinct", "× 30", "1,024", "out of memory", "too long"):
         assert part in shown
+    assert "3,000 of 4,000 proposed tokens accepted (75 %)" in page.locator(".status").inner_text()
     engine.state = EngineState.RESTARTING
     page.wait_for_selector("text=The engine is restarting.")
     page.get_by_role("link", name="Chat").click()
