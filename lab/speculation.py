@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..runtime.core.ahead import Ahead, Sampler
 from ..runtime.core.generation import GenerateRequest
@@ -86,10 +86,22 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, help="test.jsonl of GSM8K, for the workload gsm8k")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each engine, in turn")
     parser.add_argument("--only", default="", help="workloads to run, with commas; default: all")
+    parser.add_argument("--num-threads", type=int, help="threads of each engine; default: all")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="tokens per second of processor time, on a machine that others use too; needs "
+        "--num-threads 1",
+    )
     options = parser.parse_args()
+    if options.processor_time and options.num_threads != 1:
+        # Threads that wait for others take processor time too.
+        parser.error("--processor-time needs --num-threads 1")
+    clock = time.process_time if options.processor_time else time.perf_counter
     drafts = {"speculative_draft_model_path": options.draft} if options.draft else {}
+    fixed: dict[str, Any] = {"random_seed": 1, "num_threads": options.num_threads}
     engines = [
-        LLM(options.model, random_seed=1, speculative_algorithm=algorithm, **settings)
+        LLM(options.model, speculative_algorithm=algorithm, **fixed, **settings)
         for algorithm, settings in (("none", {}), ("auto", drafts))
     ]
     loads = _workloads(engines[0], options.gsm8k)
@@ -100,7 +112,7 @@ def main() -> None:
         for _ in range(options.rounds):
             # Each round has other requests, so that no answer is known from an earlier one.
             jobs = loads[name]()
-            off, on = [_run(engine, jobs) for engine in engines]
+            off, on = [_run(engine, jobs, clock) for engine in engines]
             ratios.append(on.rate / off.rate)
             rates.append((off.rate, on.rate))
         off_rate, on_rate = (statistics.median(each) for each in zip(*rates, strict=True))
@@ -175,7 +187,7 @@ def _chat(llm: LLM) -> Job:
     return Job(prompt, params)
 
 
-def _run(llm: LLM, jobs: list[Job]) -> Result:
+def _run(llm: LLM, jobs: list[Job], clock: Callable[[], float]) -> Result:
     """Run the requests together. Count from the first step in which all of them decode."""
     found: dict[str, list[int]] = {}
     answers: dict[str, list[int]] = {}
@@ -195,17 +207,17 @@ def _run(llm: LLM, jobs: list[Job]) -> Result:
     read, before = PendingStep.read, 0
     if answers:
         PendingStep.read = _forced(read, answers)  # type: ignore
-    began = time.perf_counter()
+    began = clock()
     try:
         while llm.core.has_work:
             for output in llm.core.step().outputs:
                 assert output.error is None, output.error
                 found[output.rid] += output.token_ids
             if not before and all(found.values()):
-                before, began = sum(map(len, found.values())), time.perf_counter()
+                before, began = sum(map(len, found.values())), clock()
     finally:
         PendingStep.read = read  # type: ignore[method-assign]
-    seconds = time.perf_counter() - began
+    seconds = clock() - began
     llm.core.flush_cache()
     return Result((sum(map(len, found.values())) - before) / seconds, list(found.values()))
 
