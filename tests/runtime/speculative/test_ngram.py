@@ -6,8 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from piecework.runtime.speculative import ngrams
 from piecework.runtime.speculative.ngram import _SHARED_TOKENS, Ngram
+from piecework.runtime.speculative.prediction import PredictionLookup
 
 
 def _request(namespace: str, answer: list[int]) -> Any:
@@ -33,6 +36,42 @@ def test_the_answers_of_many_tenants_are_bounded_and_counted() -> None:
     shared = dropped[0]._shared
     assert shared is not None and shared is dropped[1]._shared
     assert shared is method._answers[b"large"]
+
+
+def test_tenants_see_no_answers_of_one_another() -> None:
+    method = Ngram()
+    answer = [11, 12, 13, 14, 15, 16]
+    method.end(_request("key a", answer))
+    for tenant, expected in (("key a", [14, 15, 16]), ("key a\nsalt", None), ("", None)):
+        guess = method.begin(_request(tenant, [11, 12, 13])).guess(8)
+        assert (guess and guess.tokens) == expected
+
+
+@pytest.mark.parametrize("text", [[7], [7, 8], [7, 7, 7, 8], [*range(40), 7]], ids=len)
+def test_texts_made_to_be_slow_cost_a_few_comparisons_per_token(
+    text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All places of a text that repeats itself agree in their hashes."""
+    compared, agreement = 0, ngrams._agreement
+
+    def counted(*arguments: Any) -> int:
+        nonlocal compared
+        compared += 1
+        return agreement(*arguments)
+
+    monkeypatch.setattr(ngrams, "_agreement", counted)
+    prompt = text * (30_000 // len(text))
+    method = Ngram()
+    for _ in range(3):
+        method.end(_request("", prompt[:4000]))
+    for follower in (method.begin(_request("", prompt)), PredictionLookup(prompt)):
+        # The answer leaves the repetition again and again, so that each token is looked up.
+        for number in range(300):
+            follower.append([text[number % len(text)] if number % 4 else 60 + number % 2])
+            guess = follower.guess(8)
+            assert guess is None or len(guess.tokens) <= 8
+    # Two texts of a few places each, for each token of two answers.
+    assert 0 < compared <= 2 * 300 * 2 * (1 + ngrams._CANDIDATES)
 
 
 def _length(answers: Any) -> int:
