@@ -1,5 +1,6 @@
 """Proposes what followed the last tokens before: in the request's own text, or in recent answers of
-the same tenant. See "Prompt lookup decoding" (https://github.com/apoorvumang/prompt-lookup-decoding).
+the same tenant and adapter. See "Prompt lookup decoding"
+(https://github.com/apoorvumang/prompt-lookup-decoding).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..core.request import Request
 from .method import Guess
 from .ngrams import LENGTH, LONGEST, Ngrams
 
-_SHARED_TOKENS = 1 << 16  # Tokens of recent answers, of all tenants. They take about 12 MB.
+_SHARED_TOKENS = 1 << 16  # Tokens of recent answers, of all namespaces. They take about 12 MB.
 _LONGEST_ANSWER = 1 << 12  # Tokens of an answer that are kept.
 
 

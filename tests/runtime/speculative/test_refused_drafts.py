@@ -94,8 +94,9 @@ def test_a_model_with_recurrent_states_has_no_speculation(tmp_path: Path, model:
 def test_answers_continue_when_the_draft_model_fails(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    llm = engine(model, model)
+    llm = engine(model, model, enable_lora=True)
     drafter: Any = llm.core._speculation._drafter  # type: ignore[union-attr]
+    assert drafter._runner.adapters is None
     execute, steps = drafter._runner.execute, iter(range(1000))
 
     def failing(*arguments: Any) -> Any:
