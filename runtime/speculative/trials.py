@@ -15,7 +15,8 @@ class Trials:
     """
 
     def __init__(self) -> None:
-        self._succeed()
+        self._pause = self._until_next = _FIRST_PAUSE
+        self._left = _STEPS
 
     @property
     def is_due(self) -> bool:
@@ -25,7 +26,8 @@ class Trials:
     def note(self, *, pays: bool) -> None:
         """Note a step, and whether drafts were expected to pay in it."""
         if pays:
-            self._succeed()
+            self._pause = self._until_next = _FIRST_PAUSE
+            self._left = _STEPS
         elif not self.is_due:
             self._until_next -= 1
         elif self._left > 1:
@@ -33,7 +35,3 @@ class Trials:
         else:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self._until_next, self._left = self._pause, _STEPS
-
-    def _succeed(self) -> None:
-        self._pause = self._until_next = _FIRST_PAUSE
-        self._left = _STEPS
