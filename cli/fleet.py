@@ -9,10 +9,12 @@ from pathlib import Path
 from ..runtime.config.engine import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.pooling.config import PoolingConfig
+from ..runtime.speech.config import SpeechConfig
 from ..server.config.fleet import FleetConfig, FleetLimits, MemberConfig, of_all_models
 from ..server.config.images import ImageServerConfig
 from ..server.config.pooling import PoolingServerConfig
 from ..server.config.server import ServerConfig
+from ..server.config.speech import SpeechServerConfig
 from .core.flags import ArgumentParser, add_config_arguments, check_model, given, option_names
 from .core.settings import PREFIX, ModelSettings, Setting, with_sources
 
@@ -23,8 +25,10 @@ KINDS: tuple[type, ...] = (
     ImageServerConfig,
     PoolingConfig,
     PoolingServerConfig,
+    SpeechConfig,
+    SpeechServerConfig,
 )
-AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig
+AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig | SpeechServerConfig
 _OWN = option_names(MemberConfig)
 # Settings that are not copied to each model, because the fleet applies them. Keys are not either.
 _ONCE = ("cors_origins", "log_requests", "otlp_traces_endpoint", "model_path", "runner")

@@ -106,10 +106,14 @@ def _folder_serves(path: Path) -> str:
 def _serves(path: Path) -> str:
     from ..runtime.loader.check import check_model
     from ..runtime.pooling.folder import makes_vectors, read_folder
+    from ..runtime.speech.folder import is_speech, read_speech_folder
 
     try:
         if is_pipeline(str(path)):
             return "images"
+        if is_speech(str(path)):
+            read_speech_folder(str(path))
+            return "text of speech"
         if makes_vectors(str(path)):
             read_folder(str(path))
             return "vectors"

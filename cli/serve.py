@@ -1,4 +1,6 @@
-"""`piecework serve`: serve a language model, a pooling model or a diffusion pipeline."""
+"""`piecework serve`: serve a language model, a pooling model, a diffusion pipeline or a speech
+model.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.pooling.config import PoolingConfig
 from ..runtime.process.logs import FORMAT_VARIABLE
 from ..runtime.process.parent import ENVIRONMENT
+from ..runtime.speech.config import SpeechConfig
 from ..server.config.fleet import FleetConfig, FleetLimits
 from ..server.config.images import ImageServerConfig
 from ..server.config.pooling import PoolingServerConfig
 from ..server.config.server import ServerConfig
+from ..server.config.speech import SpeechServerConfig
 from ..server.engine.spawn import spawned
 from ..server.listener import listen
 from .core.flags import (
@@ -33,6 +37,7 @@ _BEGAN = time.perf_counter()
 _TEXT: tuple[type, ...] = (EngineConfig, ServerConfig)
 _IMAGES: tuple[type, ...] = (DiffusionConfig, ImageServerConfig)
 _POOLING: tuple[type, ...] = (PoolingConfig, PoolingServerConfig)
+_SPEECH: tuple[type, ...] = (SpeechConfig, SpeechServerConfig)
 
 
 def add_parser(commands: Any) -> None:
@@ -50,9 +55,9 @@ def describe(serve: ArgumentParser, *configs: type) -> None:
     serve.usage = "%(prog)s [MODEL] [flags]"
     serve.description = (
         "Serve a language model (OpenAI's, Anthropic's and SGLang's APIs), an embedder or reranker "
-        "(OpenAI's, Cohere's and vLLM's APIs), or a diffusion pipeline (a folder with "
-        "model_index.json; OpenAI's images API). Without flags it serves a small language model to "
-        "this machine only."
+        "(OpenAI's, Cohere's and vLLM's APIs), a diffusion pipeline (a folder with "
+        "model_index.json; OpenAI's images API), or a Whisper model (OpenAI's audio API). "
+        "Without flags it serves a small language model to this machine only."
     )
     serve.epilog = (
         "`%(prog)s FOLDER --help` shows only the flags for the kind of model in FOLDER. "
@@ -63,7 +68,7 @@ def describe(serve: ArgumentParser, *configs: type) -> None:
     serve.add_model_argument()
     serve.add_argument("-h", "--help", action=_ServeHelp, nargs=0, help="show this help and exit")
     serve.add_config_file_argument()
-    add_config_arguments(serve, *(configs or (*_TEXT, *_IMAGES, *_POOLING, FleetLimits)))
+    add_config_arguments(serve, *(configs or (*_TEXT, *_IMAGES, *_POOLING, *_SPEECH, FleetLimits)))
     add_foreign_flags(serve)
     if not configs:
         serve.models = models_parser(serve.instead_of)
@@ -76,11 +81,13 @@ class _ServeHelp(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any
     ) -> None:
         from ..runtime.files.resolve import is_pipeline
+        from ..runtime.speech.folder import is_speech
 
         model = getattr(namespace, "model", getattr(namespace, "model_path", ""))
         shown = ArgumentParser(prog=parser.prog, add_help=False)
         pools = _POOLING if _pools(namespace, model) else _TEXT
-        describe(shown, *(_IMAGES if is_pipeline(model) else pools))
+        others = _SPEECH if is_speech(model) else pools
+        describe(shown, *(_IMAGES if is_pipeline(model) else others))
         shown.print_help()
         parser.exit()
 
@@ -119,19 +126,20 @@ def _pools(arguments: argparse.Namespace, path: str) -> bool:
 
 def serving_config(
     arguments: argparse.Namespace,
-) -> ServerConfig | ImageServerConfig | PoolingServerConfig:
+) -> ServerConfig | ImageServerConfig | PoolingServerConfig | SpeechServerConfig:
     """Return the settings for the kind of model at the model path.
 
     Raises `ValueError` for a flag of another kind.
     """
     from ..runtime.files.resolve import find_model, is_pipeline
+    from ..runtime.speech.folder import is_speech
 
     model_path = getattr(arguments, "model_path", EngineConfig().model_path)
     found = find_model(model_path)
     if is_pipeline(found):
         refuse_flags(
             arguments,
-            (*_TEXT, *_POOLING),
+            (*_TEXT, *_POOLING, *_SPEECH),
             _IMAGES,
             f"is for language models, but {model_path} is a diffusion pipeline",
         )
@@ -139,6 +147,18 @@ def serving_config(
             engine=DiffusionConfig(**given(arguments, DiffusionConfig)),
             **given(arguments, ImageServerConfig),
         )
+    if is_speech(found):
+        refuse_flags(
+            arguments,
+            (*_TEXT, *_POOLING, *_IMAGES),
+            _SPEECH,
+            f"is for models of other kinds, but {model_path} writes the text of speech",
+        )
+        return SpeechServerConfig(
+            engine=SpeechConfig(**given(arguments, SpeechConfig)),
+            **given(arguments, SpeechServerConfig),
+        )
+    refuse_flags(arguments, _SPEECH, _TEXT, f"is for speech models, but {model_path} is not one")
     refuse_flags(
         arguments, _IMAGES, _TEXT, f"is for diffusion pipelines, but {model_path} is not one"
     )

@@ -24,6 +24,7 @@ from .config.fleet import FleetConfig
 from .config.images import ImageServerConfig
 from .config.pooling import PoolingServerConfig
 from .config.server import ServerConfig
+from .config.speech import SpeechServerConfig
 from .core.answers import Application
 from .fleet import endpoints, ollama
 from .fleet.dispatch import MemberRoute, Routes
@@ -40,6 +41,7 @@ from .services import service_of
 from .serving.service import Service
 from .serving.state import AnyServing, Serving
 from .serving.throughput_log import ThroughputLog
+from .speech_service import SPEECH_ROUTERS
 from .summary import table
 
 _GIB = 2**30
@@ -60,11 +62,13 @@ _ROUTERS = {
     ServerConfig: TEXT_ROUTERS,
     PoolingServerConfig: POOLING_ROUTERS,
     ImageServerConfig: IMAGE_ROUTERS,
+    SpeechServerConfig: SPEECH_ROUTERS,
 }
 _KINDS = {
     ServerConfig: "language model",
     PoolingServerConfig: "vectors or scores",
     ImageServerConfig: "images",
+    SpeechServerConfig: "text of speech",
 }
 
 

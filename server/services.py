@@ -1,4 +1,4 @@
-"""Makes the service of a language model, a diffusion pipeline or a pooling model."""
+"""Makes the service of a language model, a diffusion pipeline, a pooling or a speech model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .app import create_app
 from .config.images import ImageServerConfig
 from .config.pooling import PoolingServerConfig
 from .config.server import ServerConfig
+from .config.speech import SpeechServerConfig
 from .engine.client import EngineClient
 from .engine.interface import TextEngine
 from .engine.replicas import Replicas
@@ -25,7 +26,7 @@ from .parsing.detection import detect
 from .serving.service import Service
 from .summary import summary
 
-AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig
+AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig | SpeechServerConfig
 
 
 def service_of(
@@ -44,6 +45,10 @@ def service_of(
         from .pooling_service import pooling_service
 
         return pooling_service(config, process)
+    if isinstance(config, SpeechServerConfig):
+        from .speech_service import speech_service
+
+        return speech_service(config, process)
     model_path = resolve_model_path(config.engine.model_path)
     tokenizer = load_tokenizer(
         model_path,

@@ -63,11 +63,11 @@ def table(
     seconds: float,
     rows: Mapping[str, str],
     path: str,
-    body: Mapping[str, Any],
+    body: Mapping[str, Any] | str,
 ) -> str:
     """Return the summary of any server: its name, its address, `rows`, and a command to try it.
 
-    The command posts `body` as JSON to the endpoint `path`.
+    The command posts `body` as JSON to the endpoint `path`, or a form if it is curl's flags.
     """
     url = base_url(config.host, port)
     lines = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
@@ -76,6 +76,8 @@ def table(
         f"{seconds:.1f} s)"
     )
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key or config.api_keys else ""
+    if isinstance(body, str):
+        return f"\n{head}\n{lines}\n\n  curl {url}/v1/{path}{key} {body}\n"
     command = f"  curl {url}/v1/{path} -H 'Content-Type: application/json'{key}"
     return f"\n{head}\n{lines}\n\n{command} \\\n    -d {shlex.quote(json.dumps(body))}\n"
 

@@ -39,6 +39,7 @@ WIRE_MODULES = {
 SERVING = {
     "piecework.runtime.engine.text",
     "piecework.runtime.pooling.engine",
+    "piecework.runtime.speech.engine",
     "piecework.runtime.llm",
 }
 MAKERS = {"piecework.compilation.piece_maker", "piecework.runtime.graphs.compile_pieces"}

@@ -25,16 +25,20 @@ from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.pooling.config import PoolingConfig
+from piecework.runtime.speech.config import SpeechConfig
 from piecework.server.app import create_app
+from piecework.server.audio.client import SpeechClient
 from piecework.server.config.images import ImageServerConfig
 from piecework.server.config.pooling import PoolingServerConfig
 from piecework.server.config.server import ServerConfig
+from piecework.server.config.speech import SpeechServerConfig
 from piecework.server.engine.client import EngineClient
 from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageClient
 from piecework.server.launch import EXIT_ENGINE_GONE, EXIT_USER_ERROR
 from piecework.server.pooling.client import PoolingClient
 from piecework.server.pooling_service import create_pooling_app
+from piecework.server.speech_service import create_speech_app
 
 LISTED = Path(__file__).with_suffix(".json")
 """Written by `python tests/test_public_surface.py`; what changes in it is for the changelog."""
@@ -45,6 +49,8 @@ CONFIGS: tuple[Any, ...] = (
     ImageServerConfig,
     PoolingConfig,
     PoolingServerConfig,
+    SpeechConfig,
+    SpeechServerConfig,
     SamplingParams,
 )
 
@@ -71,10 +77,12 @@ def surface() -> dict[str, Any]:
     )
     pooling = PoolingServerConfig(engine=PoolingConfig(model_path="embedder"))
     pooling_client = PoolingClient(pooling.engine, None)  # type: ignore[arg-type]
+    speech = SpeechServerConfig(engine=SpeechConfig(model_path="whisper"))
     apps = {
         "text": create_app(client, text),
         "images": create_image_app(image_client, images),
         "pooling": create_pooling_app(pooling_client, pooling, None),  # type: ignore[arg-type]
+        "speech": create_speech_app(SpeechClient(speech.engine), speech),
     }
     members = {
         kind.__name__: sorted(name for name in dir(kind) if not name.startswith("_"))

@@ -14,6 +14,7 @@ from .engine_info import EngineInfo
 from .generation import FinishReason, GenerateRequest, TokenOutput
 from .image_params import DiffusionParams
 from .pooling_messages import PoolingReady, PoolRequest, PoolStep
+from .speech_messages import SpeechReady, SpeechRequest, SpeechStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +303,7 @@ ToEngine = (
     GenerateRequest
     | GenerateImage
     | PoolRequest
+    | SpeechRequest
     | AbortRequests
     | FlushCache
     | StartProfile
@@ -316,9 +318,11 @@ FromEngine = (
     StepOutput
     | ImageStep
     | PoolStep
+    | SpeechStep
     | EngineReady
     | DiffusionReady
     | PoolingReady
+    | SpeechReady
     | EngineChanged
     | EngineAlive
     | EngineFailed

@@ -39,4 +39,4 @@ def _with_key_biases(tensors: list[StoredTensor]) -> Iterator[StoredTensor]:
         yield tensor
         if tensor.name.endswith(_KEYS):
             name = tensor.name.removesuffix("weight") + "bias"
-            yield StoredTensor(tensor.file, name, tensor.shape[:1], lambda target: target.zero_())  # type: ignore[arg-type, return-value]
+            yield StoredTensor(tensor.file, name, tensor.shape[:1], lambda target: target.zero_())  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +80,8 @@ class EncoderLayer(FeedForward):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         qkv = self.self_attn.qkv(self.self_attn_layer_norm(x)).unflatten(-1, (-1, self.head_dim))
-        seen = attention(*qkv.tensor_split(3, dim=1), self.layer)
+        q, k, v = qkv.tensor_split(3, dim=1)
+        seen = attention(q, k, v, self.layer)
         return self.feed_forward(x + self.self_attn.out_proj(seen))
 
 
@@ -236,7 +237,8 @@ class Whisper(nn.Module):
 
     def hear(self, states: torch.Tensor, caches: list[LayerCache], slot: int) -> None:
         """Write the keys and values of a window's states [S, C] into the caches of a slot."""
-        for layer, cache in zip(self.model["decoder"].layers, caches, strict=True):
+        decoder: Any = self.model["decoder"]
+        for layer, cache in zip(decoder.layers, caches, strict=True):
             layer.hear(states, cache.audio_k[slot], cache.audio_v[slot])
 
     def decode(self, ids: torch.Tensor, caches: list[LayerCache], step: TextStep) -> torch.Tensor:

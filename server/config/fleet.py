@@ -11,6 +11,7 @@ from ...runtime.config.options import option
 from .images import ImageServerConfig
 from .pooling import PoolingServerConfig
 from .server import BatchServerConfig, ServerConfig
+from .speech import SpeechServerConfig
 
 FLEET = "several models"
 _OF_A_MODEL = frozenset({"served_model_name", "max_queued_requests", "watchdog_timeout"})
@@ -26,7 +27,7 @@ class MemberConfig:
     """
 
     name: str
-    server: ServerConfig | ImageServerConfig | PoolingServerConfig
+    server: ServerConfig | ImageServerConfig | PoolingServerConfig | SpeechServerConfig
     preload: bool = option(
         False, "load this model when the server starts, not at its first request", group=FLEET
     )

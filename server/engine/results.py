@@ -1,4 +1,6 @@
-"""Clients of engines that answer each request with one result: an image, or vectors."""
+"""Clients of engines that answer each request with one result: an image, vectors, or
+text of speech.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,12 @@ from typing import Any, Generic, TypeVar
 from ...runtime.core.generation import FinishReason
 from ...runtime.core.messages import DiffusionReady, GenerateImage, ImageStep
 from ...runtime.core.pooling_messages import PoolingReady, PoolRequest, PoolStep
+from ...runtime.core.speech_messages import SpeechReady, SpeechRequest, SpeechStep
+from ..core.errors import InternalError
+from .state import EngineUnavailable
 from .supervisor import EngineSupervisor
 
-M = TypeVar("M", bound=GenerateImage | PoolRequest)
+M = TypeVar("M", bound=GenerateImage | PoolRequest | SpeechRequest)
 T = TypeVar("T")
 
 
@@ -43,6 +48,31 @@ class Job(Generic[M, T]):
         """Set the result, unless there is one."""
 
 
+class RaisingJob(Job[M, T]):
+    """A request whose result may be an error, which its reader raises."""
+
+    def end(self, reason: FinishReason, error: str | None) -> None:
+        if self.result.done():
+            return
+        if reason is FinishReason.ABORT:
+            self.result.set_exception(EngineUnavailable("the server is stopping"))
+        else:
+            message = f"The engine could not finish the request: {error}."
+            self.result.set_exception(InternalError(message, code="engine_error"))
+        # Retrieve the exception: the reader may be gone or have read the error of another job.
+        self.result.exception()
+
+    def take(self, output: Any) -> None:
+        if output.error is not None:
+            self.end(FinishReason.ERROR, output.error)
+        elif not self.result.done():
+            self.result.set_result(self.value(output))
+
+    @abstractmethod
+    def value(self, output: Any) -> T:
+        """Return the result that an output holds."""
+
+
 J = TypeVar("J", bound=Job[Any, Any])
 
 
@@ -68,13 +98,15 @@ class ResultClient(EngineSupervisor[J]):
 
     def _handle(self, message: Any) -> None:
         match message:
-            case ImageStep(outputs=outputs) | PoolStep(outputs=outputs):
+            case (
+                ImageStep(outputs=outputs) | PoolStep(outputs=outputs) | SpeechStep(outputs=outputs)
+            ):
                 self.stats = message.stats
                 ended = [output for output in outputs if output.rid in self._requests]
                 for output in ended:
                     self._requests[output.rid].take(output)
                 self._after_step(outputs, [output.rid for output in ended], [])
-            case DiffusionReady(info=info) | PoolingReady(info=info):
+            case DiffusionReady(info=info) | PoolingReady(info=info) | SpeechReady(info=info):
                 self._became_ready(info)
             case _:
                 super()._handle(message)

@@ -19,6 +19,7 @@ from ...runtime.process.parent import ENVIRONMENT, KERNELS
 LANGUAGE_MODEL = command(ENGINE, "piecework.runtime.engine.text")
 DIFFUSION_PIPELINE = command(ENGINE, "piecework.runtime.diffusion.engine")
 POOLING_MODEL = command(ENGINE, "piecework.runtime.pooling.engine")
+SPEECH_MODEL = command(ENGINE, "piecework.runtime.speech.engine")
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from ...runtime.core.generation import FinishReason, TokenOutput
 from ...runtime.core.messages import AbortRequests, ImageOutput, ToEngine
 from ...runtime.core.pooling_messages import PoolOutput
+from ...runtime.core.speech_messages import SpeechOutput
 from .connection import EngineConnection
 from .quarantine import Quarantine
 
@@ -88,7 +89,10 @@ class UnfinishedRequests(Generic[R]):
 
     def _after_step(
         self,
-        outputs: Sequence[TokenOutput] | Sequence[ImageOutput] | Sequence[PoolOutput],
+        outputs: Sequence[TokenOutput]
+        | Sequence[ImageOutput]
+        | Sequence[PoolOutput]
+        | Sequence[SpeechOutput],
         ended: Iterable[str],
         to_abort: list[str],
     ) -> None:

@@ -20,6 +20,7 @@ from ..http.body import (
     has_no_body,
     read_json_body,
 )
+from ..http.form import FormRoute, model_of, read_form_body
 from ..ollama.names import served_name
 from ..serving.collector import unless_client_goes
 from ..serving.state import DEFAULT_MODEL
@@ -47,8 +48,8 @@ class _Named(msgspec.Struct):
 class MemberRoute(BaseRoute):
     """Matches every path of the models' applications that the fleet's own application lacks.
 
-    A request names its model by the field `model` of its JSON body, or by its query if it has no
-    body. Without a name, or with "default", it goes to the first model that serves the path.
+    A request names its model by the field `model` of its JSON body or form, or by its query if it
+    has no body. Without a name, or with "default", it goes to the first model that serves the path.
     """
 
     def __init__(self, fleet: Fleet, routes: Routes) -> None:
@@ -78,6 +79,12 @@ class MemberRoute(BaseRoute):
             is_stream = streams and scope["path"] in STREAMED_PATHS
             async with self._reserve(len(content), member):
                 await self._serve(member, content, scope, receive, send, is_stream=is_stream)
+            return
+        if isinstance(route, FormRoute):
+            content = await read_form_body(request, route.most)
+            member = self._member(await model_of(request.headers, content) or named, scope)
+            async with self._reserve(len(content), member):
+                await self._serve(member, content, scope, receive, send, is_stream=False)
             return
         member = self._member(named, scope, only_ready=True)
         if not member.admits or member.service is None:

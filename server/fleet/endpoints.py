@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..anthropic.models import MessagesModel, MessagesModels, model_info, model_list
+from ..audio.state import SpeechServing
 from ..auth.accounts import check_access, may_use
 from ..config.images import ImageServerConfig
 from ..config.pooling import PoolingServerConfig
 from ..config.server import ServerConfig
+from ..config.speech import SpeechServerConfig
 from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..core.anthropic_errors import VERSION_HEADER, MessagesErrorAnswer
 from ..core.errors import NotFound
@@ -39,6 +41,7 @@ _KINDS: dict[type, Kind] = {
     ServerConfig: Serving.kind,
     ImageServerConfig: ImageServing.kind,
     PoolingServerConfig: PoolingServing.kind,
+    SpeechServerConfig: SpeechServing.kind,
 }
 
 

@@ -7,38 +7,21 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ...runtime.core.generation import FinishReason
 from ...runtime.core.pooling_messages import PoolingInfo, PoolOutput, PoolRequest, PoolStats
 from ...runtime.pooling.config import PoolingConfig
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..core.errors import InternalError
-from ..engine.results import Job, ResultClient
+from ..engine.results import RaisingJob, ResultClient
 from ..engine.settings import SupervisorSettings
 from ..engine.spawn import POOLING_MODEL
-from ..engine.state import EngineUnavailable
 
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class _Job(Job[PoolRequest, bytes]):
+class _Job(RaisingJob[PoolRequest, bytes]):
     """The vectors of some inputs."""
 
-    def end(self, reason: FinishReason, error: str | None) -> None:
-        if self.result.done():
-            return
-        if reason is FinishReason.ABORT:
-            self.result.set_exception(EngineUnavailable("the server is stopping"))
-        else:
-            message = f"The engine could not finish the request: {error}."
-            self.result.set_exception(InternalError(message, code="engine_error"))
-        # Retrieve the exception: the reader may be gone or have read the error of another job.
-        self.result.exception()
-
-    def take(self, output: PoolOutput) -> None:
-        if output.error is not None:
-            self.end(FinishReason.ERROR, output.error)
-        elif not self.result.done():
-            self.result.set_result(output.vectors)
+    def value(self, output: PoolOutput) -> bytes:
+        return output.vectors
 
 
 class PoolingClient(ResultClient[_Job]):

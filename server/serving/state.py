@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Kind = Literal["text", "images", "pooling"]  # What a server's model generates.
+Kind = Literal["text", "images", "pooling", "speech"]  # What a server's model generates.
 DEFAULT_MODEL = "default"  # Name of the served model, as for SGLang. A missing name means the same.
 # Texts of at least so many characters are processed in a thread, so that the event loop is free.
 THREAD_FROM = 8192

@@ -34,6 +34,7 @@ from piecework.server.openai.batches.records import Status
 from piecework.server.page import files as page_files
 from piecework.server.page.docs import render
 from piecework.server.pooling_service import POOLING_ROUTERS
+from piecework.server.speech_service import SPEECH_ROUTERS
 
 USER = {"role": "user", "content": "Hi"}
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -257,7 +258,7 @@ async def test_what_is_not_offered_is_declared_and_names_the_remedy(
 
 def test_every_path_that_is_answered_is_declared_but_for_pages() -> None:
     others = (endpoints.router, endpoints.body_router, page_files.router)
-    routers = (*TEXT_ROUTERS, *POOLING_ROUTERS, *IMAGE_ROUTERS, *others)
+    routers = (*TEXT_ROUTERS, *POOLING_ROUTERS, *IMAGE_ROUTERS, *SPEECH_ROUTERS, *others)
     hidden = {
         route.path
         for router in routers

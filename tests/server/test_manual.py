@@ -19,17 +19,22 @@ from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.foreign_names import SAME
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.pooling.config import PoolingConfig
+from piecework.runtime.speech.config import SpeechConfig
+from piecework.server.audio.client import SpeechClient
 from piecework.server.config.fleet import FleetLimits
 from piecework.server.config.images import ImageServerConfig
 from piecework.server.config.pooling import PoolingServerConfig
+from piecework.server.config.speech import SpeechServerConfig
 from piecework.server.image_service import create_image_app
 from piecework.server.images.client import ImageClient
 from piecework.server.images.requests import ImagesRequest
 from piecework.server.pooling.client import PoolingClient
 from piecework.server.pooling_service import create_pooling_app
+from piecework.server.speech_service import create_speech_app
 
 DOCS = Path(__file__).parents[2] / "docs"
 EMBEDDINGS = (DOCS / "embeddings.md").read_text()
+TRANSCRIPTION = (DOCS / "transcription.md").read_text()
 MANUAL, DIFFUSION = (DOCS / "serving.md").read_text(), (DOCS / "diffusion.md").read_text()
 
 
@@ -87,6 +92,16 @@ async def test_endpoints_and_metrics_of_a_server_of_vectors() -> None:
     app = create_pooling_app(engine, PoolingServerConfig(engine=config), None)  # type: ignore[arg-type]
     assert_endpoints(app, EMBEDDINGS)
     assert_metrics(app, EMBEDDINGS)
+    await engine.stop()
+
+
+async def test_flags_endpoints_and_metrics_of_a_server_of_speech() -> None:
+    assert flags_named(TRANSCRIPTION) == flags_of(SpeechConfig, SpeechServerConfig)
+    config = SpeechConfig(model_path="models/toy")
+    engine = SpeechClient(config)
+    app = create_speech_app(engine, SpeechServerConfig(engine=config))
+    assert_endpoints(app, TRANSCRIPTION)
+    assert_metrics(app, TRANSCRIPTION)
     await engine.stop()
 
 

@@ -17,6 +17,7 @@ from ....runtime.files.kept_folder import kept_folder
 from ...config.server import BatchServerConfig
 from ...core.errors import InvalidRequest, NotFound, Unavailable
 from ...engine.interface import Engine
+from ...http.form import Uploads
 from .in_process import InProcessAnswer, post
 from .records import BatchRecord, FileRecord, Purpose, Status
 from .runner import BatchRun
@@ -45,7 +46,7 @@ class Batches:
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._running: BatchRecord | None = None
-        self.uploads = 0  # Uploads in progress.
+        self.uploads = Uploads()
 
     async def start(self) -> None:
         """Continue unfinished batches."""

@@ -70,7 +70,7 @@ async def test_an_upload_that_cannot_be(
     async with served(scripted, tmp_path) as (app, client):
         error_of(await client.post("/v1/files", **form), status, param)
         assert not (await app.state.batches.storage()).files
-        assert app.state.batches.uploads == 0
+        assert app.state.batches.uploads.number == 0
 
 
 async def test_a_page_that_may_call_the_server_may_upload(
@@ -262,4 +262,4 @@ async def test_whatever_is_uploaded_is_answered(
             headers=[(b"Content-Type", f"multipart/form-data; boundary={boundary}".encode())],
         )
         assert answer.status_code in (200, 400), answer.text
-        assert app.state.batches.uploads == 0
+        assert app.state.batches.uploads.number == 0

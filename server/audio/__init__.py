@@ -1,0 +1,1 @@
+"""OpenAI's endpoints for text of speech."""
