@@ -14,7 +14,7 @@ from typing import Any
 from ..files.folder import read_json
 
 ARCHITECTURE = "WhisperForConditionalGeneration"
-_FRAMES_PER_SECOND = 100  # Of the spectrogram. The encoder halves that.
+_FRAMES_PER_SECOND = 100  # The spectrogram has these. The encoder has half of them.
 _SIZES = (
     *("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads"),
     *("decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim", "num_mel_bins"),

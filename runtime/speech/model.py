@@ -36,7 +36,7 @@ class SpeechModel:
         model.hear(slot, states)
         logits = model.read(slot, [start, language, task])
         while ...:
-            logits = model.step([token], [position])  # slots 0 to n - 1, one token each
+            logits = model.step([token], [position])  # The first slots get a token each.
     """
 
     def __init__(self, config: SpeechConfig) -> None:

@@ -47,7 +47,7 @@ class SpeechScheduler:
         self._jobs: dict[str, _Job] = {}
         self._waiting: deque[tuple[str, Window | None]] = deque()
         self._running: list[Window] = []  # By slot.
-        self._outputs: list[SpeechOutput] = []  # Of the step that runs.
+        self._outputs: list[SpeechOutput] = []  # Results of the step that runs.
         self._steps = self._tokens = self._fallbacks = 0
         self._seconds = 0.0
 
@@ -191,7 +191,7 @@ class SpeechScheduler:
             self._waiting.appendleft((rid, rest))
             return
         del self._jobs[rid]
-        self._seconds += window.frames / 100
+        self._seconds += len(window.request.audio) / 2 / SAMPLE_RATE
         found = SpeechOutput(rid=rid, language=job.language or "en", segments=job.segments)
         self._outputs.append(found)
 

@@ -58,7 +58,7 @@ class Window:
 
     Attributes:
         prefix: Tokens before the text: those of the prompt, the start, the language and the task.
-        no_speech: Probability that nobody speaks.
+        no_speech: Probability that the audio is silent.
     """
 
     def __init__(

@@ -7,9 +7,10 @@ from typing import Unpack
 
 from ...runtime.core.speech_messages import SpeechInfo, SpeechOutput, SpeechRequest, SpeechStats
 from ...runtime.speech.config import SpeechConfig
-from ..engine.results import RaisingJob, ResultClient
+from ..engine.results import ResultClient
 from ..engine.settings import SupervisorSettings
 from ..engine.spawn import SPEECH_MODEL
+from ..serving.raising_job import RaisingJob
 
 
 class SpeechJob(RaisingJob[SpeechRequest, SpeechOutput]):

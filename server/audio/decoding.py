@@ -26,7 +26,8 @@ _PROCESSES = 4
 _PART = 2**16  # Bytes that are read or written at once.
 _COMMAND = (sys.executable, "-m", "piecework.server.audio.decode_process")
 _BROKEN = 3  # `EXIT_BROKEN` of the process, which imports FFmpeg.
-_QUIET = SAMPLE_RATE // 10  # Samples that are compared to find a pause.
+_BLOCK = SAMPLE_RATE // 50  # Samples whose loudness is one number.
+_PAUSE = 5  # Blocks of a pause.
 _LOOK_BACK = 6  # A piece ends in the last sixth of a window, where the audio is most quiet.
 
 
@@ -82,6 +83,9 @@ class Decoders:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await asyncio.gather(sending, return_exceptions=True)
+                assert process.stdout is not None and process.stderr is not None
+                # With output that is not read, asyncio does not notice the end of a process.
+                await asyncio.gather(process.stdout.read(), process.stderr.read())
                 await process.wait()
 
     async def _send(self, process: asyncio.subprocess.Process, file: UploadFile) -> None:
@@ -130,10 +134,12 @@ async def _check_end(process: asyncio.subprocess.Process) -> None:
 def pause(samples: np.ndarray[tuple[int], np.dtype[np.int16]]) -> int:
     """Return where to cut the samples of a window: in the most quiet place near its end."""
     first = len(samples) - len(samples) // _LOOK_BACK
-    number = (len(samples) - first) // _QUIET
-    if number < 1:
+    number = (len(samples) - first) // _BLOCK
+    if number < _PAUSE:
         return len(samples)
-    parts = samples[first : first + number * _QUIET].reshape(number, _QUIET)
-    loudness = np.square(parts.astype(np.float32)).mean(axis=1)
-    quietest = number - 1 - int(loudness[::-1].argmin())  # The last one, if several are as quiet.
-    return first + quietest * _QUIET + _QUIET // 2
+    blocks = samples[first : first + number * _BLOCK].reshape(number, _BLOCK)
+    loudness = np.square(blocks.astype(np.float64)).sum(axis=1)
+    pauses = np.convolve(loudness, np.ones(_PAUSE), "valid")
+    # The last one, if several are as quiet.
+    quietest = len(pauses) - 1 - int(pauses[::-1].argmin())
+    return first + quietest * _BLOCK + _PAUSE * _BLOCK // 2

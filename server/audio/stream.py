@@ -48,34 +48,37 @@ class TranscriptStream(Response):
         with self._serving.measured():
             async with aclosing(self._events()) as events:
                 first = asyncio.ensure_future(anext(events, None))
-                await asyncio.wait([first], timeout=self._keep_alive.begin)
-                if first.done():
-                    first.result()  # Raises before the status line is sent.
-                start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 try:
-                    await send(start)
-                    last = DONE
-                    await self._send_events(send, events, first)
-                except Exception as error:
-                    known = as_api_error(error)
-                    self._serving.metrics.count_error(known.type)
-                    last = event(known.answer())
+                    await asyncio.wait([first], timeout=self._keep_alive.begin)
+                    if first.done():
+                        first.result()  # Raises before the status line is sent.
+                    headers = self.raw_headers
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    last = await self._send_events(send, events, first)
+                finally:
+                    # A generator that is running cannot be closed.
+                    first.cancel()
+                    await asyncio.gather(first, return_exceptions=True)
                 await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_events(
         self, send: Send, events: AsyncGenerator[bytes], first: asyncio.Future[bytes | None]
-    ) -> None:
-        """Send all events, and comments while there is none."""
+    ) -> bytes:
+        """Send all events, and comments while there is none. Return the last event."""
         waiting = first
         try:
             while True:
                 done, _ = await asyncio.wait([waiting], timeout=self._keep_alive.seconds)
                 body = waiting.result() if done else self._keep_alive.content
                 if body is None:
-                    return
+                    return DONE
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 if done:
                     waiting = asyncio.ensure_future(anext(events, None))
+        except Exception as error:
+            known = as_api_error(error)
+            self._serving.metrics.count_error(known.type)
+            return event(known.answer())
         finally:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)

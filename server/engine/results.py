@@ -13,8 +13,6 @@ from ...runtime.core.generation import FinishReason
 from ...runtime.core.messages import DiffusionReady, GenerateImage, ImageStep
 from ...runtime.core.pooling_messages import PoolingReady, PoolRequest, PoolStep
 from ...runtime.core.speech_messages import SpeechReady, SpeechRequest, SpeechStep
-from ..core.errors import InternalError
-from .state import EngineUnavailable
 from .supervisor import EngineSupervisor
 
 M = TypeVar("M", bound=GenerateImage | PoolRequest | SpeechRequest)
@@ -46,31 +44,6 @@ class Job(Generic[M, T]):
     @abstractmethod
     def take(self, output: Any) -> None:
         """Set the result, unless there is one."""
-
-
-class RaisingJob(Job[M, T]):
-    """A request whose result may be an error, which its reader raises."""
-
-    def end(self, reason: FinishReason, error: str | None) -> None:
-        if self.result.done():
-            return
-        if reason is FinishReason.ABORT:
-            self.result.set_exception(EngineUnavailable("the server is stopping"))
-        else:
-            message = f"The engine could not finish the request: {error}."
-            self.result.set_exception(InternalError(message, code="engine_error"))
-        # Retrieve the exception: the reader may be gone or have read the error of another job.
-        self.result.exception()
-
-    def take(self, output: Any) -> None:
-        if output.error is not None:
-            self.end(FinishReason.ERROR, output.error)
-        elif not self.result.done():
-            self.result.set_result(self.value(output))
-
-    @abstractmethod
-    def value(self, output: Any) -> T:
-        """Return the result that an output holds."""
 
 
 J = TypeVar("J", bound=Job[Any, Any])

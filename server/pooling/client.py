@@ -10,9 +10,10 @@ import numpy as np
 from ...runtime.core.pooling_messages import PoolingInfo, PoolOutput, PoolRequest, PoolStats
 from ...runtime.pooling.config import PoolingConfig
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..engine.results import RaisingJob, ResultClient
+from ..engine.results import ResultClient
 from ..engine.settings import SupervisorSettings
 from ..engine.spawn import POOLING_MODEL
+from ..serving.raising_job import RaisingJob
 
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
