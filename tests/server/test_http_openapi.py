@@ -1,6 +1,4 @@
-"""`/openapi.json` declares what is really asked and answered, and `/docs` shows it without anything
-from elsewhere.
-"""
+"""`/openapi.json` declares what is asked and answered, and `/docs` shows it."""
 
 from __future__ import annotations
 
@@ -257,8 +255,8 @@ async def test_what_is_not_offered_is_declared_and_names_the_remedy(
 
 
 def test_every_path_that_is_answered_is_declared_but_for_pages() -> None:
-    others = (endpoints.router, endpoints.body_router, page_files.router)
-    routers = (*TEXT_ROUTERS, *POOLING_ROUTERS, *IMAGE_ROUTERS, *SPEECH_ROUTERS, *others)
+    fleet = (endpoints.router, endpoints.body_router, page_files.router)
+    routers = (*TEXT_ROUTERS, *POOLING_ROUTERS, *IMAGE_ROUTERS, *SPEECH_ROUTERS, *fleet)
     hidden = {
         route.path
         for router in routers
