@@ -42,6 +42,10 @@ pytest.register_assert_rewrite("contract_attention", "contract_ops")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Read when Inductor is imported: what calls its kernels is compiled at once, not well, and that the
+# compiler has vectors of this CPU is not tried in each cache anew, which takes 7 s.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Tests that want a compile cache of their own do not build the CPU kernels anew.
 os.environ.setdefault("PIECEWORK_KERNELS_DIR", str(kernels_folder()))
 # No engine is replaced by another one in the middle of a test.

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_models import make_tiny_model
 
+from piecework.kernels.cpu.native import instruction_sets, openmp
+
 _WITHOUT = """
 # psutil takes `resource` for granted where it finds Linux.
 import builtins, io, os, select, signal, socket, sys, psutil
@@ -49,7 +51,15 @@ def test_the_engine_runs_without_affinity_masks_file_locks_and_resource_limits(
 ) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
     model = make_tiny_model(tmp_path / "model")
+    # Without them it would compile kernels that no other test has.
+    for file in (instruction_sets._CPUINFO, openmp._MAPS):
+        if file.exists():
+            (tmp_path / file.name).write_text(file.read_text())
     done = run_without(
+        "from pathlib import Path\n"
+        "from piecework.kernels.cpu.native import instruction_sets, openmp\n"
+        "instruction_sets._CPUINFO = Path(sys.argv[2]) / 'cpuinfo'\n"
+        "openmp._MAPS = Path(sys.argv[2]) / 'maps'\n"
         "import piecework\n"
         "llm = piecework.LLM(sys.argv[1], max_total_tokens=512, piecewise_cuda_graph=True, "
         "piecewise_cuda_graph_compiler='eager')\n"
@@ -60,6 +70,7 @@ def test_the_engine_runs_without_affinity_masks_file_locks_and_resource_limits(
         "use = CpuPlatform().memory_use()\n"
         "assert 0 < use.allocated <= use.peak_allocated\n",
         str(model),
+        str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["4"]

@@ -136,9 +136,9 @@ def test_it_is_the_product_with_rounded_numbers(
 def test_a_row_is_the_same_bits_whatever_is_beside_it(variant: build.Variant, kind: str) -> None:
     """Of many, for bfloat16 hides most of what differs by a last bit."""
     library = built(variant)
-    columns = width(kind, 80)
+    columns = width(kind, 40)
     blocks, _ = stored(kind, 96, columns, 0)
-    x = inputs(220, columns)
+    x = inputs(70, columns)
     with unpacking(library, 0):
         whole = product(library, kind, blocks, x)
     with unpacking(library, 1) as can:
@@ -226,7 +226,7 @@ def test_what_is_not_finite_stays_in_its_rows_and_zeros_are_zeros(variant: build
 
 
 def test_who_has_no_instructions_for_it_takes_numbers_unless_told() -> None:
-    portable, best = built(build.VARIANTS[-1]), built(VARIANTS[0])
+    portable, best = built(VARIANTS[-1]), built(VARIANTS[0])
     plain = gguf_formats(best)["Q4_1"].layout
     assert NativeLinear(portable, activations="auto").layout("Q4_1", 64) == plain
     assert NativeLinear(best, activations="bf16").layout("Q4_1", 64) == plain

@@ -376,21 +376,22 @@ def test_two_prefill_backends_at_once_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "dtype"),
+    ("architecture", "dtype", "layers"),
     [
-        ("llama", "bfloat16"),
+        # Two pieces, with all that is between the products of the third.
+        ("llama", "bfloat16", 1),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("llama", "float32"), ("qwen3", "bfloat16")]
+            pytest.param(*case, 3, marks=pytest.mark.slow)
+            for case in [("llama", "float32"), ("llama", "bfloat16"), ("qwen3", "bfloat16")]
         ),
     ],
 )
 @pytest.mark.usefixtures("own_cache")
 def test_inductors_pieces_give_the_bits_that_eager_gives(
-    architecture: str, dtype: str, tmp_path: Path
+    architecture: str, dtype: str, layers: int, tmp_path: Path
 ) -> None:
     """A server answers eagerly until its pieces come in: no client may see that they do."""
-    path = make_tiny_model(tmp_path / "model", architecture)
+    path = make_tiny_model(tmp_path / "model", architecture, num_hidden_layers=layers)
     op_by_op: dict[str, Any] = {"dtype": dtype, "cuda_graph_backend_decode": "disabled"}
     llm = in_pieces(
         path,
