@@ -11,12 +11,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, routing
+from fastapi.dependencies.models import Dependant
 from jsonschema import Draft202012Validator
 from scripted_engine import ScriptedEngine
 
@@ -26,6 +28,7 @@ from piecework.runtime.sampling.defaults import SamplingDefaults
 from piecework.server.app import create_app
 from piecework.server.core.answers import LINES
 from piecework.server.core.ollama_errors import is_ollama
+from piecework.server.fleet.dispatch import MemberRoute
 
 MODEL = "toy"
 
@@ -95,15 +98,42 @@ async def _check_json(app: FastAPI, response: httpx.Response) -> None:
             validate(document, content[kind]["schema"], json.loads(line[6:]))
 
 
-_documents: dict[frozenset[int], dict[str, Any]] = {}
+_documents: dict[frozenset[Any], dict[str, Any]] = {}
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    """The document of an application; applications of the same routers declare the same."""
-    routers = frozenset(id(getattr(route, "original_router", route)) for route in app.routes)
+    """The document of an application; applications of the same routers declare the same, and fleets
+    of the same kinds of models.
+    """
+    routers = frozenset(
+        frozenset(route._routes)
+        if isinstance(route, MemberRoute)
+        else id(getattr(route, "original_router", route))
+        for route in app.routes
+    )
     if routers not in _documents:
         _documents[routers] = json.loads(json.dumps(app.openapi()))
     return _documents[routers]
+
+
+def _keep_parameters() -> None:
+    """Have FastAPI find out the parameters of an endpoint once. It does so for each application,
+    which takes most of the time of a test that makes one and sends it a request.
+    """
+    found: dict[Any, Dependant] = {}
+    find = routing.get_dependant
+
+    def kept(**asked: Any) -> Dependant:
+        key = tuple(sorted(asked.items(), key=lambda each: each[0]))
+        if key not in found:
+            found[key] = find(**asked)
+        # FastAPI puts the dependencies of a router in front of those of the endpoint.
+        return replace(found[key], dependencies=[*found[key].dependencies])
+
+    setattr(routing, "get_dependant", kept)  # noqa: B010
+
+
+_keep_parameters()
 
 
 def validate(document: dict[str, Any], part: dict[str, Any], value: Any) -> None:
