@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -99,7 +100,7 @@ class PendingStep:
         self._reach_end = batch.reach_end
         self._proposals = [request.proposals for request, _ in scheduled]
         self.num_tokens = batch.num_tokens
-        self.is_overlapped = previous is not None
+        self.is_overlapped, self.began = previous is not None, time.perf_counter()
         # Whether all requests continue their answers.
         self.is_decode = all(batch.reach_end) and batch.has_decodes
         self.samples: Samples | KnownSamples | None = None

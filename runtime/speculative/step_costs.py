@@ -10,6 +10,7 @@ _DECAY = 0.98  # Weight of earlier steps after one more step.
 _FIRST_SHARE = 0.08  # Assumed cost of a row as a share of a step of one row.
 _LEAST_SHARE = 0.002
 _VARIED = 4.0  # Variance of the numbers of rows at which the slope is trusted.
+_PAUSE = 0.25  # Seconds between two steps after which the engine must have been idle.
 _STEPS_KNOWN = 128  # Overlapped steps after which the time of a step alone is out of date.
 
 
@@ -91,10 +92,11 @@ class DecodeCosts:
     def read(self, step: PendingStep) -> None:
         """Note that the tokens of a step have just arrived."""
         now = time.perf_counter()
-        seconds = now - self._last_read - self._drafting
-        self._last_read, self._drafting = now, 0.0
-        if not step.is_decode:
+        begin, self._last_read = self._last_read + self._drafting, now
+        self._drafting = 0.0
+        if not step.is_decode or step.began - begin > _PAUSE:
             return
+        seconds = now - begin
         if not step.is_overlapped:
             self._since_alone = 0
             self._alone.add(step.num_tokens, seconds)

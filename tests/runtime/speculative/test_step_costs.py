@@ -29,6 +29,21 @@ def test_a_line_is_found_again() -> None:
     assert costs.seconds_of_row == pytest.approx(0.004, rel=0.02), "the share of a row was lost"
 
 
+def step_of(rows: int, began: float, *, decode: bool = True, overlapped: bool = False) -> Any:
+    return SimpleNamespace(num_tokens=rows, began=began, is_decode=decode, is_overlapped=overlapped)
+
+
+def test_time_without_requests_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that is cached but for its last token looks like a decode."""
+    clock = 0.0
+    monkeypatch.setattr(step_costs.time, "perf_counter", lambda: clock)
+    costs = DecodeCosts()
+    for number in range(6):
+        clock += 600.0 if number == 3 else 0.002
+        costs.read(step_of(1, clock - 0.002))
+    assert costs.plain(1) == pytest.approx(0.002)
+
+
 def test_overlapped_steps_have_a_time_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 0.0
     monkeypatch.setattr(step_costs.time, "perf_counter", lambda: clock)
@@ -36,9 +51,9 @@ def test_overlapped_steps_have_a_time_of_their_own(monkeypatch: pytest.MonkeyPat
 
     def read(seconds: float, *, overlapped: bool, rows: int = 4, decode: bool = True) -> None:
         nonlocal clock
+        began = clock
         clock += seconds
-        step: Any = SimpleNamespace(is_decode=decode, is_overlapped=overlapped, num_tokens=rows)
-        costs.read(step)
+        costs.read(step_of(rows, began, decode=decode, overlapped=overlapped))
 
     for _ in range(20):
         read(0.010, overlapped=True)
