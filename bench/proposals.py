@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
 from typing import Self
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from .client import Client, RequestFailed
 
 _PREFIX = "vllm:spec_decode_num_"
+_AGE = 0.3  # Seconds that metrics may be old.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +38,16 @@ class Proposals:
 async def read_proposals(client: Client) -> Proposals | None:
     """Read the counts from `/metrics`, by the names of vLLM, which Piecework has too.
 
-    Return None if the server has no such metrics.
+    The counts are those of all requests that have been answered. Return None if the server has no
+    such metrics.
     """
+    if await _read(client) is None:
+        return None
+    await asyncio.sleep(_AGE)
+    return await _read(client)
+
+
+async def _read(client: Client) -> Proposals | None:
     with contextlib.suppress(RequestFailed, ValueError):
         text = (await client.get("/metrics")).decode()
         totals: dict[str, float] = {}

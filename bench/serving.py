@@ -179,9 +179,9 @@ async def measure(target: Target, settings: ServingSettings, workload: Workload)
             await _warm_up(client, call)
         before = await read_proposals(client)
         result = await _measure(client, calls[settings.num_warmups :], settings, rng)
-        after = await read_proposals(client)
-        if before is not None and after is not None:
-            result.proposals = after - before
+        if before is not None:
+            after = await read_proposals(client)
+            result.proposals = None if after is None else after - before
         return result
 
 
