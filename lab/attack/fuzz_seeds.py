@@ -314,6 +314,7 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
             "input": _OTHER_ITEMS,
             "tools": [
                 {"type": "web_search"},
+                {"type": "mcp", "server_label": "m", "server_url": "http://127.0.0.1:1/mcp"},
                 {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "c"}]},
                 {
                     "type": "custom",

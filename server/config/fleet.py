@@ -15,7 +15,13 @@ from .speech import SpeechServerConfig
 
 FLEET = "several models"
 _OF_A_MODEL = frozenset({"served_model_name", "max_queued_requests", "watchdog_timeout"})
-_TEXT = ("responses_store", "responses_store_size", "responses_store_days", "sse_ping_interval")
+_TEXT = (
+    "responses_store",
+    "responses_store_size",
+    "responses_store_days",
+    "sse_ping_interval",
+    "mcp_allow",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

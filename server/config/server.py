@@ -17,6 +17,7 @@ from ..observability.otlp import read_endpoint
 from .api_key import checked_key, read_api_key
 from .http_limits import HttpLimits
 from .keys import read_keys
+from .mcp_allow import check_mcp_allow
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
@@ -308,6 +309,14 @@ class ServerConfig(BatchServerConfig):
         group=SERVER,
         metavar="FOLDER",
     )
+    mcp_allow: str = option(
+        "",
+        "MCP servers that responses may use as tools (mcp.example.com,localhost:8000), and private "
+        "networks (10.0.0.0/8) in which they may be; needs the extra mcp; default: none",
+        group=SERVER,
+        metavar="LIST",
+        items=r"[^-].*",
+    )
     profile_dir: str | None = option(
         None,
         "folder for the torch.profiler traces of /start_profile and /stop_profile; default: these "
@@ -355,6 +364,7 @@ class ServerConfig(BatchServerConfig):
                 "--responses-store-days must be a number of days above 0, got "
                 f"{self.responses_store_days}"
             )
+        check_mcp_allow(self.mcp_allow)
         if not 1 <= self.dp_size <= MOST_REPLICAS:
             raise ValueError(
                 f"--dp-size must lie between 1 and {MOST_REPLICAS}, got {self.dp_size}"

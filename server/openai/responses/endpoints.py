@@ -16,16 +16,17 @@ from ...core.errors import NotFound
 from ...http.body import JsonRequest, JsonRoute
 from ...serving.collector import Collector, generate_all
 from ...serving.sse import EventStream
-from ...serving.state import ServingDep, json_response
+from ...serving.state import Serving, ServingDep, json_response
 from ..conversation import chat_prompt
 from .chat import begin_within, chat_of, wire_names
 from .items import ContextItem, Item, characters, item_id
 from .live import LiveResponse
+from .mcp_loop import ToolLoop, check_servers
 from .output import ResponseEvent
 from .requests import ResponsesRequest
 from .response import RESPONSE_ID, ResponseAnswer, new_id
 from .service import Responses
-from .stream import ErrorEvent, JobStream, ResponseWriter
+from .stream import ErrorEvent, JobStream, ResponseEvents, ResponseWriter
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ async def create_response(
     response_id = new_id()
     own, items = await context_of(body, responses, response_id)
     size = request.size + characters(items)
+    if body.mcp_tools and responses.mcp_allowed.hosts:
+        return await _run_tools(body, own, items, serving, responses, response_id, size)
     conversation = await begin_within(serving, body, items, response_id, size=size)
     is_stored = body.store and responses.keeps
     answer = LiveResponse(serving, body, response_id, conversation, is_stored=is_stored, size=size)
@@ -106,14 +109,44 @@ async def create_response(
     return json_response(answer.as_answer())
 
 
+async def _run_tools(
+    body: ResponsesRequest,
+    own: list[Item],
+    items: list[Item],
+    serving: Serving,
+    responses: Responses,
+    response_id: str,
+    size: int,
+) -> Response:
+    """Answer a request whose tools MCP servers run."""
+    serving.check_model(body.model)
+    check_servers(body, responses.mcp_allowed)
+    responses.check_jobs(size, body.stream)
+    is_stored = body.store and responses.keeps
+    answer = LiveResponse(serving, body, response_id, None, is_stored=is_stored, size=size)
+    encoder = ResponseEvents(answer) if body.stream else None
+    body.input.clear()
+    loop = ToolLoop(serving, responses.mcp_allowed, body, own, items, answer, encoder)
+    job = responses.start_job(loop)
+    if body.stream:
+        return JobStream(job, 0, responses.keep_alive)
+    if not body.background:
+        assert job.task is not None
+        await job.task
+    return json_response(answer.as_answer())
+
+
 async def context_of(
     body: ResponsesRequest, responses: Responses, response_id: str
 ) -> tuple[list[Item], list[Item]]:
     """Return the response's own input, and all items up to it. Raise `InvalidRequest`."""
     responses.check(body)
-    if body.left_out:
+    left_out = body.left_out
+    if body.mcp_tools and not responses.mcp_allowed.hosts:
+        left_out = [*left_out, "mcp (--mcp-allow)"]
+    if left_out:
         logger.info(
-            "/v1/responses: tools that no client runs are left out: %s", ", ".join(body.left_out)
+            "/v1/responses: tools that no client runs are left out: %s", ", ".join(left_out)
         )
     key = response_id.removeprefix(RESPONSE_ID)
     own = [

@@ -9,14 +9,16 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 import pydantic_core
 from msgspec import UNSET, UnsetType
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ...core.answers import Answer
 from ...core.schemas import WireModel
 from ..logprobs import ChosenLogprob
+from .mcp_items import McpApprovalRequestItem, McpCallItem, McpListToolsItem
 from .summary import read_summary
+from .texts import Output, Text, Texts
 
 Item = dict[str, Any]  # A `ContextItem` as decoded JSON.
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -38,6 +40,10 @@ _PREFIXES = {
     "custom_tool_call_output": "cto",
     "reasoning": "rs",
     "compaction": "cmp",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
     "item_reference": "ref",
 }
 # Items of tools of OpenAI's models and servers, and items that clients store beside them.
@@ -46,67 +52,6 @@ _OTHERS = re.compile(
     "|(local_shell|shell|apply_patch)_call(_output)?|tool_search_output|program(_output)?"
     "|mcp_list_tools|mcp_approval_(request|response)|additional_tools|ghost_snapshot|agent_message"
 )
-# Types of content parts that hold text, and the member that holds it.
-_TEXTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "reasoning_text": "text",
-    "summary_text": "text",
-    "refusal": "refusal",
-}
-
-
-def parse_texts(value: Any) -> list[str]:
-    """Return the texts of a string or of content parts."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise PydanticCustomError(
-            "content_type", "Input should be a string or a list of content parts"
-        )
-    texts = []
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
-        if not isinstance(text, str):
-            raise PydanticCustomError(
-                "unsupported_content",
-                "content part {index} is not text, but this model reads only text: send "
-                "parts of the type input_text",
-                {"index": index},
-            )
-        texts.append(text)
-    return texts
-
-
-def parse_text(value: Any) -> str:
-    """Return a string, or the texts of content parts joined by line ends."""
-    return "\n".join(parse_texts(value))
-
-
-_SCHEMA = WithJsonSchema(
-    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
-)
-Text = Annotated[str, PlainValidator(parse_text), _SCHEMA]
-Texts = Annotated[list[str], PlainValidator(parse_texts), _SCHEMA]
-
-
-def _parse_output(value: Any) -> str:
-    """Return the output of a tool. Parts without text are replaced by a note for the model."""
-    if not isinstance(value, list):
-        return parse_text(value)
-    return parse_text([_seen(part) for part in value])
-
-
-def _seen(part: Any) -> Any:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("input_image", "input_file"):
-        return part
-    return {"type": "text", "text": f"({kind}: this model reads only text)"}
-
-
-Output = Annotated[str, PlainValidator(_parse_output), _SCHEMA]
 
 
 def _known(kind: str) -> str:
@@ -219,7 +164,15 @@ class OtherItem(Answer):
     type: str
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
+OutputItem = (
+    OutputMessage
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomCallItem
+    | McpListToolsItem
+    | McpCallItem
+    | McpApprovalRequestItem
+)
 ContextItem = (
     InputMessage
     | OutputItem

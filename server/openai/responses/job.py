@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Protocol
 
-from ...serving.collector import Collector, Update
+from ...serving.collector import Collector
 from .items import Item
 from .live import LiveResponse
+from .output import ResponseEvent
 
 MAX_EVENT_BYTES = 4 * 2**20  # Maximum size of the stored events of one stream, in bytes.
 
@@ -17,7 +19,7 @@ class Encoder(Protocol):
 
     def opening(self, *kinds: str) -> list[bytes]: ...
 
-    def encode(self, updates: list[Update]) -> list[bytes]: ...
+    def write(self, events: Iterable[ResponseEvent]) -> list[bytes]: ...
 
     def last(self) -> list[bytes]: ...
 
@@ -27,16 +29,24 @@ class Job:
 
     Attributes:
         events: The events up to now, if the job is streamed.
+        ends_with_client: Whether the job is cancelled if its client disconnects.
         is_cut: Whether the events took more than `MAX_EVENT_BYTES` bytes and were dropped.
         news: Set, and replaced, when there are new events or the job has ended.
     """
 
     def __init__(
-        self, answer: LiveResponse, items: list[Item], collector: Collector, encoder: Encoder | None
+        self,
+        answer: LiveResponse,
+        items: list[Item],
+        collector: Collector | None,
+        encoder: Encoder | None,
+        *,
+        ends_with_client: bool = False,
     ) -> None:
         self.answer = answer
         self.items = items
         self.collector = collector
+        self.ends_with_client = ends_with_client
         self.is_streamed = encoder is not None
         self.events: list[bytes] = []
         self.is_cut = False
@@ -46,7 +56,7 @@ class Job:
         self._encoder = encoder
         self._bytes = 0
         if encoder is not None:
-            self._add(encoder.opening("created", "queued"))
+            self._add(encoder.opening("created", *([] if ends_with_client else ["queued"])))
 
     @property
     def weight(self) -> int:
@@ -56,13 +66,21 @@ class Job:
         return self.answer.size + (MAX_EVENT_BYTES if self.is_streamed else 0)
 
     async def run(self) -> None:
-        while updates := await self.collector.next():
-            if self._encoder is not None:
-                self._add(self._encoder.encode(updates))
-                continue
-            for _, output in updates:
-                for _ in self.answer.push(output):
-                    pass
+        if self.collector is not None:
+            await self.collect(self.collector)
+
+    async def collect(self, collector: Collector) -> None:
+        """Read all output of a collector."""
+        while updates := await collector.next():
+            self.emit(event for _, output in updates for event in self.answer.push(output))
+
+    def emit(self, events: Iterable[ResponseEvent]) -> None:
+        """Keep events for the readers. Without readers, only make them."""
+        if self._encoder is not None:
+            self._add(self._encoder.write(events))
+        else:
+            for _ in events:
+                pass
 
     def end(self) -> None:
         """Handle the end of the job, after the answer has its last state."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 
 from ....runtime.core.generation import FinishReason
+from ....runtime.core.sampling_params import SamplingParams
 from ....runtime.tokenizer.output_processor import RequestOutput
 from ...core.errors import ApiError
 from ...serving.state import Serving
@@ -28,7 +29,9 @@ from .response import (
     ResponseUsage,
     Status,
 )
-from .tools import HostedTool, by_function_name
+from .tools import HostedTool, PromptTool, by_function_name
+
+_NO_USAGE = ResponseUsage(0, InputTokensDetails(0), 0, OutputTokensDetails(0), 0)
 
 
 class LiveResponse:
@@ -38,6 +41,7 @@ class LiveResponse:
         status: One of OpenAI's states.
         is_stored: Whether the response can be retrieved by its id.
         size: Size of the request in bytes.
+        output: The output items.
         conversation: Id of the conversation to which the response's items are added.
     """
 
@@ -46,7 +50,7 @@ class LiveResponse:
         serving: Serving,
         body: ResponsesRequest,
         response_id: str,
-        conversation: Conversation,
+        conversation: Conversation | None,
         *,
         is_stored: bool,
         size: int,
@@ -57,20 +61,27 @@ class LiveResponse:
         self.conversation = body.conversation
         self.status: Status = "queued" if body.background else "in_progress"
         self._body = body
-        self._conversation = conversation
-        self._params = conversation.requests[0].params
+        self._conversation: Conversation | None = None
         self._tokenizer = serving.engine.tokenizer
         self._model = serving.model_name
         self._created = time.time()
         self._completed: float | None = None
         self._error: ResponseError | None = None
         self._incomplete: IncompleteDetails | None = None
-        self._tokens = (
-            TokenTrail(self._tokenizer, conversation.requests[0]) if body.logprobs else None
-        )
-        key = response_id.removeprefix(RESPONSE_ID)
-        self._output = OutputItems(key, by_function_name(body.prompt_tools), self._tokens)
+        self._tokens: TokenTrail | None = None
+        self.output = OutputItems(response_id.removeprefix(RESPONSE_ID), {})
         self._output_tokens = 0
+        self._earlier = _NO_USAGE  # Usage of the turns before.
+        if conversation is not None:
+            self.next_turn(conversation, body.prompt_tools)
+
+    def next_turn(self, conversation: Conversation, tools: Sequence[PromptTool]) -> None:
+        """Begin a turn of the model. A response has several if the server runs its tools."""
+        self._earlier = self._usage()
+        self._conversation, self._output_tokens = conversation, 0
+        if self._body.logprobs:
+            self._tokens = TokenTrail(self._tokenizer, conversation.requests[0])
+        self.output.next_turn(by_function_name(tools), self._tokens)
 
     def push(self, output: RequestOutput) -> Iterator[ResponseEvent]:
         """Yield the events of new output."""
@@ -78,8 +89,9 @@ class LiveResponse:
         self._output_tokens = output.completion_tokens
         if self._tokens is not None:
             self._tokens.push(output.logprobs or ())
+        assert self._conversation is not None
         for event in self._conversation.readers[0].push(output):
-            yield from self._output.push(event)
+            yield from self.output.push(event)
         if output.finish_reason is not None:
             yield from self._end(output.finish_reason)
 
@@ -112,7 +124,7 @@ class LiveResponse:
             max_tool_calls=body.max_tool_calls,
             metadata=body.metadata,
             model=self._model,
-            output=[copy(item) for item in self._output.items],
+            output=[copy(item) for item in self.output.items],
             parallel_tool_calls=body.parallel_tool_calls,
             presence_penalty=body.presence_penalty,
             previous_response_id=body.previous_response_id,
@@ -120,49 +132,69 @@ class LiveResponse:
             reasoning=ResponseReasoning(body.reasoning.effort),
             safety_identifier=body.safety_identifier,
             store=self.is_stored,
-            temperature=self._params.temperature,
+            temperature=self._params.temperature if self._params else body.temperature,
             text=ResponseText(body.text.format.as_answer()),
             tool_choice=body.tool_choice.as_answer(),
             tools=[tool.as_answer() for tool in body.tools if not isinstance(tool, HostedTool)],
             top_logprobs=body.top_logprobs,
-            top_p=self._params.top_p,
+            top_p=self._params.top_p if self._params else body.top_p,
             truncation=body.truncation,
             usage=None if self.status in LIVE else self._usage(),
             user=body.user,
         )
 
+    @property
+    def output_tokens(self) -> int:
+        """Number of tokens that the model has generated in all turns."""
+        return self._earlier.output_tokens + self._output_tokens
+
+    def finish(self) -> None:
+        """End the response after its last turn."""
+        self._finish("completed")
+
     def _end(self, reason: FinishReason) -> Iterator[ResponseEvent]:
+        if reason != FinishReason.STOP:
+            self.output.give_up()
         match reason:
             case FinishReason.LENGTH:
                 self._incomplete = IncompleteDetails("max_output_tokens")
-                yield from self._output.close("incomplete")
+                yield from self.output.close("incomplete")
                 self._finish("incomplete")
             case FinishReason.ABORT:
-                yield from self._output.close("incomplete")
+                yield from self.output.close("incomplete")
                 self._finish("cancelled")
             case _:
-                if not self._output.items:
-                    yield from self._output.begin_message()
-                yield from self._output.close()
-                self._finish("completed")
+                if not self.output.items:
+                    yield from self.output.begin_message()
+                yield from self.output.close()
+                if not self.output.pending:
+                    self._finish("completed")
 
     def _finish(self, status: Status) -> None:
-        for _ in self._output.close("incomplete"):
+        for _ in self.output.close("incomplete"):
             pass
         self.status = status
         self._completed = time.time() if status == "completed" else None
 
     def _usage(self) -> ResponseUsage:
         """Return `usage`. Writing to the cache is never charged."""
+        before = self._earlier
+        if self._conversation is None:
+            return before
         (request,) = self._conversation.requests
-        prompt, thoughts = (
-            len(request.prompt_ids),
-            self._conversation.reasoning_tokens(self._tokenizer),
-        )
+        thoughts = self._conversation.reasoning_tokens(self._tokenizer)
+        prompt = before.input_tokens + len(request.prompt_ids)
+        cached = before.input_tokens_details.cached_tokens + (request.cached_tokens or 0)
+        written = before.output_tokens + self._output_tokens
         return ResponseUsage(
             prompt,
-            InputTokensDetails(request.cached_tokens or 0),
-            self._output_tokens,
-            OutputTokensDetails(thoughts),
-            prompt + self._output_tokens,
+            InputTokensDetails(cached),
+            written,
+            OutputTokensDetails(before.output_tokens_details.reasoning_tokens + thoughts),
+            prompt + written,
         )
+
+    @property
+    def _params(self) -> SamplingParams | None:
+        """The sampling parameters of the last turn."""
+        return None if self._conversation is None else self._conversation.requests[0].params

@@ -33,6 +33,8 @@ def plain_items(items: Iterable[Item], tools: Sequence[PromptTool]) -> list[Item
     """
     plain: list[Item] = []
     left_out = set()
+    items = list(items)
+    asked = {item["id"]: item for item in items if item["type"] == "mcp_approval_request"}
     for item in items:
         match item["type"]:
             case "message" | "reasoning" | "function_call_output":
@@ -44,6 +46,16 @@ def plain_items(items: Iterable[Item], tools: Sequence[PromptTool]) -> list[Item
                 plain.append(_call(item, _function_name(item, tools), arguments))
             case "compaction":
                 plain.append(_summary(item))
+            case "mcp_call" if isinstance(item.get("name"), str):
+                plain += _other({**item, "name": _mcp_name(item, tools)})
+            case "mcp_approval_response" if item.get("approve") is False and (
+                request := asked.get(str(item.get("approval_request_id")))
+            ):
+                own = {**request, "call_id": request["id"]}
+                name, arguments = _mcp_name(request, tools), str(request.get("arguments"))
+                plain += [_call(own, name, arguments), _denial(item, request["id"])]
+            case "mcp_list_tools" | "mcp_approval_request" | "mcp_approval_response":
+                pass
             case "custom_tool_call_output":
                 plain.append({**item, "type": "function_call_output"})
             case kind:
@@ -57,6 +69,20 @@ def plain_items(items: Iterable[Item], tools: Sequence[PromptTool]) -> list[Item
             ", ".join(sorted(left_out)),
         )
     return plain
+
+
+def _mcp_name(item: Item, tools: Sequence[PromptTool]) -> str:
+    """Return the name under which the model calls the tool of an MCP server."""
+    label = item.get("server_label")
+    space = label if isinstance(label, str) else None
+    return _function_name({"name": str(item.get("name")), "namespace": space}, tools)
+
+
+def _denial(item: Item, call_id: str) -> Item:
+    """Return the output of a call that the user did not approve."""
+    reason = item.get("reason")
+    text = f"The user did not approve this call{f': {reason}' if reason else '.'}"
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
 
 
 def _summary(item: Item) -> Item:

@@ -25,6 +25,14 @@ from .items import (
     ReasoningText,
     item_id,
 )
+from .mcp_items import (
+    McpApprovalRequestItem,
+    McpCallItem,
+    McpListToolsItem,
+    McpProtocolError,
+    McpToolError,
+)
+from .mcp_tools import McpFunction
 from .response import ResponseAnswer
 from .tools import CUSTOM_INPUT, CustomTool, PromptTool
 
@@ -54,12 +62,16 @@ class OutputItems:
         key: The end of the response's id.
         tools: Tools by the names under which the model calls them.
         tokens: Finds the log-probabilities of texts, if they are requested.
+
+    Attributes:
+        pending: Calls of MCP tools that are complete and have no result yet.
     """
 
     def __init__(
         self, key: str, tools: Mapping[str, PromptTool], tokens: TokenTrail | None = None
     ) -> None:
         self.items: list[OutputItem] = []
+        self.pending: list[McpCallItem] = []
         self._key = key
         self._tools = tools
         self._tokens = tokens
@@ -85,8 +97,12 @@ class OutputItems:
                 yield self._delta("reasoning_text", text, content_index=0)
             case CallBegins(name):
                 yield from self._begin_call(self._tools[name])
-            case Arguments(text) if isinstance(self.items[-1], CustomCallItem):
+            case Arguments(text) if isinstance(
+                self.items[-1], CustomCallItem | McpApprovalRequestItem
+            ):
                 self._pieces.append(text)
+            case Arguments(text) if isinstance(self.items[-1], McpCallItem):
+                yield self._delta("mcp_call_arguments", text)
             case Arguments(text):
                 yield self._delta("function_call_arguments", text)
 
@@ -99,6 +115,16 @@ class OutputItems:
             case FunctionCallItem():
                 item.arguments, item.status = text, status
                 yield self._event("function_call_arguments.done", arguments=text)
+            case McpCallItem():
+                item.arguments = text
+                yield self._event("mcp_call_arguments.done", arguments=text)
+                if status == "completed":
+                    self.pending.append(item)
+                    return
+                item.status = status
+            case McpApprovalRequestItem():
+                item.arguments = text
+                yield self._of_item("added")
             case CustomCallItem():
                 item.input = text = _custom_input(text)
                 yield self._event("custom_tool_call_input.delta", delta=text)
@@ -122,7 +148,77 @@ class OutputItems:
         message = OutputMessage(id=self._id("message"), status="in_progress", content=[])
         yield from self._begin(message)
 
+    def next_turn(self, tools: Mapping[str, PromptTool], tokens: TokenTrail | None) -> None:
+        """Take the tools and the log-probabilities of another turn of the model."""
+        self._tools, self._tokens = tools, tokens
+
+    def add_listed(self, item: McpListToolsItem) -> Iterator[ResponseEvent]:
+        """Add the tools of an MCP server."""
+        item.id = self._id("mcp_list_tools")
+        self.items.append(item)
+        yield self._of_item("added")
+        yield self._event("mcp_list_tools.in_progress")
+        yield self._event(f"mcp_list_tools.{'completed' if item.error is None else 'failed'}")
+        yield self._of_item("done")
+
+    def begin_mcp_call(
+        self, label: str, name: str, approval_request_id: str | None = None
+    ) -> Iterator[ResponseEvent]:
+        """Begin a call of an MCP tool."""
+        yield from self.close()
+        call = McpCallItem(
+            id=self._id("mcp_call"),
+            server_label=label,
+            name=name,
+            arguments="",
+            approval_request_id=approval_request_id,
+        )
+        self.items.append(call)
+        self._is_open, self._pieces, self._logprobs = True, [], []
+        yield self._of_item("added")
+        yield self._event("mcp_call.in_progress")
+
+    def approved_call(self, request: Mapping[str, Any]) -> Iterator[ResponseEvent]:
+        """Add a call that a client has approved. It is pending."""
+        yield from self.begin_mcp_call(request["server_label"], request["name"], request["id"])
+        yield self._delta("mcp_call_arguments", request["arguments"])
+        yield from self.close()
+
+    def give_up(self) -> None:
+        """Mark the pending calls as incomplete, because the response ends."""
+        for call in self.pending:
+            call.status = "incomplete"
+        self.pending.clear()
+
+    def end_mcp_call(
+        self, call: McpCallItem, output: str | None, error: McpProtocolError | McpToolError | None
+    ) -> Iterator[ResponseEvent]:
+        """End a pending call."""
+        self.pending.remove(call)
+        call.output, call.error = output, error
+        call.status = "completed" if error is None else "failed"
+        index = next(place for place, item in enumerate(self.items) if item is call)
+        yield ResponseEvent(
+            type=f"response.mcp_call.{call.status}", item_id=call.id, output_index=index
+        )
+        yield ResponseEvent(type="response.output_item.done", output_index=index, item=copy(call))
+
     def _begin_call(self, tool: PromptTool) -> Iterator[ResponseEvent]:
+        if isinstance(tool.tool, McpFunction):
+            if not tool.tool.needs_approval:
+                yield from self.begin_mcp_call(tool.tool.server_label, tool.tool.name)
+                return
+            yield from self.close()
+            self._is_open, self._pieces, self._logprobs = True, [], []
+            self.items.append(
+                McpApprovalRequestItem(
+                    id=self._id("mcp_approval_request"),
+                    server_label=tool.tool.server_label,
+                    name=tool.tool.name,
+                    arguments="",
+                )
+            )
+            return
         members: dict[str, Any] = {
             "call_id": f"call_{secrets.token_hex(12)}",
             "name": tool.tool.name,

@@ -6,6 +6,7 @@ beyond OpenAI's are named as for chats.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -13,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     FailFast,
     Field,
+    PrivateAttr,
     model_validator,
 )
 
@@ -34,6 +36,7 @@ from ...core.schemas import (
 )
 from ..tools import MAX_TOOLS
 from .items import InputItem
+from .mcp_tools import McpTool
 from .tools import (
     DeclaredTool,
     HostedTool,
@@ -56,6 +59,7 @@ Includable = Literal[
 ]
 _LOGPROBS = "message.output_text.logprobs"
 MAX_TOP_LOGPROBS = 20
+MAX_SERVERS = 8  # MCP servers of one request.
 
 
 class TextFormat(WireModel):
@@ -155,9 +159,7 @@ class ResponsesRequest(WireModel):
         ToolChoice, BeforeValidator(word_as_choice, json_schema_input_type=str | ToolChoice)
     ] = Field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
-    max_tool_calls: Annotated[
-        Count | None, Field(description="limit of calls of tools that the server runs, ignored")
-    ] = None
+    max_tool_calls: Annotated[Count | None, Field(description="limit of calls of MCP tools")] = None
 
     top_k: Annotated[Integer, Field(ge=-1, lt=2**31)] = -1
     min_p: float = 0.0
@@ -201,6 +203,11 @@ class ResponsesRequest(WireModel):
             raise disagreement("stream_options", "stream_options needs stream to be true")
         if sum(len(getattr(tool, "tools", "1")) for tool in self.tools) > MAX_TOOLS:
             raise disagreement("tools", "all namespaces together have too many tools; send 128")
+        labels = [tool.server_label for tool in self.mcp_tools]
+        if len(labels) > MAX_SERVERS or len({*labels}) < len(labels):
+            raise disagreement(
+                "tools", "send at most 8 tools of the type mcp, each with its own server_label"
+            )
         choice = self.tool_choice
         if choice.type == "allowed_tools" and not all(
             tool.is_hosted or tool.is_among(self.prompt_tools) for tool in choice.tools
@@ -212,10 +219,28 @@ class ResponsesRequest(WireModel):
             )
         return self
 
+    # Functions of MCP servers, which are known after the servers have listed them.
+    _mcp_functions: list[PromptTool] = PrivateAttr(default_factory=list)
+
     @cached_property
+    def _declared(self) -> list[PromptTool]:
+        return prompt_tools_of(self.tools)
+
+    @property
     def prompt_tools(self) -> list[PromptTool]:
         """The tools that the prompt describes to the model."""
-        return prompt_tools_of(self.tools)
+        return [*self._declared, *self._mcp_functions]
+
+    @property
+    def mcp_tools(self) -> list[McpTool]:
+        """The MCP servers of the request."""
+        return [tool for tool in self.tools if isinstance(tool, McpTool)]
+
+    def for_turn(self, functions: Sequence[PromptTool], **changes: Any) -> ResponsesRequest:
+        """Return the request with these functions of MCP servers and other changed members."""
+        turn = self.model_copy(update=changes)
+        turn._mcp_functions = list(functions)
+        return turn
 
     @property
     def left_out(self) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ...core.answers import Answer
 from .items import OutputItem
+from .mcp_tools import ResponseMcpTool
 from .tools import ResponseCustomTool, ResponseNamespace, ResponseTool
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -84,7 +85,7 @@ class ResponseAnswer(Answer, kw_only=True):
     temperature: float
     text: ResponseText
     tool_choice: str | dict[str, Any]
-    tools: list[ResponseTool | ResponseCustomTool | ResponseNamespace]
+    tools: list[ResponseTool | ResponseCustomTool | ResponseNamespace | ResponseMcpTool]
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from ...config.mcp_allow import parse_mcp_allow
 from ...core.errors import InvalidRequest, NotFound, Unavailable, as_api_error
 from ...serving.collector import Collector
 from ...serving.sse import KeepAlive
@@ -39,6 +40,7 @@ class Responses:
 
     Attributes:
         keeps: Whether responses are stored.
+        mcp_allowed: MCP servers that responses may use.
         conversations: The stored conversations. Use them by `ask`.
         keep_alive: What a silent stream of a background response sends.
     """
@@ -50,6 +52,7 @@ class Responses:
         self._store = ResponseStore(kept.database)
         self._kept = kept
         self._serving = serving
+        self.mcp_allowed = parse_mcp_allow(serving.config.mcp_allow)
         self._is_closed = False
         self._jobs: dict[str, Job] = {}
 
@@ -164,18 +167,28 @@ class Responses:
 
         Raise `Unavailable`, and the engine's error if it takes no request.
         """
+        self.check_jobs(answer.size, stream)
+        collector.__enter__()
+        events = ResponseEvents(answer) if stream else None
+        return self.start_job(Job(answer, items, collector, events))
+
+    def check_jobs(self, size: int, stream: bool) -> None:
+        """Raise `Unavailable` if there is no room for a job with a request of `size` bytes."""
         under_way = sum(job.weight for job in self._jobs.values())
-        if under_way + answer.size + stream * MAX_EVENT_BYTES > _MAX_BACKGROUND_BYTES:
+        if under_way + size + stream * MAX_EVENT_BYTES > _MAX_BACKGROUND_BYTES:
             raise Unavailable(
                 f"Background responses of {_MAX_BACKGROUND_BYTES} bytes are under way. Try again "
                 "in 5 s.",
                 code="background_full",
                 headers={"Retry-After": "5"},
             )
-        collector.__enter__()
-        events = ResponseEvents(answer) if stream else None
-        job = self._jobs[answer.id] = Job(answer, items, collector, events)
-        self.keep(answer, items)
+
+    def start_job(self, job: Job) -> Job:
+        """Run a job."""
+        answer, items = job.answer, job.items
+        self._jobs[answer.id] = job
+        if not job.ends_with_client:
+            self.keep(answer, items)
         job.task = asyncio.create_task(job.run())
         job.task.add_done_callback(partial(self._ended, job))
         return job
@@ -247,7 +260,8 @@ class Responses:
             await asyncio.sleep(0)
 
     def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
-        job.collector.__exit__(None, None, None)
+        if job.collector is not None:
+            job.collector.__exit__(None, None, None)
         if task.cancelled():
             job.answer.cancel()
         elif (error := task.exception()) is not None and isinstance(error, Exception):
@@ -255,8 +269,12 @@ class Responses:
             self._serving.metrics.count_error(known.type)
             job.answer.fail(known)
         job.end()
-        if job.answer.id in self._jobs:
+        if job.answer.id not in self._jobs:
+            return
+        if not (job.ends_with_client and task.cancelled()):
             self.keep(job.answer, job.items)
+        if job.ends_with_client:
+            del self._jobs[job.answer.id]
 
     def _was_put(self, answer: LiveResponse, error: BaseException | None) -> None:
         later = asyncio.get_running_loop().call_later

@@ -49,12 +49,15 @@ class ResponseEvents:
 
     def encode(self, updates: list[Update]) -> list[bytes]:
         """Return the events of new output."""
+        return self.write(event for _, output in updates for event in self._answer.push(output))
+
+    def write(self, events: Iterable[ResponseEvent]) -> list[bytes]:
+        """Return the given events, after those that come before all others."""
         before = []
         if not self._has_begun:
             self._has_begun, self._answer.status = True, "in_progress"
             before = self.opening(*(["created"] * (self._count == 0)), "in_progress")
-        new = (event for _, output in updates for event in self._answer.push(output))
-        return before + self._written(new)
+        return before + self._written(events)
 
     def last(self) -> list[bytes]:
         return self.opening(_LAST.get(self._answer.status, "incomplete"))
@@ -106,6 +109,14 @@ class JobStream(Response):
             await unless_client_goes(receive, self._run(send))
 
     async def _run(self, send: Send) -> None:
+        """Send the events. If the job is a foreground response, it ends with its client."""
+        try:
+            await self._follow(send)
+        finally:
+            if self._job.ends_with_client and self._job.task is not None:
+                self._job.task.cancel()
+
+    async def _follow(self, send: Send) -> None:
         job = self._job
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)

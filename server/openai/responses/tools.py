@@ -21,10 +21,11 @@ from ...core.answers import Answer
 from ...core.errors import UNION_TAG
 from ...core.schemas import WireModel, disagreement, type_of
 from ..tools import FUNCTION_NAME, MAX_TOOLS, FunctionDefinition
+from .mcp_tools import McpFunction, McpTool
 
 # Types of tools that OpenAI's servers run, or that OpenAI's models have learned.
 _HOSTED = (
-    r"^(web_search|file_search|code_interpreter|image_generation|computer|local_shell|shell|mcp"
+    r"^(web_search|file_search|code_interpreter|image_generation|computer|local_shell|shell"
     r"|tool_search|apply_patch|programmatic_tool_calling|x_search|memory)(_[a-z0-9_]+)?$"
 )
 _LONGEST_NAME = 64
@@ -113,14 +114,17 @@ class HostedTool(WireModel):
     type: Annotated[str, Field(pattern=_HOSTED)]
 
 
+_DECLARED = ("function", "custom", "namespace", "mcp")
+
+
 def _type_of(value: Any) -> str:
     kind = type_of(value) or "function"
-    return UNION_TAG + (kind if kind in ("function", "custom", "namespace") else "hosted")
+    return UNION_TAG + (kind if kind in _DECLARED else "hosted")
 
 
 def _known_type(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind in (None, "function", "custom", "namespace"):
+    if kind in (None, *_DECLARED):
         return value
     if isinstance(kind, str) and re.match(_HOSTED, kind):
         return value
@@ -171,6 +175,7 @@ DeclaredTool = Annotated[
     Annotated[FunctionTool, Tag(UNION_TAG + "function")]
     | Annotated[CustomTool, Tag(UNION_TAG + "custom")]
     | Annotated[NamespaceTool, Tag(UNION_TAG + "namespace")]
+    | Annotated[McpTool, Tag(UNION_TAG + "mcp")]
     | Annotated[HostedTool, Tag(UNION_TAG + "hosted")],
     Discriminator(_type_of),
     BeforeValidator(_known_type),
@@ -182,7 +187,7 @@ class PromptTool(NamedTuple):
 
     function_name: str
     namespace: str | None
-    tool: FunctionTool | CustomTool
+    tool: FunctionTool | CustomTool | McpFunction
     about: str = ""
 
     def function(self) -> dict[str, Any]:
@@ -215,6 +220,24 @@ def prompt_tools_of(tools: Sequence[DeclaredTool]) -> list[PromptTool]:
             taken.add(name)
             functions.append(PromptTool(name, space.name, tool, "" if index else space.description))
     return functions
+
+
+def mcp_prompt_tools(
+    functions: Sequence[McpFunction], known: Sequence[PromptTool], about: str
+) -> list[PromptTool]:
+    """Return the functions of an MCP server under names that `known` does not have.
+
+    `about` describes the server and is added to its first function.
+    """
+    taken = {tool.function_name for tool in known}
+    found = []
+    for function in functions:
+        plain = re.sub(r"[^A-Za-z0-9_-]", "_", function.name)[:_LONGEST_NAME] or "tool"
+        space = re.sub(r"[^A-Za-z0-9_-]", "_", function.server_label)
+        name = next(each for each in function_names(space, plain) if each not in taken)
+        taken.add(name)
+        found.append(PromptTool(name, function.server_label, function, "" if found else about))
+    return found
 
 
 def function_names(namespace: str, name: str) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Connections to MCP servers, which run tools for a model."""
