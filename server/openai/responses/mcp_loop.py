@@ -32,15 +32,30 @@ from .tools import PromptTool, ToolChoice, mcp_prompt_tools
 if TYPE_CHECKING:
     from ...mcp.connection import McpConnection
 
+MAX_SERVERS = 8  # MCP servers of one request.
 MAX_CALLS = 32  # Calls of one response. After that, the model must answer without these tools.
 _MAX_SECONDS = 600.0  # Time for all turns and calls of one response.
 
 
 def check_servers(body: ResponsesRequest, allowed: AllowedServers) -> None:
-    """Raise `InvalidRequest` for a server that `--mcp-allow` does not name."""
+    """Raise `InvalidRequest` for servers that this server may not use or cannot tell apart."""
+    labels = [tool.server_label for tool in body.mcp_tools]
+    if len(labels) > MAX_SERVERS or len({*labels}) < len(labels):
+        raise InvalidRequest(
+            f"tools: send at most {MAX_SERVERS} tools of the type mcp, each with its own "
+            "server_label.",
+            param="tools",
+            code="invalid_value",
+        )
     for number, tool in enumerate(body.tools):
         if not isinstance(tool, McpTool):
             continue
+        if not tool.server_label:
+            raise InvalidRequest(
+                f"tools[{number}].server_label: this parameter is required.",
+                param=f"tools[{number}].server_label",
+                code="missing_required_parameter",
+            )
         if tool.server_url is None:
             raise InvalidRequest(
                 f"tools[{number}].server_url: this server has no connectors; send the URL of the "
@@ -146,8 +161,9 @@ class ToolLoop(Job):
                     description=each.description,
                     input_schema=each.input_schema,
                     annotations=(
-                        each.annotations
-                        and each.annotations.model_dump(by_alias=True, exclude_none=True)
+                        None
+                        if each.annotations is None
+                        else each.annotations.model_dump(by_alias=True, exclude_none=True)
                     ),
                 )
                 for each in found

@@ -81,7 +81,7 @@ class McpTool(WireModel):
     """The tools of an MCP server. `headers` and `authorization` are sent to this server only."""
 
     type: Literal["mcp"]
-    server_label: Annotated[str, Field(min_length=1, max_length=64)]
+    server_label: Annotated[str, Field(max_length=64)] = ""
     server_url: Annotated[str | None, Field(max_length=2048)] = None
     server_description: Annotated[str | None, Field(max_length=8192)] = None
     headers: Annotated[dict[str, str], Field(max_length=16), AfterValidator(_checked_headers)] = (

@@ -59,7 +59,6 @@ Includable = Literal[
 ]
 _LOGPROBS = "message.output_text.logprobs"
 MAX_TOP_LOGPROBS = 20
-MAX_SERVERS = 8  # MCP servers of one request.
 
 
 class TextFormat(WireModel):
@@ -203,11 +202,6 @@ class ResponsesRequest(WireModel):
             raise disagreement("stream_options", "stream_options needs stream to be true")
         if sum(len(getattr(tool, "tools", "1")) for tool in self.tools) > MAX_TOOLS:
             raise disagreement("tools", "all namespaces together have too many tools; send 128")
-        labels = [tool.server_label for tool in self.mcp_tools]
-        if len(labels) > MAX_SERVERS or len({*labels}) < len(labels):
-            raise disagreement(
-                "tools", "send at most 8 tools of the type mcp, each with its own server_label"
-            )
         choice = self.tool_choice
         if choice.type == "allowed_tools" and not all(
             tool.is_hosted or tool.is_among(self.prompt_tools) for tool in choice.tools

@@ -230,7 +230,7 @@ def mcp_prompt_tools(
     `about` describes the server and is added to its first function.
     """
     taken = {tool.function_name for tool in known}
-    found = []
+    found: list[PromptTool] = []
     for function in functions:
         plain = re.sub(r"[^A-Za-z0-9_-]", "_", function.name)[:_LONGEST_NAME] or "tool"
         space = re.sub(r"[^A-Za-z0-9_-]", "_", function.server_label)
