@@ -13,6 +13,7 @@ from .lora import LoRAConfig
 from .model_registry import ModelCode
 from .nodes import check_experts, check_nodes
 from .options import check_options, check_threads, option
+from .plug_ins import PlugInsConfig
 from .quantization_registry import ON_LOAD, find_formats
 from .speculation import HEADS, SpeculationConfig
 from .tiers import TiersConfig
@@ -57,7 +58,7 @@ _POSITIVE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig):
+class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig, PlugInsConfig):
     """Settings of one engine. None means: chosen for this machine. Raises `ValueError`."""
 
     model_path: str = option(
@@ -342,6 +343,7 @@ class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig):
         self.check_lora()
         check_threads(self.num_threads)
         check_experts(self.tp_size, self.ep_size)
+        self.check_plug_ins(self.tp_size, self.speculative_algorithm)
         if self.speculative_algorithm in HEADS and self.tp_size > 1:
             raise ValueError(
                 f"--speculative-algorithm {self.speculative_algorithm} runs on one rank, because "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 TOP_LOGPROBS_LIMIT = 100  # Alternatives at one position.
 # Lower temperatures are greedy, as in SGLang: logits divided by them may overflow float32.
@@ -42,6 +43,7 @@ class SamplingParams:
             sequence ends.
         thinking_budget: Number of tokens of a thought. It begins with `thought_begin_ids`, or with
             the sequence if there are none. Then `thought_end_ids` are appended.
+        extra_args: What `--logits-processors` read of a request: `vllm_xargs`.
     """
 
     max_new_tokens: int = _NEW_TOKENS
@@ -64,6 +66,7 @@ class SamplingParams:
     thinking_budget: int | None = None
     thought_begin_ids: list[int] = field(default_factory=list)
     thought_end_ids: list[int] = field(default_factory=list)
+    extra_args: dict[str, Any] | None = None
     max_tokens: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

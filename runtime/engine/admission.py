@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from ..core.generation import GenerateRequest
+from ..core.logits_processor import MakesProcessors
 from ..core.request import Request
 from ..lora.adapter import DISABLED, AdapterFault
 from ..lora.store import AdapterStore
 from ..sampling.grammar_cache import Grammars
-from ..sampling.logits_processors import processors_for
+from ..sampling.logits_processors import processors_for, with_plug_ins
+from ..sampling.plug_ins import PlugIns
 
 
 class Model(Protocol):
@@ -27,6 +30,7 @@ def admit(
     limit: int,
     grammars: Grammars | None,
     draw_seed: Callable[[], int],
+    plug_ins: PlugIns | None = None,
 ) -> Request:
     """Return the request of a message.
 
@@ -55,13 +59,17 @@ def admit(
     ends = frozenset() if params.ignore_eos else model.eos_token_ids.union(message.eos_token_ids)
     if params.grammar is not None and grammars is None:
         raise ValueError("this engine has no grammars")
+    make_processors: MakesProcessors = processors_for
+    if plug_ins is not None:
+        plug_ins.validate(params)
+        make_processors = partial(with_plug_ins, plug_ins)
     request = Request(
         message,
         seed=draw_seed() if params.seed is None else params.seed,
         stop_ids=ends.union(params.stop_token_ids),
         max_tokens=min(limit, len(message.input_ids) + params.max_new_tokens),
         grammar=grammars.matcher(params.grammar) if params.grammar and grammars else None,
-        make_processors=processors_for,
+        make_processors=make_processors,
     )
     if message.adapter:
         if model.adapters is None:

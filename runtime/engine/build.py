@@ -12,6 +12,7 @@ from ..config.engine import EngineConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.model_runner import ModelRunner
 from ..sampling.grammar_cache import Grammars
+from ..sampling.plug_ins import Shape, load_plug_ins
 from ..speculative.build import make_speculation
 from ..tokenizer.tokenizer import load_tokenizer
 from .core import EngineCore
@@ -76,6 +77,16 @@ def build_engine(
             ),
             runner.vocab_size,
             runner.eos_token_ids,
+        ),
+        plug_ins=load_plug_ins(
+            config.plug_ins,
+            Shape(
+                runner.model_path,
+                runner.vocab_size,
+                resolved.context_length,
+                resolved.max_running_requests,
+            ),
+            runner.device,
         ),
         speculation=make_speculation(config, runner, cache, progress=progress)
         if ranks.rank == 0

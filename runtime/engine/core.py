@@ -25,6 +25,7 @@ from ..executor.runner import Runner
 from ..executor.step import PendingStep, StepTokens
 from ..sampling.grammar import INVALID_GRAMMAR
 from ..sampling.grammar_cache import Grammars
+from ..sampling.plug_ins import PlugIns
 from ..sampling.sampler import NO_TOKEN
 from ..speculative.speculation import Speculation, num_alike
 from .admission import admit
@@ -60,6 +61,7 @@ class EngineCore:
         ranks: Ranks = ALONE,
         grammars: Grammars | None = None,
         speculation: Speculation | None = None,
+        plug_ins: PlugIns | None = None,
     ) -> None:
         self._runner, self._ranks = runner, ranks
         self.cache = cache
@@ -68,6 +70,7 @@ class EngineCore:
         self._context_length, self._draw_seed = context_length, draw_seed
         self._overlap = overlap
         self.grammars, self._speculation = grammars, speculation
+        self._plug_ins = plug_ins
         self._in_flight: PendingStep | None = None
         self._outputs: list[TokenOutput] = []  # Returned by the current `step`.
         self._computing: list[Request] = []  # Blamed if the current step raises.
@@ -91,7 +94,9 @@ class EngineCore:
         self._ranks.call("add", message)
         try:
             limit = min(self._context_length, self.cache.total_tokens)
-            self._scheduler.add(admit(message, self._runner, limit, self.grammars, self._draw_seed))
+            self._scheduler.add(
+                admit(message, self._runner, limit, self.grammars, self._draw_seed, self._plug_ins)
+            )
         except ValueError as error:
             self._outputs.append(_error(message.rid, str(error), getattr(error, "code", None)))
         except Exception as error:

@@ -20,6 +20,7 @@ from ...kernels import ops
 from ...kernels.staging import to_device
 from ..core.logits_processor import GrammarState, LogitsProcessor, Progress, Rows
 from ..core.sampling_params import SamplingParams
+from .plug_ins import PlugIn, PlugIns
 
 
 class Penalties:
@@ -187,7 +188,13 @@ class GrammarMask:
 
 
 # In the order of application.
-PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, Bias, EarlyEndBan, GrammarMask)
+PROCESSORS: tuple[type[LogitsProcessor], ...] = (
+    PlugIn,
+    Penalties,
+    Bias,
+    EarlyEndBan,
+    GrammarMask,
+)
 
 
 def processors_for(
@@ -199,6 +206,18 @@ def processors_for(
     """Return the processors of a request. `matcher` is that of its grammar."""
     found = (kind.wanted(params, prompt, stop_ids, matcher) for kind in PROCESSORS)
     return [processor for processor in found if processor is not None]
+
+
+def with_plug_ins(
+    plug_ins: PlugIns,
+    params: SamplingParams,
+    prompt: npt.NDArray[np.int64],
+    stop_ids: frozenset[int],
+    matcher: GrammarState | None = None,
+) -> list[LogitsProcessor]:
+    """Return the processors of a request, and that of the user's classes."""
+    own = processors_for(params, prompt, stop_ids, matcher)
+    return [*own, plug_ins.of(prompt, params)]
 
 
 def ban_by_grammar(logits: torch.Tensor, requests: Sequence[Progress]) -> None:

@@ -29,6 +29,8 @@ def make_speculation(
     Raise `ValueError` for a draft model that does not suit the model or does not fit.
     """
     algorithm, path = config.speculative_algorithm, config.speculative_draft_model_path
+    if config.plug_ins:
+        return None  # They do not know tokens that are not verified yet.
     if algorithm == "none" or runner.states is not None:
         if path is not None and runner.states is not None:
             raise ValueError(

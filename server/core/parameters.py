@@ -68,7 +68,11 @@ _SAMPLERS = {
     **_refused("send guided_grammar or ebnf", "grammar"),
     **_refused("send add_special_tokens or the text itself", "input_prefix"),
 }  # fmt: skip
-GENERATION: Others = {**_OF_OPENAI, **_OF_SERVERS, **_SAMPLERS}
+GENERATION: Others = {
+    **_OF_OPENAI,
+    **{name: other for name, other in _OF_SERVERS.items() if name != "vllm_xargs"},
+    **_SAMPLERS,
+}
 CHAT: Others = {
     name: other
     for name, other in GENERATION.items()
@@ -78,7 +82,7 @@ LLAMA_CPP: Others = {
     # Names that llama.cpp's own endpoints use.
     **{name: other for name, other in GENERATION.items() if name not in {
         "n_predict", "n_probs", "repeat_penalty", "grammar", "timings_per_token", "input_prefix"}},
-    **_hints("sse_ping_interval"),
+    **_hints("sse_ping_interval", "vllm_xargs"),
     **_refused("send n_cmpl", "n", neutral=(1,)),
     **_refused("send it to /v1/completions or /v1/chat/completions", "cache_salt"),
 }  # fmt: skip

@@ -76,6 +76,7 @@ def generation_requests(
             belongs_to=frozenset({request_id}),
             **values,
             min_new_tokens=body.min_tokens,
+            extra_args=body.vllm_xargs or None,
             seed=body.seed,
             grammar=grammar,
             # The best samples are chosen by their log-probabilities.

@@ -77,6 +77,10 @@ class GenerationBody(SamplingFields, OpenAIStructuredFields):
     bad_words: Annotated[Any, only(remedy="give their tokens a logit_bias of -100")] = None
     allowed_token_ids: Unsupported = None
     logits_processors: Unsupported = None
+    vllm_xargs: Annotated[
+        dict[str, str | int | float | bool | list[Any]],
+        Field(max_length=64, description="arguments for the classes of --logits-processors"),
+    ] = Field(default_factory=dict)
     custom_logit_processor: Unsupported = None
     stop_regex: Unsupported = None
     no_stop_trim: Annotated[Any, only(remedy="send include_stop_str_in_output instead")] = None

@@ -22,6 +22,7 @@ from .chat import begin_within, chat_of, wire_names
 from .items import ContextItem, Item, characters, item_id
 from .live import LiveResponse
 from .mcp_loop import ToolLoop, check_servers
+from .mcp_tools import McpTool
 from .output import ResponseEvent
 from .requests import ResponsesRequest
 from .response import RESPONSE_ID, ResponseAnswer, new_id
@@ -144,6 +145,7 @@ async def context_of(
     left_out = body.left_out
     if body.mcp_tools and not responses.mcp_allowed.hosts:
         left_out = [*left_out, "mcp (--mcp-allow)"]
+        body.tools[:] = [tool for tool in body.tools if not isinstance(tool, McpTool)]
     if left_out:
         logger.info(
             "/v1/responses: tools that no client runs are left out: %s", ", ".join(left_out)
