@@ -48,6 +48,7 @@ class SpeechScheduler:
         self._waiting: deque[tuple[str, Window | None]] = deque()
         self._running: list[Window] = []  # By slot.
         self._outputs: list[SpeechOutput] = []  # Results of the step that runs.
+        self._alone = 0  # Windows that run one at a time, because a step with them has failed.
         self._steps = self._tokens = self._fallbacks = 0
         self._seconds = 0.0
 
@@ -79,7 +80,7 @@ class SpeechScheduler:
         """Hear a window, or write a token of each."""
         self._steps += 1
         self._outputs = []
-        if self._waiting and len(self._running) < self._model.slots:
+        if self._waiting and len(self._running) < (1 if self._alone else self._model.slots):
             rid, window = self._waiting.popleft()
             self._guarded([rid], lambda: self._hear(rid, window))
         elif self._running:
@@ -87,13 +88,26 @@ class SpeechScheduler:
         return SpeechStep(outputs=self._outputs, stats=self.stats())
 
     def _guarded(self, rids: list[str], work: Callable[[], None]) -> None:
-        """Do `work`. If it fails, the requests that it is for end with an error."""
+        """Do `work`. If it fails, the request that it is for ends with an error. Several requests
+        run again, one at a time.
+        """
         try:
             work()
         except Exception as error:
+            if len(rids) > 1:
+                logger.warning("a step failed, and its texts are written one at a time: %s", error)
+                self._separate()
+                return
             logger.exception("requests %s end", ", ".join(rids))
             for rid in rids:
                 self._fail(rid, f"its computation failed: {error}")
+
+    def _separate(self) -> None:
+        """Begin the text of each running window again, one at a time."""
+        self._alone = len(self._running)
+        again = [(window.request.rid, window.fresh()) for window in self._running]
+        self._running.clear()
+        self._waiting.extendleft(reversed(again))
 
     def _hear(self, rid: str, window: Window | None) -> None:
         """Hear a window in the next slot, and choose the first token of its text."""
@@ -208,6 +222,7 @@ class SpeechScheduler:
 
     def _free(self, slot: int) -> None:
         """Give the slot of the last running window to no window, and that of `slot` to it."""
+        self._alone = max(0, self._alone - 1)
         last = len(self._running) - 1
         if slot != last:
             self._model.move(last, slot)

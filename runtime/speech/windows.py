@@ -86,6 +86,10 @@ class Window:
         self.attempt = Attempt(temperature, generator)
         return True
 
+    def fresh(self) -> Window:
+        """Return the same window without attempts."""
+        return Window(self.request, self.spectrogram, self.frames, self.start)
+
     def rest(self) -> torch.Tensor:
         """Return the spectrogram from `start`, with zeros where nothing is left."""
         heard = self.spectrogram[:, self.start : self.frames]

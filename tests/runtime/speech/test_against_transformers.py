@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,42 @@ def test_the_language_is_the_one_that_transformers_detects(pair: tuple[SpeechMod
     features = torch.stack([ours.spectrogram(audio) for audio in audios.values()])
     wanted = [names[int(token)] for token in theirs.detect_language(features)]
     assert [found[rid].language for rid in audios] == wanted
+
+
+def test_a_step_that_fails_is_repeated_a_window_at_a_time(
+    pair: tuple[SpeechModel, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = pair[0]
+    requests = [SpeechRequest(rid=str(seed), audio=noise(2.0, seed)) for seed in range(3)]
+    wanted = run(ours, requests)
+    plain, failed = SpeechModel.step, list[int]()
+
+    def step(self: SpeechModel, ids: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        if len(ids) > 1:
+            failed.append(len(ids))
+            raise RuntimeError("too many")
+        return plain(self, ids, positions)
+
+    monkeypatch.setattr(SpeechModel, "step", step)
+    assert run(ours, requests) == wanted and failed[0] == 3
+
+
+def test_the_request_whose_computation_fails_ends_alone(
+    pair: tuple[SpeechModel, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = pair[0]
+    requests = [SpeechRequest(rid=str(seed), audio=noise(2.0, seed)) for seed in range(3)]
+    wanted, plain = run(ours, requests), SpeechModel.encode
+
+    def encode(self: SpeechModel, spectrogram: torch.Tensor) -> torch.Tensor:
+        states = plain(self, spectrogram)
+        return states * np.inf if torch.equal(spectrogram, broken) else states
+
+    broken = ours.spectrogram(requests[1].audio)
+    monkeypatch.setattr(SpeechModel, "encode", encode)
+    found = run(ours, requests)
+    assert "not finite" in (found.pop("1").error or "")
+    assert found == {rid: output for rid, output in wanted.items() if rid != "1"}
 
 
 def test_the_cheapest_path_is_that_of_transformers() -> None:
