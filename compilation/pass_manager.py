@@ -28,6 +28,7 @@ from .passes.common.sequence_parallel import SequenceParallel
 from .passes.config import PassConfig
 from .passes.context import PassContext
 from .passes.cpu.pack_linear import PackLinear
+from .passes.npu.split_norm_rotary import SplitNormRotary
 from .passes.pattern import Fusion, Pattern
 
 
@@ -95,6 +96,11 @@ def _attention_quant(target: Target) -> Pass | str:
     return AttentionQuant() if obstacle is None else obstacle
 
 
+def _split_norm_rotary(target: Target) -> Pass | str:
+    op = target.platform.split_norm_rotary()
+    return op if isinstance(op, str) else SplitNormRotary(op)
+
+
 def _sequence_parallel(target: Target) -> Pass | str:
     if target.ranks == 1:
         return _ALONE
@@ -148,6 +154,7 @@ _MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
     "noop": lambda target: Noop(),
     **{name: partial(_fusion, name) for name in _FUSIONS},
     "attention_quant": _attention_quant,
+    "split_norm_rotary": _split_norm_rotary,
     "sequence_parallel": _sequence_parallel,
     "async_tp": _async_tp,
     "allreduce_norm": _allreduce_norm,

@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # Piecework on an Ascend NPU: docker build -f docker/npu.Dockerfile -t piecework:npu .
-# Not yet run on one. The base image brings CANN and Python, the host the driver.
-ARG CANN_IMAGE=quay.io/ascend/cann:8.3.rc2-910b-ubuntu22.04-py3.11
+# Not yet built, nor run on one. torch_npu 2.11.0 needs CANN 9.1.0. The base image brings CANN and Python, the host the driver.
+ARG CANN_IMAGE=quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.11
 
 FROM ${CANN_IMAGE} AS build
 ARG TORCH=torch==2.11.0+cpu

@@ -24,6 +24,7 @@ class PassConfig:
     silu_quant: bool | None = None
     attention_quant: bool | None = None
     norm_rotary: bool | None = None
+    split_norm_rotary: bool | None = None
     sequence_parallel: bool | None = None
     async_tp: bool | None = None
     allreduce_norm: bool | None = None

@@ -22,6 +22,7 @@ from ..platform.device import ALONE, Place
 from ..platform.memory import MemoryUse
 from ..platform.platform import Platform
 from . import ops as npu_ops
+from . import split_norm_rotary
 from .attention import AscendAttention
 from .collectives import NpuGroup
 from .graph import UpdatedGraph
@@ -131,6 +132,9 @@ class NpuPlatform(Platform):
         return CompileOptions(
             backend=torchair.get_npu_backend(compiler_config=CompilerConfig()), dynamic=False
         )
+
+    def split_norm_rotary(self) -> torch._ops.OpOverload | str:
+        return split_norm_rotary.obstacle() or split_norm_rotary.OP
 
     def quantized_attention_obstacle(self) -> str | None:
         return "no attention kernel of Ascend writes FP8"

@@ -65,6 +65,12 @@ class Compilation(LinearPacking):
         """
         return f"attention on {self.device_type} writes 16 bits"
 
+    def split_norm_rotary(self) -> torch._ops.OpOverload | str:
+        """Return the op that splits queries, keys and values and normalises and rotates heads, or
+        why there is none.
+        """
+        return f"{self.device_type} has no kernel"
+
     def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
         """Return the dtypes that `allreduce_norm_backend` reduces and normalises at once."""
         return ()

@@ -1,0 +1,1 @@
+"""Passes that only Ascend NPUs have."""
