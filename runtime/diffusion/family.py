@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,9 @@ import torch
 from ..core.image_params import DiffusionParams, InvalidParams
 from .state import State, Text
 from .ulysses import check_heads, check_version
+
+# Names of the folders of models that denoise.
+_DENOISER = re.compile(r"^transformer|(^|_)dit(_|$)|(^|_)bridge$")
 
 
 class Defaults(NamedTuple):
@@ -146,12 +150,14 @@ class Family:
 
 
 def transformers_of(pipeline: Any) -> dict[str, torch.nn.Module]:
-    """Return the models that denoise, by the names of their folders."""
+    """Return the models that denoise, by the names of their folders: transformers, towers such as
+    `video_dit` and `audio_dit`, and the bridges between them.
+    """
     parts = pipeline.components.items()
     return {
         name: part
         for name, part in parts
-        if name.startswith("transformer") and isinstance(part, torch.nn.Module)
+        if _DENOISER.search(name) and isinstance(part, torch.nn.Module)
     }
 
 

@@ -84,7 +84,7 @@ class DiffusionModel:
         self.family: Family | WholePipeline = (
             kind(self.pipeline, self.platform.device(), ranks.size)
             if kind
-            else WholePipeline(self.pipeline, self.platform.device())
+            else WholePipeline(self.pipeline)
         )
         self._encoded: tuple[tuple[str, str], Text] | None = None
         self.compiled: CompiledModels | None = None
@@ -174,7 +174,8 @@ class DiffusionModel:
             state.text = self._encode(state.params)
             state.warnings += state.text.warnings
         with self._memory_errors(), clock.stage(Stage.LATENT_PREPARATION):
-            generator = torch.Generator(self.family.device).manual_seed(state.params.seed)
+            # On the host, so that a seed means the same noise on every device.
+            generator = torch.Generator().manual_seed(state.params.seed)
             state.latents = self.family.draw_latents(state.params, generator)
         with clock.stage(Stage.TIMESTEP_PREPARATION):
             state.scheduler = self.family.new_scheduler()

@@ -89,7 +89,9 @@ class Wan(Family):
         return latents
 
     def set_timesteps(self, scheduler: Any, state: State) -> None:
-        scheduler.set_timesteps(state.params.num_inference_steps, device=self.device)
+        # On the host, because an NPU cannot convert the schedule's float64 to whole numbers.
+        scheduler.set_timesteps(state.params.num_inference_steps, device="cpu")
+        scheduler.timesteps = scheduler.timesteps.to(self.device)
 
     def predict(self, states: Sequence[State]) -> torch.Tensor:
         """Return the prediction. States on different sides of the boundary use different

@@ -33,8 +33,8 @@ _STAGES = (
 class WholePipeline:
     """Runs one output at a time. Methods without the usual names do not count for a stage."""
 
-    def __init__(self, pipeline: Any, device: torch.device) -> None:
-        self.pipeline, self._device = pipeline, device
+    def __init__(self, pipeline: Any) -> None:
+        self.pipeline = pipeline
         self._takes = inspect.signature(type(pipeline).__call__).parameters
         if not {"prompt", "num_inference_steps", "generator", "output_type"} <= set(self._takes):
             raise ValueError(
@@ -80,7 +80,8 @@ class WholePipeline:
             for name in OF_A_PIPELINE
             if name in self._takes and getattr(params, name) is not None
         }
-        generator = torch.Generator(self._device).manual_seed(params.seed)
+        # On the host, so that a seed means the same noise on every device.
+        generator = torch.Generator().manual_seed(params.seed)
         steps = _Steps(clock, watch, params.num_inference_steps or 0)
         state.warnings += self._truncation_warnings(params)
         with ExitStack() as stack:

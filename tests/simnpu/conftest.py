@@ -100,6 +100,14 @@ def _no_kernel_refuses_a_call() -> Iterator[None]:
     assert not found
 
 
+@pytest.fixture
+def torchair(simnpu: Simulator, monkeypatch: pytest.MonkeyPatch) -> object:
+    """A stand-in for torchair (`torchair_standin.StandIn`)."""
+    from torchair_standin import put_in_place
+
+    return put_in_place(monkeypatch)
+
+
 def _runs_in_child(item: pytest.Item) -> bool:
     others = item.session.stash.get(beside_others, False)
     return others and "simnpu" in getattr(item, "fixturenames", ())

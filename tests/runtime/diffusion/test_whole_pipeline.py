@@ -66,7 +66,7 @@ def test_a_pipeline_that_needs_a_picture_too_is_refused() -> None:
         ValueError,
         match="WanImageToVideoPipeline needs image beside a prompt; this pipeline cannot be run",
     ):
-        WholePipeline(object.__new__(WanImageToVideoPipeline), torch.device("cpu"))
+        WholePipeline(object.__new__(WanImageToVideoPipeline))
 
 
 def test_another_pipeline_says_what_its_encoder_cuts_off(pixart: Path) -> None:

@@ -21,6 +21,8 @@ from .quantized_ops import RUN_ON_THE_HOST
 
 TORCH_NPU = (device, graphs, streams)
 """Modules with torch.npu's functions and classes."""
+# A device's own convolution, which has a kernel on an NPU and raises elsewhere.
+_CONVOLUTION = "aten::convolution_overrideable"
 TORCH_ASKS_FOR = ("_is_in_bad_fork", "_lazy_init")
 """Functions of a device's module that torch itself calls."""
 
@@ -126,7 +128,10 @@ def install() -> Simulator:
         for_tensor=True, for_module=True, for_storage=True
     )
     extension().set_cpu_fallbacks(set(contract()["cpu_fallback"]) | RUN_ON_THE_HOST)
-    extension().register_launch(list(contract()["native_over_fallback"]))
+    extension().register_launch([*contract()["native_over_fallback"], _CONVOLUTION])
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(_CONVOLUTION.removeprefix("aten::"), torch.convolution, "CPU")
+    _libraries()["aten"] = library
     _define_ops(package)
     return Simulator()
 

@@ -6,6 +6,8 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -122,6 +124,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", ops::view);
   m.impl("_reshape_alias", ops::reshape_alias);
   m.impl("unfold", at::native::unfold);
+  m.impl("view_as_complex", at::native::view_as_complex);
+  m.impl("view_as_real", at::native::view_as_real);
   m.impl("resize_", ops::resize_);
   m.impl("set_.source_Storage_storage_offset", ops::set_storage);
   m.impl("set_.source_Storage", ops::set_whole_storage);
