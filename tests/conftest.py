@@ -72,6 +72,8 @@ _FIRST = (
     "tests/server/engine/",
     "tests/server/test_server_end",
     "tests/server/test_launch",
+    "tests/server/test_end_to_end",
+    "tests/server/test_rank_ends",
     "tests/runtime/graphs/",
     "tests/test_other_systems",
 )

@@ -48,9 +48,11 @@ def seed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        # Of a signal the default run has attention's below, of the next process the other faults.
+        # Of a signal the default run has attention's below, of a poisoned context the verdicts'.
         pytest.param("segfault", "was ended by SIGSEGV", marks=pytest.mark.slow),
-        ("poisoned", "an illegal memory access was encountered"),
+        pytest.param(
+            "poisoned", "an illegal memory access was encountered", marks=pytest.mark.slow
+        ),
         pytest.param("hangs", "gave no answer within", marks=pytest.mark.slow),
         ("import ends it", "ended with exit code 66"),
     ],

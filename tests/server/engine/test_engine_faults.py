@@ -311,7 +311,13 @@ async def until_ready(client: httpx.AsyncClient) -> None:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("fault", ["TypeError", "KeyError", "AttributeError"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "TypeError",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("KeyError", "AttributeError")),
+    ],
+)
 async def test_a_model_that_cannot_be_built_is_tried_once(model: str, fault: str) -> None:
     """The same fault would come at each start."""
     script = (

@@ -41,7 +41,13 @@ def test_signals_are_held_back_until_the_process_ignores_them() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [LANGUAGE_MODEL, POOLING_MODEL, DIFFUSION_PIPELINE],
+    [
+        LANGUAGE_MODEL,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (POOLING_MODEL, DIFFUSION_PIPELINE)
+        ),
+    ],
     ids=["text", "vectors", "images"],
 )
 def test_without_a_job_it_ends_when_its_parent_does(command: tuple[str, ...]) -> None:
