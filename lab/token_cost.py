@@ -6,13 +6,14 @@ and processor time of the web process for each token that it serves.
 The first is of an engine in this process, the thread's own time from one native call to the next,
 the least of the rounds' medians. The second is of a server on a free port of loopback, by the
 kernel's count of each thread (`/proc/PID/task/*/schedstat`), the least of the rounds; further flags
-of that server stand behind `--`.
+of that server stand behind `--`. With `--stand-in MS` its engine computes nothing (`stand_in.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shlex
 import statistics
 import sys
@@ -30,6 +31,7 @@ from ..bench.workloads import Workload
 from ..runtime.config.engine import EngineConfig
 from ..runtime.engine.build import Engine, build_engine
 from .ranks import Load, run_load
+from .stand_in import PACE
 
 _PROMPT, _ANSWER = 128, 128
 
@@ -59,15 +61,17 @@ def between_steps(
     return statistics.median(inside) * 1e3, statistics.median(outside) * 1e3
 
 
-async def served(target: Target, pid: int, clients: int, seed: int) -> dict[str, float]:
+async def served(
+    target: Target, pid: int, clients: int, seed: int, answer: int = _ANSWER
+) -> dict[str, float]:
     """Milliseconds of the web process for each token, by the names of its threads."""
     asked = ServingSettings(
         num_prompts=2 * clients, max_concurrency=clients, num_warmups=1, ignore_eos=True, seed=seed
     )
-    workload = Workload(random_input_len=_PROMPT, random_output_len=_ANSWER)
+    workload = Workload(random_input_len=_PROMPT, random_output_len=answer)
     before = _processor_time(pid)
     result = await measure(target, asked, workload)
-    tokens = result.output_tokens + _ANSWER
+    tokens = result.output_tokens + answer
     spent = _processor_time(pid)
     spent.subtract(before)
     return {name: spent[name] / 1e6 / tokens for name in spent}
@@ -93,6 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=0.0, help="of the engine's requests")
     parser.add_argument("--top-p", type=float, default=1.0, help="the same")
     parser.add_argument("--parts", nargs="+", default=["engine", "web"], choices=["engine", "web"])
+    parser.add_argument("--stand-in", metavar="MS", help="milliseconds of a step without a model")
+    parser.add_argument(
+        "--answer", type=int, default=_ANSWER, help="tokens of the web part's answers"
+    )
     parser.add_argument("flags", nargs="*", help="of the server, behind --")
     given = parser.parse_args(argv)
     threads = [] if given.num_threads is None else ["--num-threads", str(given.num_threads)]
@@ -116,14 +124,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{clients} at a time: a step {inside:.2f} ms, {outside:.3f} ms to the next one")
         engine.startup.stop()
     if "web" in given.parts:
-        command = [sys.executable, "-m", "piecework", "serve", "--model-path", given.model_path]
+        server = "piecework" if given.stand_in is None else "piecework.lab.stand_in"
+        os.environ |= {} if given.stand_in is None else {PACE: given.stand_in}
+        command = [sys.executable, "-m", server, "serve", "--model-path", given.model_path]
         command += ["--port", PORT, "--log-level", "warning", *threads, *given.flags]
         with running_server("piecework", shlex.join(command)) as (process, port):
             target = Target(base_url=f"http://127.0.0.1:{port}")
             target = asyncio.run(first_token("piecework", target, process))
             for clients in given.clients:
                 rounds = [
-                    asyncio.run(served(target, process.pid, clients, seed))
+                    asyncio.run(served(target, process.pid, clients, seed, given.answer))
                     for seed in range(given.rounds)
                 ]
                 least = min(rounds, key=lambda each: sum(each.values()))

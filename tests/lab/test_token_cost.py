@@ -13,7 +13,10 @@ from tiny_models import make_tiny_model
 from piecework.bench.target import Target
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.lab import token_cost
+from piecework.lab import stand_in, token_cost
+from piecework.runtime.core.generation import FinishReason, GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.distributed.ranks import ALONE
 
 
 @pytest.mark.skipif(
@@ -66,3 +69,33 @@ def test_an_engine_without_native_steps_is_refused_where_nothing_else_is_asked(
     with pytest.raises(SystemExit) as ended:
         token_cost.main(["--model-path", model, "--parts", "engine"])
     assert ended.value.code == 2 and "no native steps" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_server_without_a_model_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(stand_in.PACE, "1")  # Restored after the test.
+    model = str(make_tiny_model(tmp_path))
+    flags = ["--parts", "web", "--clients", "2", "--rounds", "1", "--answer", "5"]
+    assert token_cost.main(["--model-path", model, *flags, "--stand-in", "1"]) == 0
+    line = capsys.readouterr().out
+    told = re.fullmatch(r"2 at a time: ([\d.]+) ms a token \(.+\)\n", line)
+    assert told and float(told[1]) > 0
+
+
+def test_the_stand_in_gives_each_request_a_token_a_step_until_it_has_all() -> None:
+    engine = stand_in.build({}, ALONE)
+    for rid, tokens in (("a", 1), ("b", 3), ("c", 3)):
+        params = SamplingParams(max_new_tokens=tokens)
+        engine.handle(GenerateRequest(rid=rid, input_ids=[1], params=params))
+    steps = [each for _ in range(2) for each in engine.step()]
+    engine.abort(["c", "unknown"])
+    while engine.work() is not None:
+        steps += engine.step()
+    given = [[(each.rid, each.finish_reason) for each in step.outputs] for step in steps]
+    assert given == [
+        [("a", FinishReason.LENGTH), ("b", None), ("c", None)],
+        [("b", None), ("c", None)],
+        [("b", FinishReason.LENGTH)],
+    ]
