@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from piecework.kernels.cpu.native import build, parts, ship
+from piecework.kernels.cpu.native.compiler import MAKING
 
 _THREADS = """
 #include <omp.h>
@@ -123,7 +124,9 @@ def test_without_a_compiler_the_next_best_is_taken_and_said(
 
 def test_what_was_shipped_of_earlier_sources_and_what_a_killed_run_left_goes(sources: Path) -> None:
     ship.main(["--variants", VARIANTS[0].name])
-    (sources / "shipped" / f"{VARIANTS[0].name}-0123.making").mkdir()
+    killed = sources / "shipped" / f"{VARIANTS[0].name}{MAKING}0123"
+    killed.mkdir()
+    (killed / "kernels.h").write_text("// of a build")
     (sources / "answer.cpp").write_text(_THREADS + "// mended\n")
     ship.main(["--variants", VARIANTS[0].name])
     assert list((sources / "shipped").iterdir()) == [build.shipped_library(VARIANTS[0])]

@@ -227,7 +227,7 @@ def shipped_library(variant: Variant, part: str = CORE) -> Path:
     """Return the path in the package of a part that was compiled from these sources (`ship.py`)."""
     files = [source.flags for source in sources_of(part)]
     made_from = [variant.name, variant.flags, FLAGS, part, files, all_sources()]
-    return parts.SOURCES / "shipped" / f"{_name(variant, part, made_from)}.so"
+    return parts.SOURCES / parts.SHIPPED / f"{_name(variant, part, made_from)}.so"
 
 
 def _kept_library(variant: Variant, folder: Path, part: str = CORE) -> Path:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
 
+SHIPPED = "shipped"  # Folder of the libraries that come with the package.
+
 CORE = "core"  # What every model needs.
 RECURRENT = "recurrent"  # Layers with a recurrent state.
 _RECURRENT_FILES = ("recurrent", "recurrent_prompts", "recurrent_scan")
@@ -56,9 +58,14 @@ def sources_of(part: str) -> tuple[Source, ...]:
 
 
 def all_sources() -> list[tuple[str, str]]:
-    """Return the name and content of every file, for the hash that names a library."""
+    """Return the name and content of every file, for the hash that names a library.
+
+    Builds write headers of their own below `SHIPPED`.
+    """
+    paths = [path for path in SOURCES.rglob("*") if path.suffix in (".cpp", ".h")]
+    names = [path.relative_to(SOURCES) for path in paths]
     return sorted(
-        (str(path.relative_to(SOURCES)), path.read_text())
-        for path in SOURCES.rglob("*")
-        if path.suffix in (".cpp", ".h")
+        (str(name), path.read_text())
+        for name, path in zip(names, paths, strict=True)
+        if name.parts[0] != SHIPPED
     )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ...toolchain import is_clang
 from .build import shipped_library
-from .compiler import compile_libraries, find_compiler
+from .compiler import MAKING, compile_libraries, find_compiler
 from .openmp import OpenMP
 from .parts import all_parts, sources_of
 from .variants import VARIANTS, Variant
@@ -57,10 +57,10 @@ def _made(compiler: str, variant: Variant) -> bool:
     folder = next(iter(libraries)).parent
     try:
         folder.mkdir(exist_ok=True)
-        for other in folder.glob(f"{variant.name}-*"):
-            if other.is_dir():  # of a build that was killed
-                shutil.rmtree(other)
-            elif other not in libraries:
+        for killed in folder.glob(f"{variant.name}{MAKING}*"):
+            shutil.rmtree(killed)
+        for other in folder.glob(f"{variant.name}-*.so"):
+            if other not in libraries:
                 other.unlink()
         missing = {path: sources for path, sources in libraries.items() if not path.exists()}
         if missing:
