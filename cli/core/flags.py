@@ -92,7 +92,8 @@ class ArgumentParser(argparse.ArgumentParser):
             # The last of several names is MODEL: `--served-model-name a MODEL`.
             arguments.served_model_name, given = ",".join(names[:-1]), [names[-1]]
         for model in given:
-            if getattr(arguments, "model_path", model) != model:
+            # Measurements have the flag's default, None, in the arguments.
+            if getattr(arguments, "model_path", None) not in (None, model):
                 self.error(
                     f"MODEL {model} and --model-path {arguments.model_path} differ; give one"
                 )

@@ -20,6 +20,7 @@ from piecework.cli.core.flags import (
 )
 from piecework.cli.core.foreign_flags import add_foreign_flags, instead_of
 from piecework.cli.core.foreign_tables import NOTHING_TO_DO
+from piecework.cli.main import build_parser
 from piecework.cli.serve import describe
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.foreign_names import SAME
@@ -449,3 +450,10 @@ def test_methods_of_vllm_are_algorithms(config: str, algorithm: str, path: str |
 def test_algorithms_are_understood_in_capitals(value: str) -> None:
     flags = ("--speculative-algorithm", value, "--speculative-draft-model-path", "org/head")
     assert parse("--model-path", "m", *flags).engine.speculative_algorithm == "eagle3"
+
+
+@pytest.mark.parametrize("command", ["peers", "roofline", "graphs"])
+def test_measurements_take_the_model_as_the_first_argument(command: str) -> None:
+    arguments, unknown = build_parser().parse_known_args(["bench", command, "m"])
+    arguments.parser.settle(arguments, unknown)
+    assert arguments.model_path == "m"
