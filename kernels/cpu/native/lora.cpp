@@ -18,10 +18,20 @@ floats widen(const bf16* from) {
   return bits_as<floats>(__builtin_convertvector(load<shorts>(from), words) << 16);
 }
 
+// In pairs, because a sum of one lane after another would wait for each addition.
 float sum_of(floats v) {
-  float sum = 0.0f;
-  for (int i = 0; i < kLanes; ++i) sum += v[i];
-  return sum;
+  float parts[kLanes];
+  store(parts, v);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) parts[i] += parts[i + width];
+  return parts[0];
+}
+
+// Rounded to bfloat16, as in `as_rounded`.
+floats round_lanes(floats v) {
+  const words bits = bits_as<words>(v), rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+  const words is_number = (words)(v == v);
+  return bits_as<floats>((rounded & is_number) | (~is_number & 0x7fc00000u));
 }
 
 // The products of x with `Count` rows of `a`.
@@ -29,6 +39,13 @@ template <int Count>
 void dots(const bf16* a, const bf16* x, int columns, float scale, float* narrow) {
   floats sums[Count] = {};
   int i = 0;
+#if defined(__AVX512BF16__)
+  for (; i + 2 * kLanes <= columns; i += 2 * kLanes) {
+    const __m512bh values = (__m512bh)load<floats>(x + i);
+    for (int k = 0; k < Count; ++k)
+      sums[k] = (floats)_mm512_dpbf16_ps((__m512)sums[k], (__m512bh)load<floats>(a + static_cast<int64_t>(k) * columns + i), values);
+  }
+#endif
   for (; i + kLanes <= columns; i += kLanes) {
     const floats values = widen(x + i);
     for (int k = 0; k < Count; ++k) sums[k] = multiply_add(sums[k], values, widen(a + static_cast<int64_t>(k) * columns + i));
@@ -40,18 +57,34 @@ void dots(const bf16* a, const bf16* x, int columns, float scale, float* narrow)
   }
 }
 
-// The updates of whole vectors of rows, and then those of single rows.
-void add_rows(const bf16* b, int64_t stride, const float* narrow, int rank, int count, float* out) {
-  int r = 0;
-  for (; r + kLanes <= count; r += kLanes) {
-    floats sums{};
-    for (int k = 0; k < rank; ++k) sums = multiply_add(sums, splat(narrow[k]), widen(b + k * stride + r));
-    store(out + r, load<floats>(out + r) + sums);
+// The updates of `Vectors` vectors of rows. Even and odd numbers have sums of their own, which do not wait for one another.
+template <int Vectors>
+void add_vectors(const bf16* b, int64_t stride, const float* narrow, int rank, const float* values, float* out) {
+  floats even[Vectors] = {}, odd[Vectors] = {};
+  int k = 0;
+  for (; k + 2 <= rank; k += 2, b += 2 * stride) {
+    const floats first = splat(narrow[k]), second = splat(narrow[k + 1]);
+    for (int v = 0; v < Vectors; ++v) {
+      even[v] = multiply_add(even[v], first, widen(b + v * kLanes));
+      odd[v] = multiply_add(odd[v], second, widen(b + stride + v * kLanes));
+    }
   }
+  for (int v = 0; v < Vectors; ++v) {
+    if (k < rank) even[v] = multiply_add(even[v], splat(narrow[k]), widen(b + v * kLanes));
+    store(out + v * kLanes, round_lanes(load<floats>(values + v * kLanes)) + (even[v] + odd[v]));
+  }
+}
+
+// The updates of whole vectors of rows, and then those of single rows.
+void add_rows(const bf16* b, int64_t stride, const float* narrow, int rank, int count, const float* values, float* out) {
+  constexpr int kVectors = kPanelRows / kLanes;
+  int r = 0;
+  for (; r + kPanelRows <= count; r += kPanelRows) add_vectors<kVectors>(b + r, stride, narrow, rank, values + r, out + r);
+  for (; r + kLanes <= count; r += kLanes) add_vectors<1>(b + r, stride, narrow, rank, values + r, out + r);
   for (; r < count; ++r) {
     float sum = 0.0f;
     for (int k = 0; k < rank; ++k) sum += narrow[k] * to_float(b[k * stride + r]);
-    out[r] += sum;
+    out[r] = as_rounded(values[r]) + sum;
   }
 }
 
@@ -102,11 +135,12 @@ void shrink(const Adapters& adapters, int slot, const bf16* x, float* narrow) {
 }
 
 void expand(const Adapters& adapters, int slot, const float* narrow, int row, int count, const float* values, float* out) {
-  for (int r = 0; r < count; ++r) out[r] = as_rounded(values[r]);
   const bf16* b = adapters.b + static_cast<int64_t>(slot) * adapters.rank * adapters.rows;
   for (int part = 0, begin = 0; part < adapters.parts; begin = adapters.ends[part++]) {
     const int first = std::max(row, begin), last = std::min(row + count, adapters.ends[part]), rank = adapters.ranks[slot * adapters.parts + part];
-    if (first < last && rank > 0) add_rows(b + first, adapters.rows, narrow + part * adapters.rank, rank, last - first, out + (first - row));
+    if (first >= last) continue;
+    const int place = first - row;
+    add_rows(b + first, adapters.rows, narrow + part * adapters.rank, rank, last - first, values + place, out + place);
   }
 }
 
