@@ -1,4 +1,4 @@
-"""Whatever form a client sends is answered or refused, and the server goes on."""
+"""Any form that a client sends is answered or refused, and the server goes on."""
 
 from __future__ import annotations
 
