@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .cache_kernels import widened
+from .cache_kernels import normalised, relaid, widened
 from .quantize_kernels import quantized
 
 
@@ -89,11 +89,12 @@ def _attend(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
+    NATIVE: tl.constexpr,
     CAPPED: tl.constexpr,
     SLOPES: tl.constexpr,
 ):
     """Add the keys [low, high) to the running sum `total` [M, D] with its `peak` and `weight` [M],
-    for `query` [M, D] at `position` [M].
+    for `query` [M, D] at `position` [M]. Scores are multiplied by `scale_log2` [M].
 
     `WINDOW` 0: all keys up to the position. Without `MASKED`, every query sees all these keys, and
     their number is a multiple of `BLOCK_N`. `CAPPED`: scores are softly limited to `cap_log2`.
@@ -108,8 +109,8 @@ def _attend(
         readable = inside[:, None] & (dim < HEAD)[None, :]
         keys = tl.load(k_head + offset[:, None] + dim[None, :], mask=readable, other=0.0)
         if KIND != 0:
-            keys = widened(keys, KIND).to(query.dtype)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
+            keys = relaid(widened(keys, KIND, NATIVE).to(query.dtype))
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2[:, None]
         if KIND == 3:
             place = page * (page_stride // 2) + key % PAGE
             score = (
@@ -134,9 +135,9 @@ def _attend(
         values = tl.load(v_head + offset[:, None] + dim[None, :], mask=readable, other=0.0)
         if KIND == 3:
             by = tl.load(v_scales + place, mask=inside, other=0.0).to(tl.float32)
-            values = (widened(values, KIND) * by[:, None]).to(query.dtype)
+            values = relaid((widened(values, KIND, NATIVE) * by[:, None]).to(query.dtype))
         elif KIND != 0:
-            values = widened(values, KIND).to(query.dtype)
+            values = relaid(widened(values, KIND, NATIVE).to(query.dtype))
         total = total * fade[:, None] + tl.dot(
             share.to(values.dtype), values, input_precision=PRECISION
         )
@@ -178,10 +179,9 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
+    NATIVE: tl.constexpr,
     QUANTIZED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SINKS: tl.constexpr,
-    SLOPES: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, kv head): `BLOCK_M / GROUP_PAD` tokens of one request, each with its GROUP
     heads, over all keys before them.
@@ -208,6 +208,7 @@ def prefill_kernel(
         mask=live,
         other=0.0,
     )
+    query, factor = normalised(query, scale_log2, NATIVE)
     position = past + token
 
     high = past + tl.minimum(first + BLOCK_M // GROUP_PAD, query_len)
@@ -233,13 +234,13 @@ def prefill_kernel(
     if WINDOW == 0:
         total, peak, weight = _attend(
             total, peak, weight, query, position, k_head, v_head, k_scales, v_scales, pages, low,
-            clear, page_stride, slot_stride, scale_log2, cap_log2, slope, HEAD, BLOCK_D, BLOCK_N,
-            PAGE, WINDOW, False, PRECISION, KIND, CAPPED, SLOPES,
+            clear, page_stride, slot_stride, factor, cap_log2, slope, HEAD, BLOCK_D, BLOCK_N,
+            PAGE, WINDOW, False, PRECISION, KIND, NATIVE, CAPPED, SLOPES,
         )  # fmt: skip
     total, peak, weight = _attend(
         total, peak, weight, query, position, k_head, v_head, k_scales, v_scales, pages, clear,
-        high, page_stride, slot_stride, scale_log2, cap_log2, slope, HEAD, BLOCK_D, BLOCK_N, PAGE,
-        WINDOW, True, PRECISION, KIND, CAPPED, SLOPES,
+        high, page_stride, slot_stride, factor, cap_log2, slope, HEAD, BLOCK_D, BLOCK_N, PAGE,
+        WINDOW, True, PRECISION, KIND, NATIVE, CAPPED, SLOPES,
     )  # fmt: skip
     result = total * value_scale / tl.where(weight == 0.0, 1.0, weight)[:, None]
     place = step_row[:, None] * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
@@ -280,10 +281,9 @@ def decode_kernel(
     DIRECT: tl.constexpr,
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
+    NATIVE: tl.constexpr,
     QUANTIZED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SINKS: tl.constexpr,
-    SLOPES: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr,
 ):  # fmt: skip
     """Program (decode, kv head, split): one token with its GROUP heads over the split's share of
     the keys.
@@ -307,6 +307,7 @@ def decode_kernel(
         q + step_row * q_stride_t + head[:, None] * q_stride_h + dim[None, :], mask=live, other=0.0
     )
 
+    query, factor = normalised(query, scale_log2, NATIVE)
     begin = seq_len * 0
     if WINDOW > 0:
         begin = tl.maximum(seq_len - WINDOW, 0)
@@ -330,8 +331,9 @@ def decode_kernel(
     total, peak, weight = _attend(
         total, peak, weight, query, position, k_cache + kv_head * head_stride,
         v_cache + kv_head * head_stride, k_scales + kv_head * PAGE, v_scales + kv_head * PAGE,
-        block_table + request * table_stride, low, high, page_stride, slot_stride, scale_log2,
-        cap_log2, slope, HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION, KIND, CAPPED, SLOPES,
+        block_table + request * table_stride, low, high, page_stride, slot_stride, factor,
+        cap_log2, slope, HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION, KIND, NATIVE,
+        CAPPED, SLOPES,
     )  # fmt: skip
     weight = tl.where(weight == 0.0, 1.0, weight)
     result = total * value_scale / weight[:, None]

@@ -147,6 +147,12 @@ class Layer:
         )
 
     @property
+    def _has_float8(self) -> bool:
+        """Whether pages of float8 are widened by instructions, which exist from 8.9."""
+        is_float8 = self._layout.cache_dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        return is_float8 and devices.properties(self._q.tensor.device).capability >= (8, 9)
+
+    @property
     def _caches(self) -> tuple[Moving, ...]:
         keys, values = self._keys.moving(Tensors.K_CACHE), self._values.moving(Tensors.V_CACHE)
         return keys[0], values[0], keys[1], values[1]
@@ -177,7 +183,8 @@ class Layer:
             "GROUP": shape.group, "HEAD": shape.head_size, "BLOCK_N": blocks.keys,
             "BLOCK_D": shape.head_block, "PAGE": self._plan.page_size,
             "WINDOW": layout.window or 0, "PRECISION": "ieee",
-            "KIND": _KINDS[layout.cache_dtype], "QUANTIZED": self._digits, **self._kept.kinds,
+            "KIND": _KINDS[layout.cache_dtype], "NATIVE": self._has_float8,
+            "QUANTIZED": self._digits, **self._kept.kinds,
         }  # fmt: skip
 
     def _prefill(self, blocks: Blocks) -> Launch | None:

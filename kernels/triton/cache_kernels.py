@@ -18,13 +18,15 @@ _LARGEST = tl.constexpr(127.0)
 
 
 @triton.jit
-def widened(code, KIND: tl.constexpr):
-    """Return bytes as float32.
+def widened(code, KIND: tl.constexpr, NATIVE: tl.constexpr):
+    """Return bytes as numbers of more bits. NATIVE: by instructions for float8.
 
     Read with float16's exponent, which is a bit wider, e4m3 numbers are a 256th of their value.
     e5m2 is the upper half of a float16.
     """
-    if KIND == 1:
+    if NATIVE:
+        return code.to(tl.float8e4nv if KIND == 1 else tl.float8e5, bitcast=True)
+    elif KIND == 1:
         half = ((code.to(tl.int8, bitcast=True).to(tl.int16) << 7) & -16385).to(
             tl.float16, bitcast=True
         )
@@ -33,6 +35,34 @@ def widened(code, KIND: tl.constexpr):
         return (code.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         return code.to(tl.int8, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def relaid(x):
+    """Return x as it is. It is widened as it was loaded, and then gets the order of matrix
+    instructions: the compiler would load single bytes in that order instead, and cannot move the
+    change before a split.
+    """
+    ROWS: tl.constexpr = x.shape[0]
+    COLUMNS: tl.constexpr = x.shape[1]
+    even, odd = tl.split(tl.reshape(x, (ROWS, COLUMNS // 2, 2)))
+    return tl.reshape(tl.join(even, odd), (ROWS, COLUMNS))
+
+
+@triton.jit
+def normalised(query, scale_log2, NATIVE: tl.constexpr):
+    """Return the queries [M, D] for scores, and the factor [M] of these.
+
+    With NATIVE, keys become float16, which has all numbers of float8. Queries become float16 too,
+    divided by their largest number, because bfloat16 has larger ones.
+    """
+    factor = tl.zeros([query.shape[0]], tl.float32) + scale_log2
+    if NATIVE:
+        largest = tl.max(tl.abs(query.to(tl.float32)), 1)
+        largest = tl.where(largest == 0.0, 1.0, largest)
+        query = (query.to(tl.float32) / largest[:, None]).to(tl.float16)
+        factor *= largest
+    return query, factor
 
 
 @triton.jit

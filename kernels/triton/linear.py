@@ -42,7 +42,8 @@ def _scaled_tiles(tokens: int, widened: bool) -> _Tiles:
 
 def _weight_only_tiles(tokens: int) -> _Tiles:
     if tokens <= 16:
-        return _Tiles(16, 32, 128, 4, 6)
+        # Four warps would widen each weight twice.
+        return _Tiles(16, 32, 128, 2, 6)
     if tokens <= 64:
         return _Tiles(64, 64, 64, 4, 4)
     return _Tiles(128, 128, 64, 8, 3)
@@ -173,8 +174,9 @@ def weight_only_linear(
             x.stride(0),
             weight.stride(0),
             scale.stride(0),
-            size // groups,
             BITS=bits,
+            PER_GROUP=size // groups // deep if groups > 1 else 0,
+            NATIVE=x.element_size() == 2 and devices.properties(x.device).capability >= (8, 0),
             HAS_BIAS=bias is not None,
             WHOLE=size % deep == 0,
             BLOCK_M=tiles.tokens,

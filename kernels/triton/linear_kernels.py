@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .packed_numbers import even_and_odd, nibbles, whole_bytes
+
 # Programs of this many blocks of tokens run one after another, so they find weights in the cache.
 _ROWS_TOGETHER = tl.constexpr(8)
 
@@ -127,8 +129,9 @@ def weight_only_linear_kernel(
     x_stride,
     weight_stride,
     scale_stride,
-    group,
     BITS: tl.constexpr,
+    PER_GROUP: tl.constexpr,
+    NATIVE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -136,42 +139,50 @@ def weight_only_linear_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """Multiply x [tokens, size] by a weight [columns, size] of BITS and write out [tokens,
-    columns], contiguous. A group is a multiple of BLOCK_K columns, or the whole row.
+    columns], contiguous. A group is PER_GROUP times BLOCK_K columns; 0: the whole row.
 
     The weight is the left factor, because matrix instructions can read that from registers, where
-    it was widened.
+    it was widened. Two 4-bit numbers of a byte are multiplied separately, by even and by odd
+    columns of x. The scale of a group multiplies sums. NATIVE: see `packed_numbers`.
     """
     first_m, first_n = _blocks(tokens, columns, BLOCK_M, BLOCK_N)
     m = first_m + tl.arange(0, BLOCK_M)
     n = first_n + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     packed = tl.arange(0, BLOCK_K * BITS // 8)
-    row = m.to(tl.int64)
-    scale_row = n.to(tl.int64) * scale_stride
-    x_place = x + row[None, :] * x_stride + k[:, None]
-    weight_place = weight + n.to(tl.int64)[:, None] * weight_stride + packed[None, :]
-    live_m = m < tokens
-    live_n = n < columns
+    # Rows beyond the last read the last one, and are not written.
+    row = tl.minimum(m, tokens - 1).to(tl.int64)
+    column = tl.minimum(n, columns - 1).to(tl.int64)
+    scale_row = column * scale_stride
+    x_place = x + row[:, None] * x_stride + k[None, :]
+    weight_place = weight + column[:, None] * weight_stride + packed[None, :]
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for begin in range(0, size, BLOCK_K):
-        live_x = live_m[None, :]
-        live_weight = live_n[:, None]
-        if not WHOLE:
-            live_x = live_x & (begin + k < size)[:, None]
-            live_weight = live_weight & (begin * BITS // 8 + packed < size * BITS // 8)[None, :]
-        right = tl.load(x_place + begin, mask=live_x, other=0.0)
-        number = tl.load(weight_place + begin * BITS // 8, mask=live_weight, other=0)
+        if WHOLE:
+            right = tl.load(x_place + begin)
+            number = tl.load(weight_place + begin * BITS // 8)
+        else:
+            right = tl.load(x_place + begin, mask=(begin + k < size)[None, :], other=0.0)
+            inside = begin * BITS // 8 + packed < size * BITS // 8
+            number = tl.load(weight_place + begin * BITS // 8, mask=inside[None, :], other=0)
+        group = scale_row
+        if PER_GROUP > 0:
+            group += begin // (BLOCK_K * PER_GROUP)
+        of_group = tl.load(scale + group)
+        middle = tl.load(zero + group).to(tl.float32)
         if BITS == 4:
-            number = tl.reshape(tl.join(number & 15, number >> 4), (BLOCK_N, BLOCK_K))
-        of_group = tl.load(scale + scale_row + begin // group, mask=live_n, other=0.0)
-        middle = tl.load(zero + scale_row + begin // group, mask=live_n, other=0)
-        wide = number.to(tl.float32) - middle.to(tl.float32)[:, None]
-        left = (wide * of_group.to(tl.float32)[:, None]).to(right.dtype)
-        total += tl.dot(left, right, input_precision="ieee")
+            low, high = nibbles(number, middle, right, NATIVE)
+            even, odd = even_and_odd(right)
+            part = tl.dot(low, tl.trans(even), input_precision="ieee")
+            part = tl.dot(high, tl.trans(odd), part, input_precision="ieee")
+        else:
+            left = whole_bytes(number, middle, right)
+            part = tl.dot(left, tl.trans(right), input_precision="ieee")
+        total += part * of_group.to(tl.float32)[:, None]
     if HAS_BIAS:
-        total += tl.load(bias + n, mask=live_n, other=0.0).to(tl.float32)[:, None]
+        total += tl.load(bias + column).to(tl.float32)[:, None]
     tl.store(
         out + row[None, :] * columns + n[:, None],
         total.to(out.dtype.element_ty),
-        mask=live_m[None, :] & live_n[:, None],
+        mask=(m < tokens)[None, :] & (n < columns)[:, None],
     )

@@ -25,7 +25,7 @@ _BEGIN, _END = "<!-- compiled kernels -->\n", "<!-- end of compiled kernels -->\
 class Row(NamedTuple):
     """Attributes:
     target: Compute capability, 90 for 9.0.
-    instructions: Of the inner loop, per thread.
+    instructions: Of the inner loop, per warp.
     loop_bytes: Bytes of weights or cache that an iteration of the loop reads.
     """
 
@@ -36,6 +36,7 @@ class Row(NamedTuple):
     registers: int = 0
     stack: int = 0
     shared: int = 0
+    warps: int = 0
     instructions: int = 0
     loop_bytes: int | None = None
     matrix: tuple[str, ...] = ()
@@ -51,8 +52,10 @@ class Row(NamedTuple):
 
     @property
     def per_kib(self) -> str:
-        """Instructions of a thread per KiB that its block reads."""
-        return f"{self.instructions * 1024 / self.loop_bytes:.0f}" if self.loop_bytes else ""
+        """Instructions of all warps of a block per KiB of weights or cache that it reads."""
+        if not self.loop_bytes:
+            return ""
+        return f"{self.instructions * self.warps * 1024 / self.loop_bytes:.0f}"
 
 
 def rows(target: int, chosen: Iterable[cases.Case]) -> Iterator[Row]:
@@ -77,6 +80,7 @@ def _row(target: int, found: targets.Recorded) -> Row:
         None,
         *usage,
         kernel.metadata.shared,
+        kernel.metadata.num_warps,
         len(sass.inner_loop(kernel)),
         sass.loop_bytes(kernel),
         tuple(sass.matrix_instructions(kernel)),

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_steps import Step
+from paged_steps import Step, quantized
 from triton_interpreter import DEVICE
 
 from piecework.kernels import reference
 from piecework.kernels.attention import QuantizedAttention
 from piecework.kernels.cuda import platform as cuda_platform
 from piecework.kernels.paged_attention import TorchAttention
+from piecework.kernels.triton import device as devices
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 
 SMALL = Blocks(16, 16)
@@ -97,3 +98,19 @@ def test_shapes_of_real_models(
     )
     actual = step.run(TritonAttention(), padding=3)
     assert close(actual, step.run(TorchAttention(), padding=3).double().cpu(), 1e-2)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="GPUs choose by themselves")
+@pytest.mark.parametrize("cache", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_instructions_give_what_integer_arithmetic_gives(
+    cache: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries are divided by their largest number, and scores multiplied by it."""
+    results = []
+    for capability in ((8, 0), (9, 0)):
+        chosen = devices.Properties(capability, 1, 2**30)
+        monkeypatch.setattr(devices, "properties", lambda device, chosen=chosen: chosen)
+        step = Step([(5, 30), (1, 60)], page_size=16, heads=4, seed=1, dtype=torch.float16)
+        step, _, _ = quantized(step, cache, (0.5, 0.03))
+        results.append(step.run(TritonAttention(blocks=SMALL, num_splits=2)).double())
+    assert close(results[0], results[1], 2e-3)

@@ -38,6 +38,31 @@ def test_large_heads_fit_a_small_gpu() -> None:
     assert {"prefill_kernel", "decode_kernel"} <= {row["kernel"] for row in rows}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [86, 90])
+def test_weights_of_few_bits_are_widened_in_few_instructions(target: int) -> None:
+    """In a decode, counted as of four warps per 2 KiB of weights."""
+    rows = _compiled("--targets", str(target), "--cases", "groups of 128, bfloat16, 1 tokens")
+    for row, most in zip(rows, (120, 110), strict=True):
+        assert row["instructions"] * row["warps"] / 4 * 2048 / row["loop_bytes"] <= most, row
+
+
+@pytest.mark.slow
+def test_pages_of_float8_cost_few_instructions_more_than_bfloat16() -> None:
+    """A decode's tile of 64 keys has half the bytes."""
+    names = ("Llama 3 8B", "float8_e4m3fn cache", "float8_e5m2 cache")
+    rows = _compiled("--targets", "90", "--cases", *names)
+    of = {
+        name: max(
+            row["instructions"]
+            for row in rows
+            if (row["case"], row["kernel"]) == (name, "decode_kernel")
+        )
+        for name in names
+    }
+    assert max(of.values()) <= 1.3 * of["Llama 3 8B"]
+
+
 # A multiprocessor's generation each, with every kernel: minutes.
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [80, 86, 89, 90, 100, 120])
