@@ -5,7 +5,7 @@ python -m piecework.lab.compiled --targets 86 --quick # some kernels
 python -m piecework.lab.compiled --write docs/performance-cuda.md
 
 Prints a line per kernel, and ends with code 1 if a kernel does not compile, or needs more shared
-memory than a block may have, or local memory for registers.
+memory than a block may have.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Row(NamedTuple):
             return self.error
         if self.shared > (most := targets.SHARED_MEMORY[self.target]):
             return f"{self.shared} bytes of shared memory, of {most}"
-        return f"{self.stack} bytes of stack" if self.stack else None
+        return None
 
     @property
     def per_kib(self) -> str:
@@ -113,7 +113,8 @@ def _cell(row: Row | None) -> str:
     if row.error is not None:
         return "does not compile"
     parts = [str(row.registers), f"{row.shared / 1024:.0f}", row.per_kib]
-    return " / ".join(part for part in parts if part)
+    spilled = f", {row.stack} bytes spilled" if row.stack else ""
+    return " / ".join(part for part in parts if part) + spilled
 
 
 def _write(path: Path, text: str) -> None:
