@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from typing import Any
@@ -101,11 +102,17 @@ def _serve(arguments: argparse.Namespace) -> int:
 
         check_model(config.engine)
         return run_node(config.engine, log_level=config.log_level, environment=ENVIRONMENT)
-    with listen(config.host, config.port) as listener:
+    with contextlib.ExitStack() as listening:
+        ports = [(config.port, "--port"), (config.ollama_port, "--ollama-port")]
+        listeners = [
+            listening.enter_context(listen(config.host, port, flag))
+            for port, flag in ports
+            if port is not None
+        ]
         if isinstance(config, FleetConfig):
             from ..server.launch import serve
 
-            return serve(config, None, listener, _BEGAN)
+            return serve(config, None, listeners, _BEGAN)
         # The engine process imports its modules while this process imports the web stack and
         # reads the tokenizer.
         with spawned(config.engine_command) as process:
@@ -113,7 +120,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 check_model(config.engine)
             from ..server.launch import serve
 
-            return serve(config, process, listener, _BEGAN)
+            return serve(config, process, listeners, _BEGAN)
 
 
 def _pools(arguments: argparse.Namespace, path: str) -> bool:

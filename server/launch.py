@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -46,7 +46,7 @@ _KILL_TIMEOUT = 3  # The same after a second signal.
 def serve(
     config: AnyServerConfig | FleetConfig,
     process: subprocess.Popen[bytes] | None,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     began: float,
 ) -> NoReturn:
     """Serve until a signal or the engine's failure, then end the process with an exit code.
@@ -57,7 +57,7 @@ def serve(
     Args:
         process: An engine process that waits for its job. None for several models, whose
             processes start at the first request.
-        listener: The listening socket.
+        listeners: The listening sockets. The summary names the first one's port.
         began: The time of the start by `time.perf_counter`.
 
     Raises `ValueError` if the model cannot be found or read.
@@ -69,14 +69,17 @@ def serve(
         make = prepare_fleet(config)
     else:
         make = service_of(config, process)
-    uvloop.run(_launch(config, listener, make, began))
+    uvloop.run(_launch(config, listeners, make, began))
     raise AssertionError("the process has ended")
 
 
 async def _launch(
-    config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service], began: float
+    config: CommonServerConfig,
+    listeners: Sequence[socket.socket],
+    make: Callable[[], Service],
+    began: float,
 ) -> NoReturn:
-    launch = Launch(config, listener, make(), began)
+    launch = Launch(config, listeners, make(), began)
     # The objects made so far are permanent, so the garbage collector need not check them again.
     gc.freeze()
     try:
@@ -155,11 +158,15 @@ class Launch:
     """Starts the engine while HTTP is answered, prints the summary, and ends both in order."""
 
     def __init__(
-        self, config: CommonServerConfig, listener: socket.socket, service: Service, began: float
+        self,
+        config: CommonServerConfig,
+        listeners: Sequence[socket.socket],
+        service: Service,
+        began: float,
     ) -> None:
         self._began = began
         self._config = config
-        self._listener = listener
+        self._listeners = [*listeners]
         self._engine, app, self._summary = service
         self._http = http_server(app, config, access_log=config.log_level == "debug")
         self._accounts: Accounts | None = getattr(app.state, "accounts", None)
@@ -174,7 +181,7 @@ class Launch:
         if self._accounts is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_keys)
         await self._engine.start()
-        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        http = asyncio.create_task(self._http.serve(sockets=self._listeners))
         announcement = asyncio.create_task(self._announce())
         try:
             await self._until_end(http)
@@ -196,7 +203,7 @@ class Launch:
     async def _announce(self) -> None:
         if not await self._engine.wait_ready():
             return
-        port, seconds = self._listener.getsockname()[1], time.perf_counter() - self._began
+        port, seconds = self._listeners[0].getsockname()[1], time.perf_counter() - self._began
         if self._config.log_format == "json":
             ready = {"port": port, "start_seconds": round(seconds, 3)}
             logger.info("the server is ready", extra=with_fields(ready))

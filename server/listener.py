@@ -9,8 +9,8 @@ import socket
 _BACKLOG = 2048
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """Return a listening socket. `flag` names the port in errors.
 
     Raises `ValueError` if the port is in use or the address is not one of this machine.
     """
@@ -22,10 +22,10 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(
-                f"port {port} of {host} is in use; choose another with --port, or stop what "
+                f"port {port} of {host} is in use; choose another with {flag}, or stop what "
                 "listens there"
             ) from None
         reason = (
             error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         )
-        raise ValueError(f"cannot listen on --host {host} --port {port}: {reason}") from None
+        raise ValueError(f"cannot listen on --host {host} {flag} {port}: {reason}") from None

@@ -211,6 +211,12 @@ def may_use(model: str) -> bool:
     return key is None or key.models is None or model in key.models
 
 
+def may_unload() -> bool:
+    """Return whether the key of the current request may unload models."""
+    key = current_key.get()
+    return key is None or key.admin
+
+
 def check_access(model: str) -> None:
     """Raise `NotFound` if the key of the current request may not use this model."""
     if not may_use(model):

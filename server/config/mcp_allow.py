@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import NamedTuple
+
+from ...runtime.config.options import option
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -55,6 +58,27 @@ def _plain(address: Address) -> Address:
     return address
 
 
+@dataclass(frozen=True, kw_only=True)
+class McpConfig:
+    """Which MCP servers a server may reach. A part of `ServerConfig`."""
+
+    mcp_allow: str = option(
+        "",
+        "MCP servers that responses may use as tools (mcp.example.com,localhost:8000), and private "
+        "networks (10.0.0.0/8) in which they may be; needs the extra mcp; default: none",
+        group="server",
+        metavar="LIST",
+        items=r"[^-].*",
+    )
+
+    def check_mcp(self) -> None:
+        """Raise `ValueError` if the flag is wrong, or needs a package that is missing."""
+        if parse_mcp_allow(self.mcp_allow).hosts and find_spec("mcp") is None:
+            raise ValueError(
+                "--mcp-allow needs the package mcp: pip install 'piecework[mcp]', or leave it out"
+            )
+
+
 def parse_mcp_allow(text: str) -> AllowedServers:
     """Parse the flag. Raise `ValueError` for an entry that is no host, address or network."""
     hosts: set[tuple[str, int | None]] = set()
@@ -77,14 +101,6 @@ def parse_mcp_allow(text: str) -> AllowedServers:
         elif re.fullmatch(r"[0-9.]+|.*:.*", host):
             networks.append(_network(host))
     return AllowedServers(frozenset(hosts), tuple(networks))
-
-
-def check_mcp_allow(text: str) -> None:
-    """Raise `ValueError` if the flag is wrong, or needs a package that is missing."""
-    if parse_mcp_allow(text).hosts and find_spec("mcp") is None:
-        raise ValueError(
-            "--mcp-allow needs the package mcp: pip install 'piecework[mcp]', or leave it out"
-        )
 
 
 def _network(text: str) -> Network:

@@ -17,7 +17,8 @@ from ..observability.otlp import read_endpoint
 from .api_key import checked_key, read_api_key
 from .http_limits import HttpLimits
 from .keys import read_keys
-from .mcp_allow import check_mcp_allow
+from .mcp_allow import McpConfig
+from .ollama_port import OllamaPort
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
@@ -27,7 +28,7 @@ _MIN_WATCHDOG = 3  # Seconds. The engine sends a heartbeat every second.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommonServerConfig(HttpLimits):
+class CommonServerConfig(HttpLimits, OllamaPort):
     """Settings that every server has, whatever kind of model it serves. Raises `ValueError`.
 
     Attributes:
@@ -145,6 +146,7 @@ class CommonServerConfig(HttpLimits):
         HttpLimits.__post_init__(self)
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must lie between 0 and 65535, got {self.port}")
+        self.check_ollama_port(self.port)
         if self.max_queued_requests < 0:
             raise ValueError(
                 f"--max-queued-requests must be at least 0, got {self.max_queued_requests}"
@@ -217,7 +219,7 @@ class BatchServerConfig(CommonServerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(BatchServerConfig):
+class ServerConfig(BatchServerConfig, McpConfig):
     """Settings of a server for a language model."""
 
     engine_command = LANGUAGE_MODEL
@@ -309,14 +311,6 @@ class ServerConfig(BatchServerConfig):
         group=SERVER,
         metavar="FOLDER",
     )
-    mcp_allow: str = option(
-        "",
-        "MCP servers that responses may use as tools (mcp.example.com,localhost:8000), and private "
-        "networks (10.0.0.0/8) in which they may be; needs the extra mcp; default: none",
-        group=SERVER,
-        metavar="LIST",
-        items=r"[^-].*",
-    )
     profile_dir: str | None = option(
         None,
         "folder for the torch.profiler traces of /start_profile and /stop_profile; default: these "
@@ -364,7 +358,7 @@ class ServerConfig(BatchServerConfig):
                 "--responses-store-days must be a number of days above 0, got "
                 f"{self.responses_store_days}"
             )
-        check_mcp_allow(self.mcp_allow)
+        self.check_mcp()
         if not 1 <= self.dp_size <= MOST_REPLICAS:
             raise ValueError(
                 f"--dp-size must lie between 1 and {MOST_REPLICAS}, got {self.dp_size}"

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
-from ..auth.accounts import check_access, may_use
+from ..auth.accounts import check_access, may_unload, may_use
 from ..core.errors import ClientGone, InvalidRequest, NotFound, Unavailable, as_api_error
 from ..core.ollama_errors import is_ollama
 from ..http.body import (
@@ -21,6 +21,7 @@ from ..http.body import (
     read_json_body,
 )
 from ..http.form import FormRoute, model_of, read_form_body
+from ..ollama.keep_alive import seconds_of
 from ..ollama.names import served_name
 from ..serving.collector import unless_client_goes
 from ..serving.state import DEFAULT_MODEL
@@ -43,6 +44,7 @@ class _Named(msgspec.Struct):
 
     model: msgspec.Raw = msgspec.Raw(b"null")
     stream: msgspec.Raw = msgspec.Raw(b"null")
+    keep_alive: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class MemberRoute(BaseRoute):
@@ -72,10 +74,12 @@ class MemberRoute(BaseRoute):
         if isinstance(route, JsonRoute):
             is_left_out = route.empty and has_no_body(request)
             content = b"" if is_left_out else bytes(await read_json_body(request))
-            body_names, streams = _read(content or route.empty)
+            body_names, streams, keep_alive = _read(content or route.empty)
             member = self._member(body_names if body_names is not None else named, scope)
             if streams is None:
                 streams = is_ollama(scope["path"])
+            if is_ollama(scope["path"]) and may_unload():
+                member.keep_alive = keep_alive
             is_stream = streams and scope["path"] in STREAMED_PATHS
             async with self._reserve(len(content), member):
                 await self._serve(member, content, scope, receive, send, is_stream=is_stream)
@@ -207,9 +211,9 @@ def list_names(names: Iterable[str]) -> str:
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
 
 
-def _read(content: bytes) -> tuple[str | None, bool | None]:
-    """Return the model that a body names, and whether the body asks for a stream. Each is None if
-    the body does not say.
+def _read(content: bytes) -> tuple[str | None, bool | None, float | None]:
+    """Return the model that a body names, whether it asks for a stream, and for how many seconds
+    it keeps the model loaded. Each is None if the body does not say.
 
     Raises `InvalidRequest` if the body is no JSON object or `model` is no string.
     """
@@ -222,7 +226,8 @@ def _read(content: bytes) -> tuple[str | None, bool | None]:
         raise InvalidRequest(message, code="invalid_json") from None
     try:
         streams = None if bytes(body.stream) == b"null" else bytes(body.stream) == b"true"
-        return msgspec.json.decode(body.model, type=str | None), streams
+        keep_alive = seconds_of(bytes(body.keep_alive))
+        return msgspec.json.decode(body.model, type=str | None), streams, keep_alive
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidRequest(
             "model: input should be a valid string.", param="model", code="invalid_value"

@@ -273,7 +273,7 @@ class Fleet:
         for member, resident in zip(loaded, found, strict=True):
             member.update_memory(resident)
         for member in self._movable(only_idle=True):
-            seconds = self.config.idle_seconds(member.config)
+            seconds = member.idle_limit(self.config.idle_seconds(member.config))
             if seconds and time.monotonic() >= member.last_used + seconds:
                 member.closing = Closing.IDLE
         taken = sum(each.resident for each in loaded if each.closing is None)

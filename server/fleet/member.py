@@ -84,6 +84,7 @@ class Member:
         self.closing: Closing | None = None
         self.under_way = 0
         self.last_used = 0.0
+        self.keep_alive: float | None = None
         self.resident = 0
         self.size = estimate
         self._needed = 0  # Bytes that the model was measured to need since its first load.
@@ -94,6 +95,13 @@ class Member:
         self.failures = 0
         self._adopt, self._changed, self._service_of = adopt, changed, service_of
         self._watch: asyncio.Task[None] | None = None
+
+    def idle_limit(self, configured: float) -> float:
+        """Return the seconds without a request after which the model is unloaded; 0: never.
+
+        `keep_alive` of the last request of Ollama's API replaces the configured time.
+        """
+        return configured if self.keep_alive is None else self.keep_alive
 
     @property
     def admits(self) -> bool:

@@ -65,7 +65,7 @@ def _known(fleet: Fleet, member: Member) -> Known:
 
 
 def _expires(fleet: Fleet, member: Member) -> str:
-    seconds = fleet.config.idle_seconds(member.config)
+    seconds = member.idle_limit(fleet.config.idle_seconds(member.config))
     if not seconds or member.config.pinned:
         return NEVER
     used = time.time() - (time.monotonic() - member.last_used)

@@ -44,6 +44,7 @@ class Life(NamedTuple):
 
     seen: list[int]
     told: dict[str, Any]
+    ollama_names: list[dict[str, Any]]
     url: str
     status_while_ending: int
     reason: str
@@ -64,6 +65,10 @@ def life(model: str) -> Life:
         "1",
     ]
     flags += ["--enforce-eager", "--no-enable-prefix-caching", "--disable-log-requests"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        second = free.getsockname()[1]
+    flags += ["--ollama-port", str(second)]
     with serve(model, *flags) as server:
         seen = []
         while 200 not in seen:
@@ -71,12 +76,13 @@ def life(model: str) -> Life:
             assert server.process.poll() is None
             time.sleep(0.02)
         told = server.client.get("/server_info").json()
+        names = httpx.get(f"http://127.0.0.1:{second}/api/tags").json()["models"]
         with server.stream() as lines:
             server.process.send_signal(signal.SIGINT)
             time.sleep(0.2)
             refused = server.client.post("/v1/completions", json=PROMPT)
             status, reason = server.status(), finish_reason(lines)
-        return Life(seen, told, server.url, status, reason, refused, server.finish())
+        return Life(seen, told, names, server.url, status, reason, refused, server.finish())
 
 
 def test_health_tells_loading_from_ready_and_the_summary_what_is_served(life: Life) -> None:
@@ -102,6 +108,13 @@ def test_what_the_machine_makes_other_than_expected_has_a_line_in_the_summary() 
     assert "  threads         2: the control group's CPU quota is 2.5\n" in summary(
         ServerConfig(), info, 30000, 1.0, rows={}, chat=False
     )
+
+
+def test_a_second_port_has_the_same_endpoints(life: Life) -> None:
+    assert [each["name"] for each in life.ollama_names] == ["tiny:latest"]
+    for port in (0, 65536, 30000):
+        with pytest.raises(ValueError, match="--ollama-port"):
+            ServerConfig(ollama_port=port)
 
 
 def test_a_command_line_of_vllm_serves_what_it_means(life: Life) -> None:

@@ -8,6 +8,8 @@ import json
 import pytest
 from fleet_fixtures import ScriptedFleet, served, until
 
+from piecework.server.ollama.keep_alive import NEVER, seconds_of
+
 CHAT = {"model": "b:latest", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -46,3 +48,35 @@ async def test_a_stream_that_waits_for_its_model_sends_blanks(
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert answer.text.startswith("  ") and answer.text.endswith("\n")
     assert last in json.loads(answer.text.splitlines()[-1])
+
+
+async def test_keep_alive_of_the_last_request_unloads_a_model_or_keeps_it(
+    scripted: ScriptedFleet,
+) -> None:
+    async with served(scripted, "a", "b", "c", idle_unload=0.05) as client:
+        for model, keep_alive in (("a", -1), ("b", "1h"), ("c", "5s")):
+            body = {**CHAT, "model": model, "stream": False, "keep_alive": keep_alive}
+            assert (await client.post("/api/chat", json=body)).status_code == 200
+        body = {**CHAT, "model": "c", "stream": False, "keep_alive": 0}
+        assert (await client.post("/api/chat", json=body)).status_code == 200
+        await until(lambda: scripted.engines["c"].stops > 0)
+        names = {each["name"] for each in (await client.get("/api/ps")).json()["models"]}
+        assert names == {"a:latest", "b:latest"}
+        # Without the parameter, the server's own time holds again.
+        body = {**CHAT, "model": "a", "stream": False}
+        assert (await client.post("/api/chat", json=body)).status_code == 200
+        await until(lambda: scripted.engines["a"].stops > 0)
+        assert not scripted.engines["b"].stops
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (b"null", None), (b"300", 300.0), (b'"5m"', 300.0), (b'"1h30m"', 5400.0), (b"0", 0.001),
+        (b'"0"', 0.001), (b"-1", NEVER), (b'"-1"', NEVER), (b'"-1m"', NEVER), (b'"soon"', None),
+        (b"true", None), (b"[]", None), (b"1e999", None), (b'"1.5h"', 5400.0), (b'"\\ud800"', None),
+        (b'"' + b"1h" * 500 + b'"', None), (b'""', None),
+    ],
+)  # fmt: skip
+def test_durations_are_read_as_ollama_reads_them(value: bytes, seconds: float | None) -> None:
+    assert seconds_of(value) == seconds
