@@ -1,0 +1,57 @@
+"""A new engine process loads the adapters of the one that was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_clients import PROMPTS, collect, config, params, tokens, until
+from tiny_adapters import make_adapter
+
+from piecework.runtime.tokenizer.output_processor import RequestState
+from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from piecework.server.engine.client import EngineClient
+from piecework.server.engine.state import EngineState
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_requests_of_adapters_resume_after_a_crash(model: str, tmp_path: Path) -> None:
+    """One adapter was loaded while the engine ran, another was unloaded and still has a request."""
+    paths = [make_adapter(tmp_path / f"{seed}", Path(model), seed=seed) for seed in range(2)]
+    settings = config(model, enable_lora=True, speculative_algorithm="none")
+    client = EngineClient(settings, load_tokenizer(model), log_level="warning")
+    await client.start()
+    assert await client.wait_ready(), client.failure
+    try:
+        loaded = [(await client.load_adapter(path.name, str(path))).adapter for path in paths]
+        identities = ["", *(each.identity for each in loaded if each is not None)]
+
+        async def answers(round: int, kills: bool) -> list[list[int]]:
+            def asked(i: int, identity: str) -> Callable[[Tokenizer], RequestState]:
+                rid, sampling = f"{round}-{i}", params(1)
+                return lambda tokenizer: RequestState(
+                    rid, PROMPTS[0], sampling, tokenizer, adapter=identity
+                )
+
+            jobs = [
+                asyncio.create_task(collect(client, asked(*each))) for each in enumerate(identities)
+            ]
+            if kills:
+                before = client.stats.generation_tokens_total
+                await until(lambda: client.stats.generation_tokens_total > before + 40)
+                assert (await client.unload_adapter(identities[2])).error is None
+                os.kill(client.engine_pid or 0, signal.SIGKILL)
+                await until(lambda: client.state is EngineState.RESTARTING)
+            return [tokens(each) for each in await asyncio.gather(*jobs)]
+
+        wanted = await answers(0, kills=False)
+        assert await answers(1, kills=True) == wanted
+        assert len(set(map(tuple, wanted))) == 3 and client.restarts == 1
+        assert [each.name for each in await client.list_adapters()] == ["0"]
+    finally:
+        await client.stop()
