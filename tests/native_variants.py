@@ -94,10 +94,10 @@ class AttentionWay(NativeAttention):
         super().__init__(library)
         self._library, self.way = library, way
 
-    def run(self, *given: Any) -> None:
+    def _attend(self, *given: Any) -> None:
         self._library.piecework_choose_way(self.way)
         try:
-            super().run(*given)
+            super()._attend(*given)
         finally:
             self._library.piecework_choose_way(-1)
 
