@@ -29,7 +29,7 @@ from .http.content_coding import DecodeBodies
 from .llama_cpp import completion as llama_cpp_completion
 from .llama_cpp import properties as llama_cpp_properties
 from .middleware import EveryAnswer
-from .native import control, generate, loads, profiling, residence, weights
+from .native import adapters, control, generate, loads, profiling, residence, weights
 from .observability.metrics import Metrics
 from .observability.otlp import read_endpoint
 from .observability.request_record import RecordRequests, Watcher, log_request, request_logger
@@ -91,6 +91,7 @@ TEXT_ROUTERS = (
     control.body_router,
     profiling.router,
     profiling.body_router,
+    adapters.body_router,
     residence.router,
     residence.body_router,
     weights.body_router,

@@ -45,6 +45,7 @@ def add_foreign_flags(parser: Any) -> None:
     for names, (setting, read) in _SAME.items():
         add(*names, dest=setting, type=read)
     add("-sc", "--speculative-config", action=_SpeculativeConfig)
+    add("--lora-paths", dest="lora_modules", action=ListAction, items=r"[^-].*")
     add("--allowed-origins", dest="cors_origins", action=ListAction, items=r"\*|[a-z].*://.*")
     for flag, setting, value in _SWITCHES:
         add(flag, action="store_const", const=value, dest=setting)

@@ -216,7 +216,9 @@ CHOICES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
 }
 
 _TOOLS = "--tool-call-parser sets the format of calls; nothing else needs a flag"
-_LORA = "LoRA adapters are not supported; merge the adapter into its model and serve the result"
+_LORA = (
+    "adapters (LoRA) are set by --lora-modules, --max-loras, --max-lora-rank and --max-cpu-loras"
+)
 _SPECULATION = (
     "a proposal is accepted if it is the token that would have been sampled; "
     "--speculative-algorithm, --speculative-draft-model-path, --speculative-num-steps and "
@@ -253,7 +255,7 @@ REFUSED: Mapping[str, str] = {
     "-nocb|--no-cont-batching": "requests always share steps; --max-running-requests 1 computes "
     "one at a time",
     "--swap-space|--cpu-offload-.*|--(no-)?kv-offloading-.*|--(enable-)?hierarchical-.*|"
-    "--hicache-.*|--enable-lmcache|-nkvo|--no-kv-offload|--enable-(sleep-mode|memory-saver|weights-cpu-backup)|"
+    "--hicache-.*|--enable-lmcache|-nkvo|--no-kv-offload|--enable-(memory-saver|weights-cpu-backup)|"
     "--offload-.*": _HOST_MEMORY,
     "--compilation-config|-cc(\\..*)?|-O.*|--optimization-level|--performance-mode|"
     "--enable-torch-compile.*|--torch-compile-.*|--torchao-config": "--piecewise-cuda-graph "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .options import option
@@ -27,7 +29,7 @@ class LoRAConfig:
         "requests choose one by its name as `model`; default: none",
         group=LORA,
         metavar="LIST",
-        items=r"[^-=][^=]*=.*",
+        items=r"[^-].*",
     )
     max_loras: int = option(8, "number of adapters that one step can use", group=LORA, metavar="N")
     max_lora_rank: int | None = option(
@@ -67,11 +69,31 @@ class LoRAConfig:
     def lora_modules_by_name(self) -> dict[str, str]:
         """Return the paths of --lora-modules. Raise `ValueError`."""
         found: dict[str, str] = {}
-        for item in filter(None, self.lora_modules.split(",")):
-            name, _, path = item.partition("=")
+        for name, path in _modules(self.lora_modules):
             if not name or not path:
-                raise ValueError(f"--lora-modules takes NAME=PATH, got {item!r:.200}")
+                raise ValueError(f"--lora-modules takes NAME=PATH, got {self.lora_modules!r:.200}")
             if name in found:
                 raise ValueError(f"--lora-modules has the name {name!r:.200} twice")
             found[name] = path
         return found
+
+
+def _modules(text: str) -> Iterator[tuple[str, str]]:
+    """Yield names and paths of a list of NAME=PATH, PATH and JSON objects, as vLLM and SGLang take
+    them. Raise `ValueError` for JSON that cannot be read.
+    """
+    while text := text.lstrip(", "):
+        if text.startswith("{"):
+            try:
+                module, end = json.JSONDecoder().raw_decode(text)
+                yield str(module["name"]), str(module["path"])
+            except (ValueError, KeyError, RecursionError):
+                raise ValueError(
+                    "--lora-modules takes NAME=PATH or "
+                    f"""'{{"name": "NAME", "path": "PATH"}}', got {text!r:.200}"""
+                ) from None
+            text = text[end:]
+        else:
+            item, _, text = text.partition(",")
+            name, is_named, path = item.partition("=")
+            yield name, path if is_named else name

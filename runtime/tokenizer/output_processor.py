@@ -88,6 +88,7 @@ class RequestState:
         belongs_to: Ids of the client's requests that contain this request. They abort it, too.
         deliver: Called with each output.
         prediction_ids, tenant, adapter: See `GenerateRequest`.
+        adapter_name: The name by which the client chose the adapter.
         accepted_prediction, rejected_prediction: Sums of `TokenOutput.predicted`.
     """
 
@@ -108,6 +109,7 @@ class RequestState:
         prediction_ids: Sequence[int] = (),
         tenant: str = "",
         adapter: str = "",
+        adapter_name: str = "",
     ) -> None:
         self.rid = rid
         self.name = name or rid
@@ -118,6 +120,7 @@ class RequestState:
         self.arrival_time = arrival_time
         self.belongs_to = belongs_to
         self.prediction_ids, self.tenant, self.adapter = prediction_ids, tenant, adapter
+        self.adapter_name = adapter_name
         self.accepted_prediction = self.rejected_prediction = 0
         self.output_ids: list[int] = []
         self.finished = False

@@ -25,7 +25,7 @@ _OWN_PATHS = frozenset(
      "/model_info", "/get_model_info", "/tokenizer_info", "/version", "/docs", "/openapi.json"}
 )  # fmt: skip
 # Files and batches are shared by all keys and not counted for an account.
-_SHARED_PATHS = ("/v1/files", "/v1/batches")
+_SHARED_PATHS = ("/v1/files", "/v1/batches", "/v1/load_lora_", "/v1/unload_lora_")
 _LIMITED = ("requests", "tokens")
 _LIMIT_FIELDS = ("limit", "remaining", "reset")
 RATE_LIMIT_HEADERS = tuple(

@@ -304,6 +304,13 @@ class ServerConfig(BatchServerConfig, McpConfig):
         group=SERVER,
         choices=("wait", "refuse"),
     )
+    lora_root: str | None = option(
+        None,
+        "folder of the adapters that /v1/load_lora_adapter may load; default: adapters cannot be "
+        "changed while the server runs",
+        group=SERVER,
+        metavar="FOLDER",
+    )
     weights_root: str | None = option(
         None,
         "folder of the models that /update_weights_from_disk may load into the running engine; "

@@ -337,6 +337,11 @@ CacheSalt = Annotated[
     ),
 ]
 
+AdapterName = Annotated[
+    str | None,
+    Field(min_length=1, max_length=256, description="name of an adapter (LoRA) of the model"),
+]
+
 # OpenAI's limits.
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],

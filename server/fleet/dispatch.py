@@ -169,15 +169,19 @@ class MemberRoute(BaseRoute):
     def _named(self, name: str, scope: Scope) -> Member:
         members = self._fleet.members
         if is_ollama(scope["path"]):
-            name = served_name(name, members)
-        check_access(name)
-        if name not in members:
+            adapters = [each for member in members.values() for each in member.adapters]
+            name = served_name(name, [*members, *adapters])
+        named = (each.name for each in members.values() if _means(name, each))
+        own = name if name in members else next(named, name)
+        if not may_use(name):
+            check_access(own)
+        if own not in members:
             raise NotFound(
                 f"The model {name!r:.200} does not exist; this server has {list_names(members)}.",
                 param="model",
                 code="model_not_found",
             )
-        if not self._takes(members[name], scope):
+        if not self._takes(members[own], scope):
             fitting = [each.name for each in members.values() if self._takes(each, scope)]
             raise NotFound(
                 f"The model {name!r} does not answer {scope['path']:.200}; models that do: "
@@ -185,7 +189,7 @@ class MemberRoute(BaseRoute):
                 param="model",
                 code="model_not_for_path",
             )
-        return members[name]
+        return members[own]
 
     def _takes(self, member: Member, scope: Scope) -> bool:
         kind = type(member.config.server)
@@ -203,6 +207,12 @@ class MemberRoute(BaseRoute):
             if match is Match.PARTIAL and partial is None:
                 partial = (match, route)
         return partial
+
+
+def _means(name: str, member: Member) -> bool:
+    """Whether a name is that of a model, or of one of its adapters, which it may precede."""
+    model, _, adapter = name.rpartition(":")
+    return adapter in member.adapters if model == member.name else name in member.adapters
 
 
 def list_names(names: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -89,7 +89,15 @@ FleetDep = Annotated[Fleet, Depends(_fleet_of)]
 @router.get("/v1/models", responses=answers(MemberList | MessagesModels, error=_ERROR))
 async def list_models(request: Request, fleet: FleetDep) -> Response:
     """List all models of this server and their states."""
-    cards = [card(fleet, member) for member in fleet.members.values() if may_use(member.name)]
+    cards = list[MemberCard]()
+    for member in fleet.members.values():
+        own = card(fleet, member)
+        cards += [own] if may_use(member.name) else []
+        cards += [
+            replace(own, id=name, root=path, parent=member.name)
+            for name, path in member.adapters.items()
+            if may_use(member.name) or may_use(name)
+        ]
     if VERSION_HEADER in request.headers:
         return json_response(model_list(cards))
     return json_response(MemberList(data=cards))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
+from ...runtime.config.engine import EngineConfig
 from ...runtime.process.memory import resident_memory
 from ..config.fleet import MemberConfig
 from ..engine.spawn import spawn
@@ -107,6 +108,14 @@ class Member:
     def admits(self) -> bool:
         """Whether a request may enter now."""
         return self.state is MemberState.READY and self.closing is None
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The paths of its adapters (LoRA) by name: those loaded, or else those configured."""
+        if self.service is not None and self.service.engine.info is not None:
+            return {name: each.path for name, each in self.service.engine.adapters.items()}
+        engine = self.config.server.engine
+        return engine.lora_modules_by_name() if isinstance(engine, EngineConfig) else {}
 
     @property
     def is_idle(self) -> bool:

@@ -84,6 +84,7 @@ async def _generate(
             include_stop=False,
             priority=0,
             arrival_time=arrival,
+            adapter=serving.adapter_of(body.model),
             belongs_to=frozenset({request_id}),
             min_new_tokens=0,
             seed=None if body.seed < 0 else body.seed,

@@ -128,6 +128,7 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
             include_stop=sampling.no_stop_trim,
             priority=body.priority,
             arrival_time=arrival,
+            adapter=serving.adapter_for(None, _nth(body.lora_path, index)),
             belongs_to=frozenset({rid, body.rid} if isinstance(body.rid, str) else {rid}),
             min_new_tokens=sampling.min_new_tokens,
             seed=sampling.sampling_seed,

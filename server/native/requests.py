@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from ..core.limits import MAX_SEQUENCES
 from ..core.parameters import GENERATION, Others
 from ..core.schemas import (
+    AdapterName,
     Count,
     IdLists,
     Integer,
@@ -38,6 +39,13 @@ from ..core.schemas import (
 from ..serving.structured import StructuredFields
 
 T = TypeVar("T")
+_PER_PROMPT = (
+    "sampling_params",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "lora_path",
+)
 
 
 class NativeSampling(SamplingFields, StructuredFields):
@@ -107,7 +115,7 @@ class GenerateBody(WireModel):
     audio_data: Unsupported = None
     video_data: Unsupported = None
     token_ids_logprob: Unsupported = None
-    lora_path: Unsupported = None
+    lora_path: PerPrompt[AdapterName] = Field(default=[None])
     cache_salt: Annotated[Any, only(remedy="send it in sampling_params")] = None
     custom_logit_processor: Unsupported = None
     return_hidden_states: Unsupported = None
@@ -126,7 +134,7 @@ class GenerateBody(WireModel):
                 "text" if self.input_ids is None else "input_ids",
                 "the prompt, or one of them, is empty; send some text",
             )
-        for name in ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num"):
+        for name in _PER_PROMPT:
             if len(getattr(self, name)) not in (1, len(self.prompts)):
                 raise PydanticCustomError(
                     "disagreement", "{param} should have one entry for each prompt", {"param": name}

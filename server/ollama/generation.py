@@ -96,7 +96,7 @@ async def generate(
 
 def _loaded(serving: Serving, body: OllamaBody, make: MakeAnswer) -> Response:
     """Answer a request without text, by which clients load a model. It is loaded already."""
-    serving.check_model(served_name(body.model, serving.config.model_names))
+    serving.check_model(served_name(body.model, serving.names))
     serving.check_room(1, "model")
     return json_response(make(OllamaContent(), model=body.model, done=True, done_reason="load"))
 

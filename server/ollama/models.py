@@ -203,7 +203,7 @@ def show(serving: AnyServing) -> OllamaShow:
 @router.get("/api/tags", responses=answers(OllamaModels, error=OllamaErrorAnswer))
 async def list_models(serving: AnyServingDep) -> Response:
     """List the model of this server, once for each of its names."""
-    names = serving.config.model_names if serving.may_be_used() else ()
+    names = serving.names if serving.may_be_used() else ()
     found = known(serving)
     return json_response(OllamaModels([found._replace(name=name).listed() for name in names]))
 
@@ -221,7 +221,7 @@ SHOW = answers(OllamaShow, errors=BODY_ERRORS, error=OllamaErrorAnswer)
 @show_router.post("/api/show", responses=SHOW)
 async def show_model(body: ShowRequest, serving: AnyServingDep) -> Response:
     """Describe a model."""
-    serving.check_model(served_name(body.model, serving.config.model_names))
+    serving.check_model(served_name(body.model, serving.names))
     return json_response(show(serving))
 
 

@@ -113,7 +113,7 @@ def completion_request(serving: Serving, body: OllamaGenerateRequest) -> Complet
 def _generation(serving: Serving, body: OllamaBody) -> dict[str, Any]:
     """Return the members that chats and completions share."""
     members: dict[str, Any] = {
-        "model": served_name(body.model, serving.config.model_names),
+        "model": served_name(body.model, serving.names),
         "stream": body.stream,
         **_sampling(body.options),
     }

@@ -139,7 +139,9 @@ async def create_chat_completion(
     conversation = await begin(serving, body, request_id, size=request.size)
     requests = conversation.requests
     if body.stream:
-        start = ChatCompletionChunk(**head(serving, request_id), choices=[], service_tier=tier)
+        start = ChatCompletionChunk(
+            **head(serving, request_id, requests[0]), choices=[], service_tier=tier
+        )
         chunks = (
             _ChatChunks(serving, start, conversation, body)
             if keep is None
@@ -170,7 +172,7 @@ def _completion(
     tokenizer = serving.engine.tokenizer
     tokens = sum([output.completion_tokens for output in outputs])
     return ChatCompletion(
-        **head(serving, request_id),
+        **head(serving, request_id, conversation.requests[0]),
         choices=[
             _choice(body, index, output, reader, TokenTrail(tokenizer, conversation.requests[0]))
             for index, (output, reader) in enumerate(

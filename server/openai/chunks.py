@@ -54,12 +54,15 @@ class GenerationAnswer(Answer, kw_only=True):
     usage: UsageAnswer | UnsetType | None = UNSET
 
 
-def head(serving: Serving, request_id: str) -> dict[str, Any]:
-    """Return the members that are the same in a whole answer and in every chunk of a stream."""
+def head(serving: Serving, request_id: str, request: RequestState) -> dict[str, Any]:
+    """Return the members that are the same in a whole answer and in every chunk of a stream.
+
+    `request` is one of the sequences.
+    """
     return {
         "id": request_id,
         "created": int(time.time()),
-        "model": serving.model_name,
+        "model": serving.name_for(request),
         "system_fingerprint": serving.fingerprint,
     }
 

@@ -76,7 +76,7 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
         grammar,
         prediction=await prediction_ids(serving, body),
     )
-    start = head(serving, request_id)
+    start = head(serving, request_id, requests[0])
     choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]
     if body.stream:
         first = CompletionChunk(**start, choices=[])

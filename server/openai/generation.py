@@ -58,6 +58,7 @@ def generation_requests(
         count for count in (body.prompt_logprobs, logprobs if echo else None) if count is not None
     ]
     samples, arrival = body.samples, time.monotonic()
+    adapter = serving.adapter_for(body.model, body.lora_path)
     requests: list[RequestState] = []
     for ids in prompts:
         requests += build_requests(
@@ -70,7 +71,7 @@ def generation_requests(
             include_stop=body.include_stop_str_in_output,
             visible=visible,
             prediction=prediction,
-            adapter=serving.engine.adapters.get(body.model or ""),
+            adapter=adapter,
             priority=body.priority,
             arrival_time=arrival,
             belongs_to=frozenset({request_id}),

@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from ..core.limits import MAX_MESSAGES
 from ..core.parameters import CHAT, GENERATION, Others
 from ..core.schemas import (
+    AdapterName,
     Count,
     IdLists,
     Metadata,
@@ -72,7 +73,7 @@ class GenerationBody(SamplingFields, OpenAIStructuredFields):
     priority: Priority = 0
     prediction: Prediction | None = None
 
-    lora_path: Unsupported = None
+    lora_path: AdapterName = None
     use_beam_search: Unsupported = None
     bad_words: Annotated[Any, only(remedy="give their tokens a logit_bias of -100")] = None
     allowed_token_ids: Unsupported = None

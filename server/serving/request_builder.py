@@ -115,6 +115,7 @@ def build_requests(
             prediction_ids=prediction,
             tenant=tenant(fields.cache_salt, shared=serving.config.kv_share == "all"),
             adapter="" if adapter is None else adapter.identity,
+            adapter_name="" if adapter is None else adapter.name,
         )
         for sample, name in enumerate(called)
     ]

@@ -19,8 +19,10 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.sampling.defaults import SamplingDefaults
+from ...runtime.tokenizer.output_processor import RequestState
 from ...version import __version__
 from ..auth.accounts import check_access, may_use
 from ..core.answers import Answer
@@ -103,15 +105,27 @@ class AnyServing:
                 param="model",
                 code="missing_required_parameter",
             )
-        known = (None, DEFAULT_MODEL, *self.config.model_names)
-        if name not in known and name not in self.engine.adapters:
+        adapter = self.adapter_of(name)
+        if name not in (None, DEFAULT_MODEL, *self.config.model_names) and adapter is None:
             message = (
                 f"The model {name!r:.200} does not exist; this server has "
                 f"{' and '.join(map(repr, self.config.model_names))}."
             )
             raise NotFound(message, param="model", code="model_not_found")
-        if not self.may_be_used():
+        if not self.may_be_used() and not (adapter is not None and may_use(adapter.name)):
             check_access(self.model_name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the model and of its adapters."""
+        return [*self.config.model_names, *self.engine.adapters]
+
+    def adapter_of(self, name: str | None) -> AdapterInfo | None:
+        """Return the adapter (LoRA) that a request means by `NAME` or `MODEL:NAME`, or None."""
+        if name is None:
+            return None
+        model, _, own = name.rpartition(":")
+        return self.engine.adapters.get(own if model in self.config.model_names else name)
 
     def may_be_used(self) -> bool:
         """Return whether the key of the current request may use the model under any of its
@@ -156,6 +170,8 @@ class Serving(AnyServing):
     metrics: Metrics
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     live_rids: set[str] = field(default_factory=set)
+    changing_adapters: asyncio.Lock = field(default_factory=asyncio.Lock)
+    unloading: set[asyncio.Task[Any]] = field(default_factory=set)
     weights: ServedWeights = field(default_factory=ServedWeights)
     kept_logprobs: KeptLogprobs = field(default_factory=KeptLogprobs)
     threads: TextThreads = field(default_factory=TextThreads)
@@ -206,6 +222,33 @@ class Serving(AnyServing):
             for name, adapter in self.engine.adapters.items()
         ]
         return AnyServing.model_cards(self) + adapters
+
+    def name_for(self, request: RequestState) -> str:
+        """Return the name of the model in the answer to a request: that of its adapter, if any."""
+        return request.adapter_name or self.model_name
+
+    def adapter_for(self, model: str | None, lora_path: str | None) -> AdapterInfo | None:
+        """Return the adapter of a request, chosen by its model or by SGLang's `lora_path`.
+
+        Raise `NotFound` for an unknown `lora_path`, and `InvalidRequest` if both are adapters.
+        """
+        named = self.adapter_of(model)
+        if lora_path is None:
+            return named
+        chosen = self.engine.adapters.get(lora_path)
+        if chosen is None:
+            raise NotFound(
+                f"lora_path: there is no adapter {lora_path!r:.200}; /v1/models lists adapters.",
+                param="lora_path",
+                code="model_not_found",
+            )
+        if named not in (None, chosen):
+            raise InvalidRequest(
+                f"lora_path: the model {model!r:.200} is another adapter; send one of them.",
+                param="lora_path",
+                code="invalid_value",
+            )
+        return chosen
 
     def check_room(self, sequences: int, param: str) -> None:
         """Check whether the engine has room for `sequences` more sequences.

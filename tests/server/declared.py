@@ -69,8 +69,13 @@ SWITCHED_ON = [
     *(("POST", f"/{name}") for name in ("resume_memory_occupation", "pause_generation")),
     *(("POST", f"/{name}") for name in ("continue_generation", "update_weights_from_disk")),
     ("POST", "/get_weights_by_name"),
+    *(
+        ("POST", f"{place}/{does}_lora_adapter")
+        for place in ("", "/v1")
+        for does in ("load", "unload")
+    ),
 ]
-"""Endpoints of tests/server/native/test_residence.py, whose client checks their answers."""
+"""Endpoints that a flag turns on: tests/server/native/test_residence.py, test_adapters.py."""
 
 NOT_OFFERED = [
     *(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy", "blobs/{digest}")),

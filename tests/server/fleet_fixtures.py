@@ -94,7 +94,10 @@ class ScriptedFleet:
             MemberConfig(
                 name=name,
                 server=ServerConfig(
-                    engine=EngineConfig(model_path=str(self._folder)), served_model_name=name
+                    engine=EngineConfig(
+                        model_path=str(self._folder), lora_modules=own[name].pop("adapters", "")
+                    ),
+                    served_model_name=name,
                 ),
                 **own[name],
             )

@@ -63,7 +63,7 @@ class LiveResponse:
         self._body = body
         self._conversation: Conversation | None = None
         self._tokenizer = serving.engine.tokenizer
-        self._model = serving.model_name
+        self._model = serving.name_for(conversation.requests[0])
         self._created = time.time()
         self._completed: float | None = None
         self._error: ResponseError | None = None
