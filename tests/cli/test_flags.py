@@ -38,6 +38,9 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "num_threads": (1, 1024),
     "speculative_num_draft_tokens": (1, 128),
     "speculative_num_steps": (1, 128),
+    "max_loras": (1, 1024),
+    "max_lora_rank": (1, 512),
+    "max_cpu_loras": (1, 1_000_000),
     "port": (0, 65535),
     "max_queued_requests": (0, 10**6),
     "max_header_bytes": (1024, 2**40),
@@ -104,6 +107,12 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(
             ["*", "https://a.example", "http://a.example:8080,http://[::1]:5173"]
         )
+    if name == "lora_modules":
+        return st.sampled_from(["sql=./a", "sql=./a,chat=org/b", "./a"])
+    if name == "kv_host_memory":
+        return st.sampled_from(["16M", "1.5G"])
+    if name == "kv_disk":
+        return st.sampled_from(["/var/kv", "kv:64G", "~/kv:1t"])
     if name == "api_key":
         return st.text(st.characters(categories=["L", "N"]), min_size=1)
     if hint in (int, int | None):
@@ -117,10 +126,11 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
 
 def agree(settings: dict[str, Any]) -> bool:
     """Whether no two of them contradict each other."""
-    return not (
-        settings.get("piecewise_cuda_graph")
-        and settings.get("cuda_graph_backend_prefill", "piecewise") != "piecewise"
+    backends = settings.get("piecewise_cuda_graph") and (
+        settings.get("cuda_graph_backend_prefill", "piecewise") != "piecewise"
     )
+    tiers = settings.keys() & {"kv_disk", "kv_host_memory"} and settings.get("tp_size", 1) > 1
+    return not (backends or tiers)
 
 
 # Files of keys are read when the settings are made: test_api_key.py has them, test_tracing.py the
@@ -368,7 +378,6 @@ def test_foreign_values_are_read_as_their_servers_read_them(
         (["--gpu-memory-utilization=0.9"], "--mem-fraction-static"),
         (["model", "--max-prefill-tokens", "8192"], "--chunked-prefill-size N limits"),
         (["--kv-cache-memory-bytes", "1"], "--max-total-tokens N"),
-        (["--enable-lora", "--lora-modules", "a=b"], "merge the adapter"),
         (["-O3"], "--piecewise-cuda-graph compiles"),
         (["--uvicorn-log-level", "debug"], "--log-level sets"),
         (["--tool-parser-plugin", "x.py"], "--tool-call-parser"),
