@@ -343,12 +343,10 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/detokenize": ({"tokens": [5, 6]}, {"tokens": [[5], [6, 7]], "skip_special_tokens": False}),
     "/abort_request": ({"rid": "nobody"},),
     "/flush_cache": ({},),
-    "/pause_generation": ({"mode": "in_place"},),
     "/release_memory_occupation": ({"tags": ["weights", "kv_cache"]},),
     "/get_weights_by_name": ({"name": "model.norm.weight", "truncate_size": 2},),
     "/update_weights_from_disk": ({"model_path": "x", "weight_version": "1"},),
     "/v1/load_lora_adapter": ({"lora_name": "a", "lora_path": "b"},),
-    "/v1/unload_lora_adapter": ({"lora_name": "a"},),
     "/v1/batches": (
         {
             "input_file_id": "file-1",

@@ -15,6 +15,7 @@ from ...runtime.process.logs import LOG_FORMATS
 from ..engine.spawn import LANGUAGE_MODEL
 from ..observability.otlp import read_endpoint
 from .api_key import checked_key, read_api_key
+from .changes import ChangesConfig
 from .http_limits import HttpLimits
 from .keys import read_keys
 from .mcp_allow import McpConfig
@@ -219,7 +220,7 @@ class BatchServerConfig(CommonServerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(BatchServerConfig, McpConfig):
+class ServerConfig(BatchServerConfig, McpConfig, ChangesConfig):
     """Settings of a server for a language model."""
 
     engine_command = LANGUAGE_MODEL
@@ -291,32 +292,6 @@ class ServerConfig(BatchServerConfig, McpConfig):
         "days after which an unused stored response is deleted",
         group=SERVER,
         metavar="DAYS",
-    )
-    enable_sleep_mode: bool = option(
-        False,
-        "serve the endpoints that free the engine's memory for a while and that pause it: /sleep, "
-        "/wake_up, /pause_generation, ...",
-        group=SERVER,
-    )
-    sleep_requests: str = option(
-        "wait",
-        "what requests do while the engine sleeps: wait, or refuse with 503 and Retry-After",
-        group=SERVER,
-        choices=("wait", "refuse"),
-    )
-    lora_root: str | None = option(
-        None,
-        "folder of the adapters that /v1/load_lora_adapter may load; default: adapters cannot be "
-        "changed while the server runs",
-        group=SERVER,
-        metavar="FOLDER",
-    )
-    weights_root: str | None = option(
-        None,
-        "folder of the models that /update_weights_from_disk may load into the running engine; "
-        "default: this endpoint and /get_weights_by_name are off",
-        group=SERVER,
-        metavar="FOLDER",
     )
     profile_dir: str | None = option(
         None,

@@ -84,8 +84,7 @@ def build_requests(
             **values,
         )
     except ValueError as error:
-        message = str(error)
-        param = message.partition(" ")[0]
+        message, param = str(error), str(error).partition(" ")[0]
         for name, wire_name in names.sampling.items():
             message = message.replace(name, wire_name)
         param = names.sampling.get(param, param)

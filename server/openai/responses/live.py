@@ -63,7 +63,8 @@ class LiveResponse:
         self._body = body
         self._conversation: Conversation | None = None
         self._tokenizer = serving.engine.tokenizer
-        self._model = serving.name_for(conversation.requests[0])
+        adapter = serving.adapter_of(body.model)
+        self._model = serving.model_name if adapter is None else adapter.name
         self._created = time.time()
         self._completed: float | None = None
         self._error: ResponseError | None = None
