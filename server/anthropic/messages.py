@@ -175,7 +175,7 @@ class _Answer:
         self._limit: StopReason = "max_tokens"
         if max_tokens > self._request.params.max_new_tokens:
             self._limit = "model_context_window_exceeded"
-        self._id, self._model = message_id, serving.name_for(self._request)
+        self._id, self._model = message_id, self._request.adapter_name or serving.model_name
 
     def message(self, output: RequestOutput) -> MessageAnswer:
         """Return the message without content and without a reason for its end."""

@@ -116,7 +116,7 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
     requests: list[RequestState] = []
     bounded: list[RequestState] = []
     for index, (ids, sampling) in enumerate(zip(prompts, each, strict=True)):
-        rid = _rid(body, index)
+        rid, adapter = _rid(body, index), _nth(body.lora_path, index)
         n, length = sampling.n, sampling.max_new_tokens
         samples = build_requests(
             serving,
@@ -128,7 +128,7 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
             include_stop=sampling.no_stop_trim,
             priority=body.priority,
             arrival_time=arrival,
-            adapter=serving.adapter_for(None, _nth(body.lora_path, index)),
+            adapter=None if adapter is None else serving.adapter_for(None, adapter),
             belongs_to=frozenset({rid, body.rid} if isinstance(body.rid, str) else {rid}),
             min_new_tokens=sampling.min_new_tokens,
             seed=sampling.sampling_seed,

@@ -62,7 +62,7 @@ def head(serving: Serving, request_id: str, request: RequestState) -> dict[str, 
     return {
         "id": request_id,
         "created": int(time.time()),
-        "model": serving.name_for(request),
+        "model": request.adapter_name or serving.model_name,
         "system_fingerprint": serving.fingerprint,
     }
 

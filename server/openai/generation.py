@@ -58,7 +58,11 @@ def generation_requests(
         count for count in (body.prompt_logprobs, logprobs if echo else None) if count is not None
     ]
     samples, arrival = body.samples, time.monotonic()
-    adapter = serving.adapter_for(body.model, body.lora_path)
+    adapter = (
+        serving.adapter_of(body.model)
+        if body.lora_path is None
+        else serving.adapter_for(body.model, body.lora_path)
+    )
     requests: list[RequestState] = []
     for ids in prompts:
         requests += build_requests(

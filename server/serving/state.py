@@ -22,7 +22,6 @@ from starlette.responses import Response
 from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.engine_info import EngineInfo
 from ...runtime.sampling.defaults import SamplingDefaults
-from ...runtime.tokenizer.output_processor import RequestState
 from ...version import __version__
 from ..auth.accounts import check_access, may_use
 from ..core.answers import Answer
@@ -223,18 +222,12 @@ class Serving(AnyServing):
         ]
         return AnyServing.model_cards(self) + adapters
 
-    def name_for(self, request: RequestState) -> str:
-        """Return the name of the model in the answer to a request: that of its adapter, if any."""
-        return request.adapter_name or self.model_name
+    def adapter_for(self, model: str | None, lora_path: str) -> AdapterInfo:
+        """Return the adapter that a request chooses by SGLang's `lora_path`.
 
-    def adapter_for(self, model: str | None, lora_path: str | None) -> AdapterInfo | None:
-        """Return the adapter of a request, chosen by its model or by SGLang's `lora_path`.
-
-        Raise `NotFound` for an unknown `lora_path`, and `InvalidRequest` if both are adapters.
+        Raise `NotFound` if it is unknown, and `InvalidRequest` if the model is another adapter.
         """
         named = self.adapter_of(model)
-        if lora_path is None:
-            return named
         chosen = self.engine.adapters.get(lora_path)
         if chosen is None:
             raise NotFound(
