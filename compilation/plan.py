@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -168,7 +169,7 @@ def make_plan(
     inputs: list[torch.Tensor],
     names: Mapping[int, str],
     passes: Mapping[str, int],
-    passes_off: Mapping[str, str],
+    passes_off: Mapping[str, str] = MappingProxyType({}),
     before: Sequence[Sequence[str]] = (),
     unit: int = 1,
     sent: tuple[float, float] = (0.0, 0.0),

@@ -18,7 +18,7 @@ from ...compilation.piecewise import PiecewiseForward
 from ...compilation.plan import DistinctPiece, Plan, Stretch
 from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
 from ..config.engine import EngineConfig
-from ..distributed.ranks import ALONE
+from ..distributed.ranks import ALONE, Alone
 from ..executor.model_runner import ModelRunner
 from ..files.resolve import resolve_model_path
 from ..graphs.compile_pieces import make_pieces
@@ -166,10 +166,16 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         raise ValueError(
             "explain shows a model in pieces: leave out the flags that switch them off"
         )
-    runner = ModelRunner(
-        replace(config, piecewise_cuda_graph=True),
-        ranks=ALONE if config.tp_size == 1 else LoneRank(config.tp_size),
-    )
+    ranks = ALONE if config.tp_size == 1 else LoneRank(config.tp_size)
+    try:
+        return _explain(config, lengths, ranks)
+    finally:
+        ranks.close()
+
+
+def _explain(config: EngineConfig, lengths: Lengths | None, ranks: Alone) -> Explanation:
+    """Explain the part of the model that rank 0 of `ranks` has."""
+    runner = ModelRunner(replace(config, piecewise_cuda_graph=True), ranks=ranks)
     try:
         maker = piece_store(PieceMaker, runner.config, runner.platform)
     except OSError as error:

@@ -27,6 +27,9 @@ class LoneRank(Alone):
     def make_group(self, platform: RankGroups) -> None:
         set_group(TENSOR_PARALLEL, _ZeroGroup(self.size))
 
+    def close(self, *, reason: str | None = None, lost: bool = False) -> None:
+        set_group(TENSOR_PARALLEL, None)
+
 
 class _ZeroGroup:
     """A group whose collectives return zeros, so that two forwards that differ only in their

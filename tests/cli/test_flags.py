@@ -41,7 +41,8 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "max_loras": (1, 1024),
     "max_lora_rank": (1, 512),
     "max_cpu_loras": (1, 1_000_000),
-    "port": (0, 65535),
+    "port": (0, 30000),
+    "ollama_port": (30001, 65535),
     "max_queued_requests": (0, 10**6),
     "max_header_bytes": (1024, 2**40),
     "watchdog_timeout": (3.0, 1e6),
@@ -107,6 +108,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(
             ["*", "https://a.example", "http://a.example:8080,http://[::1]:5173"]
         )
+    if name == "mcp_allow":
+        return st.sampled_from(["mcp.example.com", "localhost:8000,10.0.0.0/8"])
     if name == "lora_modules":
         return st.sampled_from(["sql=./a", "sql=./a,chat=org/b", "./a"])
     if name == "kv_host_memory":
@@ -135,7 +138,9 @@ def agree(settings: dict[str, Any]) -> bool:
 
 # Files of keys are read when the settings are made: test_api_key.py has them, test_tracing.py the
 # endpoint. Nodes and groups of experts go together with ranks: test_nodes.py has them.
-ELSEWHERE = {"api_key_file", "api_keys", "otlp_traces_endpoint", "nnodes", "node_rank", "ep_size"}
+# Logits processors exclude ranks and speculation: tests/runtime/sampling/test_plug_ins.py has them.
+ELSEWHERE = {"api_key_file", "api_keys", "otlp_traces_endpoint", "nnodes", "node_rank", "ep_size",
+             "logits_processors"}  # fmt: skip
 SETTINGS = st.fixed_dictionaries(
     {}, optional={name: values_of(name) for name in OPTIONS if name not in ELSEWHERE}
 ).filter(agree)

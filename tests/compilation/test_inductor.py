@@ -64,7 +64,8 @@ def make_pieces(folder: Path) -> tuple[PiecewiseForward, PiecesReport]:
         compiler=InductorCompiler(),
         cache=CompileCache(folder),
         max_tokens=512,
-        passes=PassConfig(pack_linear=packed_linear.is_available()),
+        # A process without a compiler may lack the kernels that the pass needs.
+        passes=PassConfig(pack_linear=packed_linear.is_available(), attention_quant=False),
     )
     return maker.make(Small(), step(6), model_key="small")
 

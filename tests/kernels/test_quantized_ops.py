@@ -164,4 +164,5 @@ def test_the_traced_op_gives_what_its_reference_does_in_the_form_that_it_promise
 
 def test_every_traced_op_is_tried() -> None:
     elsewhere = {"rms_norm", "add_rms_norm", "silu_and_mul", "rotary_embedding", "fused_moe"}
+    elsewhere |= {"lora"}  # tests/kernels/test_lora.py
     assert set(ARGUMENTS) | elsewhere == set(ops.TRACED)

@@ -62,7 +62,9 @@ def test_every_call_binds_to_flashinfers_own_signature(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_an_argument_that_flashinfer_does_not_have_is_found_out(wrapper: str) -> None:
-    made = getattr(flashinfer_standin, wrapper)(torch.zeros(16, dtype=torch.uint8), "NHD")
+    made = getattr(flashinfer_standin, wrapper)(
+        torch.zeros(16, dtype=torch.uint8), "NHD", backend="fa2"
+    )
     with pytest.raises(TypeError, match="no_such_argument"):
         made.plan(
             *[torch.zeros(1)] * 8 if "Prefill" in wrapper else [torch.zeros(1)] * 7,

@@ -35,7 +35,12 @@ class EngineInProcess(EngineClient):
         self.core, runner = make_core(num_pages=64, max_running_requests=3)
         runner.vocab_size = INFO.vocab_size
         shell = SimpleNamespace(
-            ranks=ALONE, rest=lambda: None, give_back_memory=lambda: None, close=lambda: None
+            ranks=ALONE,
+            rest=lambda: None,
+            give_back_memory=lambda: None,
+            close=lambda: None,
+            adapters=None,
+            config=SimpleNamespace(model_path=""),
         )
         startup = SimpleNamespace(pending=False)
         socket = cast(Any, SimpleNamespace(send=self._to_server))

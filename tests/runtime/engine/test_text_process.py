@@ -69,7 +69,12 @@ def run(
     core: EngineCore, client: Client, give_back_memory: Callable[[], None] = lambda: None
 ) -> None:
     shell = SimpleNamespace(
-        ranks=ALONE, rest=lambda: None, give_back_memory=give_back_memory, close=lambda: None
+        ranks=ALONE,
+        rest=lambda: None,
+        give_back_memory=give_back_memory,
+        close=lambda: None,
+        adapters=None,
+        config=SimpleNamespace(model_path=""),
     )
     startup = SimpleNamespace(pending=False, stop=lambda: None)
     engine = Engine(core, cast("Any", shell), cast("Any", startup))

@@ -57,7 +57,9 @@ PARAMS = st.builds(
     prompt_logprobs=st.none() | st.integers(0, 20),
 )
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
+st.register_type_strategy(int, INTEGERS)  # Those that msgpack can hold.
 NUMBERS = st.floats(allow_nan=False)
+st.register_type_strategy(float, NUMBERS)  # NaN differs from itself.
 LOGPROB = st.builds(
     TokenLogprob,
     token_id=INTEGERS,

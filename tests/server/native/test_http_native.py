@@ -74,6 +74,7 @@ async def test_every_sampling_parameter_reaches_the_engine(
         "seed": 11, "stop_token_ids": [8, 9], "ignore_eos": True, "logit_bias": {5: -1.0},
         "logprobs": None, "prompt_logprobs": None, "prompt_logprobs_start": 0, "grammar": None,
         "thinking_budget": None, "thought_begin_ids": [], "thought_end_ids": [],
+        "extra_args": None,
     }  # fmt: skip
     assert (
         request.text.stop,

@@ -117,6 +117,7 @@ async def test_every_parameter_reaches_the_engine(
     }
     assert params == {
         "thinking_budget": None, "thought_begin_ids": [], "thought_end_ids": [],
+        "extra_args": None,
         "max_new_tokens": 9, "min_new_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7,
         "min_p": 0.1, "presence_penalty": 0.3, "frequency_penalty": -0.4, "repetition_penalty": 1.1,
         "seed": 11, "stop_token_ids": [8, 9], "ignore_eos": True, "logit_bias": {5: -100.0, 6: 1.5},
