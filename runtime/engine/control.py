@@ -39,7 +39,8 @@ _Weights = Mapping[str, torch.Tensor]
 class EngineControl:
     """Messages of `core.control_messages`, done one after another.
 
-    `renew_graphs` is called after new weights were copied.
+    `renew_graphs` is called after new weights were copied. `end_loads` is called before the cache
+    is flushed: what is being restored must not stay in it.
 
     Attributes:
         stopped: Whether no step may run.
@@ -51,9 +52,10 @@ class EngineControl:
         runner: ModelRunner,
         tiers: Tiers | None,
         renew_graphs: Callable[[], None],
+        end_loads: Callable[[], None],
     ) -> None:
         self._core, self._runner, self._tiers = core, runner, tiers
-        self._renew_graphs = renew_graphs
+        self._renew_graphs, self._end_loads = renew_graphs, end_loads
         self._queue: deque[Control] = deque()
         self._is_paused = False
         self._sleep: Sleep | None = None
@@ -122,6 +124,7 @@ class EngineControl:
         self._core.suspend()
         if self._tiers is not None:
             self._tiers.save_all()
+        self._end_loads()
         self._core.flush_cache()
         states = [] if runner.states is None else chain(*runner.states.tensors)
         pool = runner.pool
@@ -137,12 +140,16 @@ class EngineControl:
         """Read the weights again. The engine sleeps on if that fails."""
         if self._sleep is None:
             raise ValueError("the engine does not sleep")
-        if self._stored is not None:
-            self._stored.restore(self._runner)
-            self._stored = None
-        else:
-            replace_weights(self._runner, load_like(self._runner, self._path))
-            self._runner.platform.give_back_memory()
+        stored, self._stored = self._stored, None
+        try:
+            if stored is not None:
+                stored.restore(self._runner)
+        except OSError as error:
+            logger.warning("the stored weights cannot be read (%s): the model's are", error)
+            stored = None
+        if stored is None:
+            # The files may have changed, so they are treated like those of other weights.
+            self._replace(*self._load(self._path))
         self._sleep = None
 
     def _update(self, message: UpdateWeights) -> Controlled | None:
@@ -162,28 +169,39 @@ class EngineControl:
         if (error := self._loading.exception()) is not None:
             self._loading = None
             raise error
-        if message.at_once:
+        if message.at_once or self._is_paused:  # No step of a paused engine would end a request.
             self._core.suspend()
         elif not self._core.hold():
             return None  # Running requests finish on the old weights, and no other one begins.
         began = time.monotonic()
-        weights, keys = self._loading.result()
-        replace_weights(self._runner, weights)
+        self._replace(*self._loading.result())
         self._loading, self._path = None, message.model_path
+        self._core.release()
+        logger.info("the weights of %s replaced the old ones", message.model_path)
+        return Controlled(seconds=time.monotonic() - began)
+
+    def _replace(self, weights: _Weights, keys: BlockKeys | None) -> None:
+        """Take over what `_load` returned. No request may run."""
+        replace_weights(self._runner, weights)
+        self._end_loads()
         self._core.flush_cache()
         if keys is not None and self._tiers is not None:
             self._tiers.rename(keys)
         self._renew_graphs()
-        self._core.release()
         self._runner.platform.give_back_memory()
-        logger.info("the weights of %s replaced the old ones", message.model_path)
-        return Controlled(seconds=time.monotonic() - began)
 
     def _load(self, path: str) -> tuple[_Weights, BlockKeys | None]:
-        """Load weights, and name the blocks that they compute."""
-        weights, keys = load_like(self._runner, path), None
-        if self._tiers is not None:
-            keys = block_keys(self._runner.config, self._runner, resolve_model_path(path))
+        """Load weights, and name the blocks that they compute. Raise `ValueError` or `OSError`."""
+        try:
+            weights, keys = load_like(self._runner, path), None
+            if self._tiers is not None:
+                keys = block_keys(self._runner.config, self._runner, resolve_model_path(path))
+        except (ValueError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            logger.exception("the weights of %s cannot be loaded", path)
+            reason = f"{path} cannot be loaded ({type(error).__name__}: {error!s:.200})"
+            raise ValueError(reason) from error
         return weights, keys
 
     def _read(self, message: ReadWeights) -> list[float]:

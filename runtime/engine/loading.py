@@ -84,8 +84,13 @@ class LoadingRequests:
         for rid in rids:
             self._waiting.pop(rid, None)
             if self._load is not None and self._load.rid == rid:
-                self._load.end()
-                self._load = None
+                self.end()
+
+    def end(self) -> None:
+        """End what is being loaded. Waiting requests look again for what is worth loading."""
+        if self._load is not None:
+            self._load.end()
+            self._load = None
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Record how long a step with so many new tokens took."""
@@ -93,8 +98,7 @@ class LoadingRequests:
             self._token_seconds = _averaged(self._token_seconds, seconds / num_tokens)
 
     def close(self) -> None:
-        if self._load is not None:
-            self._load.end()
+        self.end()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _find(self, message: GenerateRequest) -> Found | None:

@@ -75,7 +75,9 @@ class TextEngine:
         self._compiling = CompilingRequests(self._core.grammars)
         self._adapters = LoadingAdapters(self._runner.adapters, self.ranks)
         self._sent_load, self._stats_due = (0, 0), 0.0
-        self._control = EngineControl(self._core, self._runner, tiers, self._renew_graphs)
+        self._control = EngineControl(
+            self._core, self._runner, tiers, self._renew_graphs, self._loading.end
+        )
         self._profiler = Profiler()
 
     def ready(self) -> EngineReady:

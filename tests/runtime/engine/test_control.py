@@ -4,13 +4,17 @@ two models.
 
 from __future__ import annotations
 
+import shutil
+import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from tiny_models import make_tiny_model
 
 from piecework.runtime.core.control_messages import (
+    Control,
     Pause,
     ReadWeights,
     Resume,
@@ -19,6 +23,9 @@ from piecework.runtime.core.control_messages import (
     WakeUp,
 )
 from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine import control
+from piecework.runtime.tiers import tiers
+from piecework.runtime.tiers.tiers import Tiers
 from tests.runtime.text_engines import Engine, prompt_of
 
 LONG = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
@@ -156,6 +163,97 @@ def test_blocks_on_disk_are_those_of_the_weights_in_use(
     again = Engine(models[1], tmp_path)
     rid = again.add(PROMPT, LONG)
     assert again.run()[rid] == (texts[1], 24)
+
+
+@pytest.mark.parametrize(
+    ("messages", "model"),
+    [((UpdateWeights, Resume), 1), ((Sleep, WakeUp), 0)],
+    ids=["update", "sleep"],
+)
+def test_a_prefix_that_is_being_loaded_does_not_outlive_its_weights_or_its_memory(
+    models: list[Path],
+    texts: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    messages: tuple[type[Control], ...],
+    model: int,
+) -> None:
+    first = Engine(models[0], tmp_path)
+    answer_of(first)
+    first.end()
+    go_on, read = Event(), Tiers.read
+
+    def slow(self: Tiers, piece: tiers.Piece) -> Any:
+        assert not piece.places[0] or go_on.wait(10.0)
+        return read(self, piece)
+
+    monkeypatch.setattr(Tiers, "read", slow)
+    monkeypatch.setattr(tiers, "_AT_ONCE", 1)
+    engine = Engine(models[0], tmp_path)
+    rid = engine.add(PROMPT, LONG)
+    while not engine.engine._core.cache.tree.total_pages:
+        engine.step()
+    for kind in messages:
+        members = {"model_path": str(models[1])} if kind is UpdateWeights else {}
+        assert engine.control(kind(**members)).error is None
+    go_on.set()
+    assert engine.run()[rid][0] == texts[model]
+
+
+def test_a_paused_engine_gets_new_weights(models: list[Path], texts: list[list[int]]) -> None:
+    engine = Engine(models[0], None)
+    engine.add(PROMPT, LONG)
+    for _ in range(5):
+        engine.step()
+    engine.control(Pause())
+    assert not list(engine.engine.handle(UpdateWeights(model_path=str(models[1]))))
+    assert not list(engine.engine.handle(Resume()))
+    until = time.monotonic() + 20.0
+    while len(engine.answers) < 3 and time.monotonic() < until:
+        engine.step()
+    assert [answer.error for answer in engine.answers] == [None] * 3
+    engine.run()
+    assert answer_of(engine) == texts[1]
+
+
+def test_an_engine_whose_stored_weights_are_lost_reads_those_of_its_model(
+    models: list[Path], texts: list[list[int]]
+) -> None:
+    engine = Engine(models[0], None)
+    engine.control(Sleep())
+    stored = engine.engine._control._stored
+    assert stored is not None
+    stored._file.truncate(1000)
+    assert engine.control(WakeUp()).error is None
+    assert answer_of(engine) == texts[0]
+
+
+def test_an_engine_wakes_with_the_files_that_its_model_has_then(
+    models: list[Path], texts: list[list[int]], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(models[0], tmp_path / "model"))
+    engine = Engine(model, tmp_path / "kv")
+    assert answer_of(engine) == texts[0]
+    engine.control(Sleep(level=2))
+    weights = model / "model.safetensors"
+    weights.rename(tmp_path / "away")
+    assert engine.control(WakeUp()).error is not None and engine.engine.work() is None
+    shutil.copy(models[1] / "model.safetensors", weights)
+    assert engine.control(WakeUp()).error is None
+    assert answer_of(engine) == texts[1], "blocks of the old weights are found"
+
+
+def test_an_error_of_the_loader_is_an_answer(
+    models: list[Path], texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("broken file")
+
+    engine = Engine(models[0], None)
+    monkeypatch.setattr(control, "load_like", fail)
+    answer = engine.control(UpdateWeights(model_path=str(models[1])))
+    assert "RuntimeError: broken file" in (answer.error or "")
+    assert answer_of(engine) == texts[0]
 
 
 def test_numbers_of_a_parameter_are_read_by_its_name(models: list[Path]) -> None:
