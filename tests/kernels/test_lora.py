@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from piecework.kernels import lora
+from piecework.kernels import lora, ops
 from piecework.kernels.cpu.native import lora as native
 
 Op = Callable[..., torch.Tensor]
@@ -71,6 +71,17 @@ def wanted(arguments: list[object]) -> torch.Tensor:
 def test_the_definition(case: Case) -> None:
     given = arguments(case, torch.float32)
     assert torch.allclose(lora.lora(*given).double(), wanted(given), atol=1e-4)  # type: ignore[arg-type]
+
+
+def test_the_traced_op_has_the_form_that_it_promises() -> None:
+    given = arguments(CASES[1], torch.float32)
+    overload = torch.ops.piecework.lora.default
+    found = overload(*given)
+    on_meta = overload(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in given))
+    assert torch.equal(found, ops.lora(*given))
+    assert torch.allclose(found.double(), wanted(given), atol=1e-4)
+    one, two = ((each.shape, each.stride(), each.dtype) for each in (found, on_meta))
+    assert one == two
 
 
 @pytest.mark.parametrize("case", CASES)
