@@ -7,6 +7,7 @@ by the measured speeds of both.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
@@ -18,6 +19,8 @@ import torch
 from ..core.generation import GenerateRequest
 from ..tiers.restoring import Restoration
 from ..tiers.tiers import Found, Piece, Tiers
+
+logger = logging.getLogger(__name__)
 
 _TOKENS_AT_LEAST = 64  # A step with fewer tokens says little about the speed of prompts.
 _PIECES_AHEAD = 4  # Pieces that are read before they are written into the cache.
@@ -119,7 +122,7 @@ class LoadingRequests:
         if load.failed:
             self.failures += 1
         else:
-            seconds = (time.monotonic() - load.began) / load.found.num_bytes
+            seconds = (time.monotonic() - load.began) / max(1, load.found.num_bytes)
             self._byte_seconds = _averaged(self._byte_seconds, seconds)
             self.loaded_tokens += load.found.gained
         if load.rid in self._waiting:
@@ -146,7 +149,11 @@ class _Load:
         """Write one piece into the cache if it was read. Return whether the load is over."""
         if self._reads and self._reads[0][1].done():
             piece, future = self._reads.popleft()
-            blocks = future.result()
+            try:
+                blocks = future.result()
+            except Exception:
+                logger.exception("blocks of the KV cache cannot be read")
+                blocks = None
             self.failed = blocks is None or not self._restoration.insert(piece, blocks)
             self._read_ahead()
         return self.failed or not self._reads

@@ -6,6 +6,7 @@ on.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,8 @@ from ..core.messages import AdapterAnswer, LoadAdapter, UnloadAdapter
 from ..distributed.ranks import Ranks
 from ..lora.adapter import DISABLED, Adapter, AdapterFault
 from ..lora.store import CHANGED, AdapterStore
+
+logger = logging.getLogger(__name__)
 
 _OFF = AdapterAnswer(error="adapters are off: start with --enable-lora", code=DISABLED)
 
@@ -135,15 +138,17 @@ class LoadingAdapters:
             message = self._messages[0]
             if isinstance(message, LoadAdapter):
                 self._reading = message, self._thread.submit(store.read, message.path)
-        elif self._waiting and store.has_room:
-            identity = next(iter(self._waiting.values())).adapter
-            path = store.info(identity).path
-            self._reading = identity, self._thread.submit(store.read, path)
+        elif store.has_room:
+            # An adapter whose message failed is not known: its requests end when they are added.
+            adapters = (message.adapter for message in self._waiting.values())
+            if (identity := next(filter(store.must_be_read, adapters), None)) is not None:
+                path = store.info(identity).path
+                self._reading = identity, self._thread.submit(store.read, path)
 
     def _finish(self, what: LoadAdapter | str, future: Future[Adapter]) -> AdapterAnswer:
         assert self._store is not None
         try:
-            adapter = future.result()
+            adapter = _result(future)
             wanted = what.identity if isinstance(what, LoadAdapter) else what
             if wanted and adapter.identity != wanted:
                 raise AdapterFault(CHANGED)
@@ -186,3 +191,16 @@ class LoadingAdapters:
     def _adapters(self, others: Collection[str]) -> set[str]:
         """Return the adapters of requests that the core does not have yet."""
         return {message.adapter for message in self._waiting.values()}.union(others)
+
+
+def _result(future: Future[Adapter]) -> Adapter:
+    """Return what was read. Raise `AdapterFault`."""
+    try:
+        return future.result()
+    except AdapterFault:
+        raise
+    except Exception as error:
+        logger.exception("an adapter cannot be read")
+        raise AdapterFault(
+            f"the adapter cannot be read ({type(error).__name__}: {error!s:.200})"
+        ) from error

@@ -234,6 +234,9 @@ class Segments:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             file = os.open(path, flags, 0o600)
             try:
+                if os.fstat(file).st_uid != os.geteuid():
+                    os.unlink(path)
+                    raise OSError(errno.EPERM, "its files get another owner (NFS: no_root_squash)")
                 segment = self._segments[path.name] = _Segment(path)
             except OSError:
                 os.close(file)
@@ -243,8 +246,11 @@ class Segments:
 
     def _close_own(self) -> None:
         if self._own is not None:
-            os.close(self._own[1])
-            self._own = None
+            (segment, file), self._own = self._own, None
+            try:
+                os.close(file)
+            except OSError as error:  # NFS tells here what it could not write.
+                self._warn(f"{segment.path} may lack blocks: {error.strerror}")
 
     def _prune(self) -> None:
         while self.num_bytes > self.max_bytes or len(self._segments) > _MOST_FILES:

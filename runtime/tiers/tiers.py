@@ -26,6 +26,7 @@ _HERE = Block(1)  # Stands for a block that is in a lower tier.
 _MOST_UNWRITTEN = 256 << 20  # Bytes of copied blocks that are not written yet. More are dropped.
 _AT_ONCE = 32  # Pages whose keys are looked up, or whose blocks are copied, together.
 _PIECE_BYTES = 4 << 20  # About what is copied into the cache between two steps.
+_WRITING_SECONDS = 0.002  # How long copying pauses for the thread that writes.
 _CLOSING_SECONDS = 10.0  # How long the end of the engine waits for the last blocks to be written.
 
 
@@ -134,15 +135,28 @@ class Tiers:
         ]  # fmt: skip
         if not new:
             return
+        for begin in range(0, len(new), _AT_ONCE):
+            part = new[begin : begin + _AT_ONCE]
+            rows = self._copied(kind, [number for _, number in part])
+            if rows is None:
+                self.lost += len(part)
+                continue
+            with self._lock:
+                for (name, _), row in zip(part, rows, strict=True):
+                    self._unwritten[name] = row
+                    self._unwritten_bytes += row.nbytes
+                    self._queue.put(name)
+
+    def _copied(self, kind: int, numbers: list[int]) -> npt.NDArray[np.uint8] | None:
+        """Return blocks [n, bytes], or None if memory is short."""
         if self._unwritten_bytes > _MOST_UNWRITTEN:
-            self.lost += len(new)
-            return
-        rows = self.copies.read(kind, [number for _, number in new]).numpy()
-        with self._lock:
-            for (name, _), row in zip(new, rows, strict=True):
-                self._unwritten[name] = row
-                self._unwritten_bytes += row.nbytes
-                self._queue.put(name)
+            return None
+        try:
+            return self.copies.read(kind, numbers).numpy()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            if not self.lost:
+                logger.warning("KV cache tiers: blocks are lost, they cannot be copied: %s", error)
+            return None
 
     def _has(self, name: bytes) -> bool:
         return name in self._unwritten or any(store.has(name) for store in self._stores)
@@ -151,7 +165,11 @@ class Tiers:
         while (name := self._queue.get()) is not None:
             row = self._unwritten[name]
             for store in self._stores:
-                self.lost += not store.put(name, row.data)
+                try:
+                    self.lost += not store.put(name, row.data)
+                except Exception:  # The thread must live on, or all later blocks are lost.
+                    logger.exception("a block of the KV cache cannot be written")
+                    self.lost += 1
             with self._lock:
                 del self._unwritten[name]
                 self._unwritten_bytes -= row.nbytes
@@ -179,7 +197,9 @@ class Tiers:
             column += [HOLE] * (len(keys) - len(column))
             for place, key in enumerate(keys):
                 is_here = place < known and manager.number(column[place])
-                if not is_here and self._has(key_of_kind(key, kind)):
+                # The first kind of all these pages was found before. Another answer now, after
+                # another process has deleted a file, would leave a gap.
+                if not is_here and (kind == 0 or self._has(key_of_kind(key, kind))):
                     column[place] = _HERE
                     missing[kind].append(place)
         end = self.cache.resumable(columns, len(keys))
@@ -238,6 +258,8 @@ class Tiers:
         until = time.monotonic() + _CLOSING_SECONDS
         while self.unsaved and time.monotonic() < until:
             self.save_some()
+            if self._unwritten_bytes >= _MOST_UNWRITTEN // 4:
+                time.sleep(_WRITING_SECONDS)
 
     def rename(self, keys: BlockKeys) -> None:
         """Name blocks otherwise from now on, because the weights changed. The cache is empty."""

@@ -193,6 +193,26 @@ def test_a_changed_or_lost_folder_ends_the_requests_that_wait(
     assert tokens(run(engine, request("r", identity), until=1))["r"]
 
 
+def test_a_failed_load_ends_the_requests_that_wait_for_it(
+    engine: TextEngine, adapters: list[Path]
+) -> None:
+    message = LoadAdapter(name="a", path=str(adapters[0]), identity="other")
+    loaded, waited = run(engine, message, request("r", "other"), until=2)
+    assert loaded.code == "invalid_adapter" and waited.code == "adapter_not_found"
+
+
+def test_any_error_while_an_adapter_is_read_is_an_answer(
+    engine: TextEngine, adapters: list[Path]
+) -> None:
+    def fail(path: str) -> Any:
+        raise MemoryError(path)
+
+    assert engine._runner.adapters is not None
+    engine._runner.adapters.read = fail
+    (answer,) = run(engine, LoadAdapter(name="a", path="/large"), until=1)
+    assert "cannot be read (MemoryError: /large)" in answer.error
+
+
 def test_a_request_of_an_adapter_without_a_slot_is_not_overtaken_for_ever(
     engine: TextEngine, adapters: list[Path]
 ) -> None:

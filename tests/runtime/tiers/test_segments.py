@@ -133,6 +133,33 @@ def test_files_of_others_and_links_are_not_read(
     assert Segments(tmp_path / "theirs", ROOMY).num_blocks == 0
 
 
+def test_a_folder_that_changes_the_owner_of_files_is_not_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such files are not read again, so they would neither be found nor deleted."""
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    store = Segments(tmp_path, ROOMY)
+    assert not store.put(key(0), memoryview(block(0))) and not list(tmp_path.iterdir())
+    assert "another owner" in caplog.text
+
+
+def test_an_error_that_a_network_folder_tells_at_the_end_of_a_file_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    close = os.close
+
+    def tell(file: int) -> None:
+        close(file)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "close", tell)
+    store = Segments(tmp_path, ROOMY)
+    fill(store, range(3))
+    store.close()
+    assert "Disk quota exceeded" in caplog.text
+
+
 def test_a_segment_that_another_process_deleted_is_a_miss_and_a_new_one_begins(
     tmp_path: Path,
 ) -> None:

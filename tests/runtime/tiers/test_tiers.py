@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import make_tiny_model
 
 from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.messages import FlushCache
 from piecework.runtime.engine import loading
+from piecework.runtime.tiers.block_copies import BlockCopies
+from piecework.runtime.tiers.segments import Segments
 from piecework.runtime.tiers.tiers import Tiers
 from tests.runtime.models.variants import LLAMAS, OTHERS
 from tests.runtime.text_engines import PARAMS, Engine, prompt_of
@@ -143,6 +146,66 @@ def test_a_prefix_is_computed_if_that_is_sooner(llama: Path, tmp_path: Path) -> 
     for factor, loads in ((0.9, True), (1.1, False)):
         rule._byte_seconds = factor * 112e-3 / found.num_bytes
         assert (rule._find(message) is not None) == loads
+
+
+def fail(*_: Any) -> Any:
+    raise RuntimeError("broken")
+
+
+@pytest.fixture
+def kept(llama: Path, tmp_path: Path) -> tuple[list[int], Engine]:
+    """A text, and an engine that finds its prefix on disk."""
+    first = Engine(llama, tmp_path)
+    expected, _ = first.ask(prompt_of(1))
+    first.end()
+    return expected, Engine(llama, tmp_path)
+
+
+def test_a_prefix_whose_reading_fails_is_computed(
+    kept: tuple[list[int], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, engine = kept
+    monkeypatch.setattr(Tiers, "read", fail)
+    assert engine.ask(prompt_of(1)) == (expected, 0) and engine.engine._loading.failures == 1
+
+
+def test_a_block_that_is_deleted_while_a_prefix_is_looked_up_leaves_no_gap(
+    kept: tuple[list[int], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, engine = kept
+    look_up, counts = Tiers._stored_after, list[int]()
+
+    def delete_one(self: Tiers, *arguments: Any) -> list[bytes]:
+        keys = look_up(self, *arguments)
+        counts.append(len(keys))
+        if len(counts) == 2:  # The first time, the request only learns that it has to wait.
+            (store,) = self._stores
+            assert isinstance(store, Segments)
+            del store._index[keys[5]]
+        return keys
+
+    monkeypatch.setattr(Tiers, "_stored_after", delete_one)
+    assert engine.ask(prompt_of(1))[0] == expected and counts[1] == 14
+
+
+def test_blocks_that_cannot_be_copied_or_written_are_lost_and_later_ones_are_not(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("device")
+
+    engine = Engine(llama, tmp_path)
+    for number, (owner, name, broken) in enumerate(
+        ((BlockCopies, "read", full), (Segments, "put", fail))
+    ):
+        monkeypatch.setattr(owner, name, broken)
+        before = engine.engine._tiers.lost  # type: ignore[union-attr]
+        engine.ask(prompt_of(number))
+        monkeypatch.undo()
+        assert engine.engine._tiers.lost > before  # type: ignore[union-attr]
+    engine.ask(prompt_of(2))
+    engine.end()
+    assert Engine(llama, tmp_path).ask(prompt_of(2))[1] == 112
 
 
 def test_a_flushed_cache_is_not_written(
