@@ -148,6 +148,12 @@ def test_a_class_that_raises_ends_only_its_request(llm: LLM) -> None:
     assert llm.generate([[1]], params(2, token=7))[0].token_ids == [7, 8]
 
 
+def test_a_class_that_keeps_the_best_token_is_asked_when_tokens_are_drawn(llm: LLM) -> None:
+    drawn = SamplingParams(temperature=1.0, max_new_tokens=2, ignore_eos=True)
+    found = llm.generate([[1], [2]], [drawn, params(2, token=40)])
+    assert found[0].error is not None and found[1].token_ids == [40, 41]
+
+
 def test_a_class_may_refuse_a_request(llm: LLM) -> None:
     (found,) = llm.generate([[1]], params(token=-1))
     assert found.error is not None and "token must be at least 0" in found.error
