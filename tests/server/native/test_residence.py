@@ -65,6 +65,30 @@ async def test_the_engine_gets_what_was_asked(scripted: ScriptedEngine, tmp_path
         assert "sleeps already" in error_of(await client.post("/sleep"), 400)["message"]
 
 
+async def test_requests_end_only_where_that_was_asked(
+    scripted: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str | None] = []
+
+    async def abort(rid: str | None) -> int:
+        ended.append(rid)
+        return 0
+
+    monkeypatch.setattr(scripted, "abort", abort)
+    (tmp_path / "new").mkdir()
+    app = make_app(scripted, enable_sleep_mode=True, weights_root=str(tmp_path))
+    async with client_of(app) as client:
+        for path, body, count in (
+            ("/pause_generation", {"mode": "retract"}, 0),
+            ("/pause_generation", {"mode": "in_place"}, 0),
+            ("/pause_generation", {"mode": "abort"}, 1),
+            ("/update_weights_from_disk", {"model_path": "new"}, 1),
+            ("/update_weights_from_disk", {"model_path": "new", "abort_all_requests": True}, 2),
+        ):
+            assert (await client.post(path, json=body)).status_code == 200
+            assert ended == [None] * count
+
+
 @pytest.mark.parametrize("path", ["..", "/etc", "../../etc/passwd", "missing", "a\0b", "link"])
 async def test_no_model_outside_of_the_folder_is_loaded(
     scripted: ScriptedEngine, tmp_path: Path, path: str
