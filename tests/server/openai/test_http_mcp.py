@@ -242,6 +242,11 @@ async def test_answers_and_calls_are_bounded(
     say_once(engine, call("add", a=1, b=2))
     told = await respond(client, asked(server_url, max_tool_calls=2))
     assert kinds(told) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
+    CALLED.clear()
+    say_once(engine, 3 * call("add", a=1, b=2), "Done.")
+    told = await respond(client, asked(server_url, max_tool_calls=2))
+    calls = [item["status"] for item in told["output"] if item["type"] == "mcp_call"]
+    assert calls == ["completed", "completed", "failed"] and CALLED == ["add"] * 2
     monkeypatch.setattr(transport, "MAX_BYTES", 30_000)
     say_once(engine, call("large"), "Sorry.")
     told = await respond(client, asked(server_url))
@@ -300,6 +305,16 @@ async def test_bad_servers_are_refused(
     client: httpx.AsyncClient, engine: ScriptedEngine, server_url: str, tool: Any, param: str
 ) -> None:
     error_of(await client.post(PATH, json=asked(server_url, tool=tool)), 400, param)
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("labels", ["aa", "abcdefghi"])
+async def test_servers_are_few_and_each_has_a_label_of_its_own(
+    client: httpx.AsyncClient, engine: ScriptedEngine, server_url: str, labels: str
+) -> None:
+    body = asked(server_url)
+    body["tools"] = [{**body["tools"][0], "server_label": label} for label in labels]
+    error_of(await client.post(PATH, json=body), 400, "tools")
     assert not engine.requests
 
 
