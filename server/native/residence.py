@@ -23,10 +23,6 @@ class Asleep(Answer):
     is_sleeping: bool
 
 
-class Paused(Answer):
-    is_paused: bool
-
-
 class Stopped(Answer):
     """`seconds` is the time that it took, `freed_bytes` the freed memory of all engines."""
 
@@ -92,6 +88,7 @@ async def resume_memory(body: MemoryBody, serving: ServingDep) -> Response:
 @body_router.post("/pause_generation", responses=answers(Stopped, errors=_ERRORS))
 async def pause_generation(body: PauseBody, serving: ServingDep) -> Response:
     """Compute nothing until `/continue_generation`. New requests wait."""
+    _require_on(serving)
     if body.mode == "abort":
         await serving.engine.abort(None)
     return await _do(serving, Pause(retract=body.mode != "in_place"), "The engine is paused.")
@@ -103,11 +100,15 @@ async def continue_generation(serving: ServingDep) -> Response:
     return await _do(serving, Resume(), "The engine continues.")
 
 
-async def _do(serving: Serving, message: Control, done: str) -> Response:
+def _require_on(serving: Serving) -> None:
     if not serving.config.enable_sleep_mode:
         raise InvalidRequest(
             "This endpoint is off; start the server with --enable-sleep-mode.", code="sleep_off"
         )
+
+
+async def _do(serving: Serving, message: Control, done: str) -> Response:
+    _require_on(serving)
     results = await serving.engine.control(message)
     raise_for(results)
     return json_response(
