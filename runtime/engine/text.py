@@ -91,7 +91,8 @@ class TextEngine:
         if self._control.pending:
             return Work("changing weights", may_build=True, patience=_LOADING_POLL_MS)
         if self._control.stopped:
-            return None
+            pending = self._adapters.pending
+            return Work("loading an adapter", may_build, _WAITING_POLL_MS) if pending else None
         if self._core.has_work:
             return Work("computing a step", may_build)
         if self._loading.pending:
@@ -140,9 +141,9 @@ class TextEngine:
 
     def step(self) -> Iterator[FromEngine]:
         yield from self._control.advance()
+        yield from self._adapters.advance(self._loading.adapters | self._compiling.adapters)
         if self._control.stopped:
             return
-        yield from self._adapters.advance(self._loading.adapters | self._compiling.adapters)
         for message in self._adapters.ready():
             self._load(message)
         if refused := self._adapters.refused():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
@@ -73,6 +73,8 @@ class EngineClient(EngineSupervisor[RequestState]):
         # next process loads them again. `_unloaded` are those that no new request may use.
         self._adapters: dict[str, AdapterInfo] = {}
         self._unloaded: set[str] = set()
+        # The identity of each adapter of `--lora-modules` by its name, as the last process read it.
+        self._modules: dict[str, str] = {}
         self._unasked = 0  # Answers to messages that `_resume` sent.
         self._controls: deque[asyncio.Future[Controlled]] = deque()
         self.asleep = False
@@ -84,7 +86,15 @@ class EngineClient(EngineSupervisor[RequestState]):
             raise EngineUnavailable("the engine sleeps", Progress("sleeping", LEAST_RETRY))
 
     async def control(self, message: Control) -> list[Controlled]:
-        """Stop the engine, continue, or change its weights. Return the answer of each engine."""
+        """Stop the engine, continue, or change its weights. Return the answer of each engine.
+
+        Raise `EngineUnavailable` while another process compiles kernels. That process would take
+        over with the old weights, and would compute.
+        """
+        if self._successor is not None and self._successor.doing is not None:
+            raise EngineUnavailable(
+                "another process compiles kernels, and takes over soon", self.progress
+            )
         answer = await self._ask(message, self._controls)
         if answer.error is None:
             if isinstance(message, Sleep | WakeUp):
@@ -112,22 +122,24 @@ class EngineClient(EngineSupervisor[RequestState]):
         return answer
 
     async def unload_adapter(self, identity: str) -> AdapterAnswer:
-        """Drop an adapter when its requests have ended."""
-        for name, known in list(self.adapters.items()):
-            if known.identity == identity:
-                del self.adapters[name]
-        answer = await self._ask(UnloadAdapter(identity=identity), self._adapter_answers)
+        """Drop an adapter when its requests have ended. No name may mean it any more."""
         self._unloaded.add(identity)
+        answer = await self._ask(UnloadAdapter(identity=identity), self._adapter_answers)
         self._forget_unloaded()
         return answer
 
     def share_adapters(self, other: EngineClient) -> None:
         """Have the adapters of another replica, which are loaded here too after a restart."""
-        self.adapters, self._adapters, self._unloaded = (
-            other.adapters,
-            other._adapters,
-            other._unloaded,
-        )
+        self.adapters, self._modules = other.adapters, other._modules
+        self._adapters, self._unloaded = other._adapters, other._unloaded
+
+    def _name_modules(self, found: Iterable[AdapterInfo]) -> None:
+        """Name the adapters of `--lora-modules`, except names that were unloaded or replaced."""
+        for adapter in found:
+            known = self.adapters.get(adapter.name)
+            if (known and known.identity) == self._modules.get(adapter.name):
+                self.adapters[adapter.name] = adapter
+            self._modules[adapter.name] = adapter.identity
 
     async def list_adapters(self) -> list[AdapterInfo]:
         """Return the adapters that the engine has."""
@@ -174,7 +186,7 @@ class EngineClient(EngineSupervisor[RequestState]):
                         request.started = moment
                 self._after_step(outputs, *process_outputs(self._requests, outputs))
             case EngineReady(info=info):
-                self.adapters |= {adapter.name: adapter for adapter in info.adapters or ()}
+                self._name_modules(info.adapters or ())
                 self._became_ready(info)
                 if info.awaits_kernels:
                     self._start_successor()

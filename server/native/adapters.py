@@ -15,9 +15,10 @@ from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import InvalidRequest, NotFound
 from ..core.schemas import WireModel, only
 from ..http.body import JsonRoute
-from ..serving.state import Serving, ServingDep, json_response
+from ..serving.state import DEFAULT_MODEL, Serving, ServingDep, json_response
 
 body_router = APIRouter(route_class=JsonRoute)
+_MOST_ADAPTERS = 1000  # Names of adapters at once.
 _NAME = re.compile(r"[\w][\w./@+-]{0,199}")
 
 
@@ -64,23 +65,27 @@ async def load_adapter(body: LoadAdapterBody, serving: ServingDep) -> Response:
         )
     async with serving.changing_adapters:
         known = serving.engine.adapters.get(name)
-        if name in serving.config.model_names or (known is not None and not body.load_inplace):
+        is_taken = name in (DEFAULT_MODEL, *serving.config.model_names)
+        if is_taken or (known is not None and not body.load_inplace):
             raise InvalidRequest(
                 f"lora_name: {name!r} is in use; take another name, unload the adapter, or send "
                 "load_inplace.",
                 param="lora_name",
                 code="name_in_use",
             )
+        if known is None and len(serving.engine.adapters) >= _MOST_ADAPTERS:
+            raise InvalidRequest(
+                f"lora_name: there are {_MOST_ADAPTERS} adapters already; unload one.",
+                param="lora_name",
+                code="too_many_adapters",
+            )
         answer = await serving.engine.load_adapter(name, path)
         if answer.adapter is None:
             raise InvalidRequest(
                 f"lora_path: {answer.error}.", param="lora_path", code=answer.code or "bad_adapter"
             )
-        if known is not None and known.identity != answer.adapter.identity:
-            # The engine answers when the last request of the old adapter has ended.
-            task = asyncio.create_task(serving.engine.unload_adapter(known.identity))
-            serving.unloading.add(task)
-            task.add_done_callback(serving.unloading.discard)
+        if known is not None:
+            _unload_unnamed(serving, known.identity)
     return _answer(serving, f"The adapter {name!r} is loaded.")
 
 
@@ -89,15 +94,31 @@ async def load_adapter(body: LoadAdapterBody, serving: ServingDep) -> Response:
 async def unload_adapter(body: UnloadAdapterBody, serving: ServingDep) -> Response:
     """Unload an adapter. Its running requests finish first."""
     _root(serving)
-    known = serving.engine.adapters.get(body.lora_name)
-    if known is None:
-        raise NotFound(
-            f"lora_name: there is no adapter {body.lora_name!r}; /v1/models lists adapters.",
-            param="lora_name",
-            code="model_not_found",
-        )
-    await serving.engine.unload_adapter(known.identity)
+    async with serving.changing_adapters:
+        known = serving.engine.adapters.pop(body.lora_name, None)
+        if known is None:
+            raise NotFound(
+                f"lora_name: there is no adapter {body.lora_name!r}; /v1/models lists adapters.",
+                param="lora_name",
+                code="model_not_found",
+            )
+        unloading = _unload_unnamed(serving, known.identity)
+    if unloading is not None:
+        await unloading
     return _answer(serving, f"The adapter {body.lora_name!r} is unloaded.")
+
+
+def _unload_unnamed(serving: Serving, identity: str) -> asyncio.Task[Any] | None:
+    """Unload an adapter, unless a name still means it. The task ends with its last request.
+
+    Call this inside of `changing_adapters`, so that no load of the same adapter is under way.
+    """
+    if any(each.identity == identity for each in serving.engine.adapters.values()):
+        return None
+    task = asyncio.create_task(serving.engine.unload_adapter(identity))
+    serving.unloading.add(task)
+    task.add_done_callback(serving.unloading.discard)
+    return task
 
 
 def _answer(serving: Serving, message: str) -> Response:

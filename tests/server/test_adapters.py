@@ -20,6 +20,7 @@ from tiny_models import make_tiny_model
 
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.llm import LLM
+from piecework.server.native import adapters
 from tests.server.test_keys import OTHER, SECRET, Asking, entry, keys_file
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -147,6 +148,21 @@ def test_adapters_come_and_go_while_the_server_answers(
         error_of(post("/v1/completions", json=body), 404, "model")
 
 
+def test_an_adapter_of_two_names_stays_until_both_are_gone(
+    server: ServerProcess, texts: dict[str, str]
+) -> None:
+    post = server.client.post
+    for name in ("one", "two"):
+        body = {"lora_name": name, "lora_path": "a2"}
+        assert post("/v1/load_lora_adapter", json=body).status_code == 200
+    body = {"lora_name": "one", "lora_path": "a3", "load_inplace": True}
+    assert post("/v1/load_lora_adapter", json=body).status_code == 200
+    assert complete(server, "two")["choices"][0]["text"] == texts["a2"]
+    for name in ("two", "one"):
+        assert post("/v1/unload_lora_adapter", json={"lora_name": name}).status_code == 200
+        error_of(post("/v1/completions", json={"model": name, "prompt": PROMPT}), 404, "model")
+
+
 async def test_many_loads_under_traffic_change_no_text(
     server: ServerProcess, texts: dict[str, str]
 ) -> None:
@@ -188,6 +204,7 @@ async def test_many_loads_under_traffic_change_no_text(
         ({"lora_name": "x", "lora_path": "missing"}, "lora_path"),
         ({"lora_name": "x", "lora_path": "pickled"}, "lora_path"),
         ({"lora_name": "tiny", "lora_path": "a2"}, "lora_name"),
+        ({"lora_name": "default", "lora_path": "a2"}, "lora_name"),
         ({"lora_name": "a:b", "lora_path": "a2"}, "lora_name"),
         ({"lora_name": "../x", "lora_path": "a2"}, "lora_name"),
         ({"lora_name": "x"}, "lora_path"),
@@ -204,6 +221,17 @@ def test_an_adapter_that_cannot_be_loaded_names_its_parameter(
     error_of(server.client.post("/v1/load_lora_adapter", json=body), 400, param)
     unknown = server.client.post("/v1/unload_lora_adapter", json={"lora_name": "x"})
     error_of(unknown, 404, "lora_name")
+
+
+async def test_the_number_of_adapters_is_bounded(
+    scripted: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "_MOST_ADAPTERS", 0)
+    (tmp_path / "y").mkdir()
+    async with client_of(make_app(scripted, lora_root=str(tmp_path))) as client:
+        body = {"lora_name": "x", "lora_path": "y"}
+        answer = await client.post("/v1/load_lora_adapter", json=body)
+        assert "unload one" in error_of(answer, 400, "lora_name")["message"]
 
 
 async def test_only_administrators_change_adapters_and_only_below_a_folder(

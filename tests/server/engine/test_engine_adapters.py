@@ -12,9 +12,11 @@ import pytest
 from engine_clients import PROMPTS, collect, config, params, tokens, until
 from tiny_adapters import make_adapter
 
+from piecework.runtime.core.adapter_info import AdapterInfo
 from piecework.runtime.tokenizer.output_processor import RequestState
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from piecework.server.engine.client import EngineClient
+from piecework.server.engine.replicas import Replicas
 from piecework.server.engine.state import EngineState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -55,3 +57,24 @@ async def test_requests_of_adapters_resume_after_a_crash(model: str, tmp_path: P
         assert [each.name for each in await client.list_adapters()] == ["0"]
     finally:
         await client.stop()
+
+
+async def test_a_restart_names_no_module_that_was_unloaded_or_replaced(model: str) -> None:
+    def info(name: str, identity: str) -> AdapterInfo:
+        return AdapterInfo(
+            identity=identity, name=name, path=name, rank=1, num_layers=1, num_bytes=1
+        )
+
+    replicas = Replicas(2, config(model), load_tokenizer(model))
+    first, second = replicas.replicas
+    modules = tuple(info(name, f"{name}-1") for name in ("kept", "gone", "replaced", "changed"))
+    first._name_modules(modules)
+    del replicas.adapters["gone"]
+    replicas.adapters["replaced"] = info("replaced", "other")
+    second._name_modules(modules)
+    first._name_modules((*modules[:3], info("changed", "changed-2")))
+    assert {name: each.identity for name, each in replicas.adapters.items()} == {
+        "kept": "kept-1",
+        "replaced": "other",
+        "changed": "changed-2",
+    }
