@@ -23,6 +23,7 @@ LIST_SECONDS = 20.0  # Time for connecting and for listing the tools.
 CALL_SECONDS = 60.0  # Time for one call.
 _MAX_PAGES = 8  # Pages of a list of tools.
 _MAX_TOOLS = 128
+_MAX_MESSAGE = 4096  # Characters of a server's error message.
 _CLOSE_SECONDS = 2.0
 _Work = Callable[[Client], Awaitable[Any]]
 
@@ -120,7 +121,7 @@ def _failures(what: str) -> Iterator[None]:
     except TimeoutError:
         raise McpFailure(f"the {what} took too long") from None
     except MCPError as error:
-        raise McpFailure(error.error.message, error.error.code) from None
+        raise McpFailure(error.error.message[:_MAX_MESSAGE], error.error.code) from None
     except Exception as error:
         # The SDK reports errors of its tasks as groups.
         cause: BaseException = error

@@ -64,6 +64,10 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         finally:
             request.url = url
         response.stream = _Counted(response.stream, self)
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            # The content may be much larger than the bytes that are counted.
+            await response.aclose()
+            raise httpx2.ReadError("the server compresses its answers although it may not")
         return response
 
     def take(self, size: int) -> None:
@@ -100,7 +104,7 @@ def http_client(
     """Return a client for one server at one address."""
     return httpx2.AsyncClient(
         transport=PinnedTransport(httpx2.URL(url), address),
-        # Compressed answers could be larger than what is counted.
+        # The transport refuses compressed answers.
         headers={**headers, "Accept-Encoding": "identity"},
         timeout=seconds,
         trust_env=False,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
 import httpx
+import httpx2
 import openai
 import pytest
 from http_fixtures import MODEL, client_of, error_of, make_app, serve
@@ -396,3 +398,20 @@ async def test_a_redirect_reaches_no_other_server(
         say_once(engine, "Hello.")
         told = await respond(client, asked(f"{url}/mcp"))
     assert told["output"][0]["error"] and "/secret" not in reached and reached
+
+
+async def test_a_compressed_answer_is_not_unpacked() -> None:
+    """A few bytes could become gigabytes."""
+    small = gzip.compress(b"0" * 1000)
+
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        headers = [(b"content-encoding", b"gzip")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": small})
+
+    with serve(other) as url:  # type: ignore[arg-type]
+        async with transport.http_client(url, "127.0.0.1", {}, 5) as client:
+            with pytest.raises(httpx2.ReadError, match="compresses"):
+                await client.get(url)
