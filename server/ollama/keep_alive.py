@@ -8,6 +8,7 @@ import re
 import msgspec
 
 NEVER = 0.0  # The model is not unloaded.
+_MOST = 10 * 365 * 86400.0  # Seconds that can be added to a date.
 _AT_ONCE = 1e-3  # Seconds for 0, because 0 means never elsewhere.
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,9})?)(ns|us|µs|ms|s|m|h)")
@@ -27,7 +28,7 @@ def seconds_of(value: bytes) -> float | None:
         found = _duration(found)
     if found is None or not math.isfinite(found):
         return None
-    return NEVER if found < 0 else max(found, _AT_ONCE)
+    return NEVER if found < 0 else min(max(found, _AT_ONCE), _MOST)
 
 
 def _duration(text: str) -> float | None:

@@ -67,6 +67,10 @@ async def test_keep_alive_of_the_last_request_unloads_a_model_or_keeps_it(
         assert (await client.post("/api/chat", json=body)).status_code == 200
         await until(lambda: scripted.engines["a"].stops > 0)
         assert not scripted.engines["b"].stops
+        # No time is too long for a date.
+        body = {**CHAT, "model": "b", "stream": False, "keep_alive": 1e300}
+        assert (await client.post("/api/chat", json=body)).status_code == 200
+        assert (await client.get("/api/ps")).json()["models"][0]["expires_at"]
 
 
 @pytest.mark.parametrize(
