@@ -99,7 +99,7 @@ class StoredChats:
         row = None
         if self._kept.is_on and completion_id.startswith(_PREFIX):
             row = await self._kept.ask(self._kept.database.get, completion_id)
-        if row is None:
+        if row is None or row.previous != _owner():
             raise NotFound(
                 f"completion_id: there is no stored chat completion {completion_id!r:.100}; send "
                 "store true to have one stored.",

@@ -158,6 +158,12 @@ async def test_a_list_has_only_the_completions_of_its_key(
         for head, one in zip(heads, told, strict=True):
             listed = (await client.get(PATH, headers=head)).json()["data"]
             assert [each["id"] for each in listed] == [one["id"]]
+        own = f"{PATH}/{told[0]['id']}"
+        for method, path in (("GET", ""), ("GET", "/messages"), ("POST", ""), ("DELETE", "")):
+            body = {"metadata": {}} if method == "POST" else None
+            other = await client.request(method, own + path, json=body, headers=heads[1])
+            error_of(other, 404, "completion_id")
+        assert (await client.get(own, headers=heads[0])).status_code == 200
     await app.state.kept.close()
 
 
