@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 
+from .images import ImageInput
 from .sampling_params import SamplingParams
 
 
@@ -34,6 +35,7 @@ class GenerateRequest:
         tenant: Requests of different tenants share neither cached prefixes nor what speculation
             learns from answers.
         adapter: Identity of the adapter (LoRA) that answers (`AdapterInfo`). "": the base model.
+        images: The images of the prompt, in order. They do not overlap.
     """
 
     rid: str
@@ -46,6 +48,7 @@ class GenerateRequest:
     prediction_ids: list[int] = field(default_factory=list)
     tenant: str = ""
     adapter: str = ""
+    images: list[ImageInput] = field(default_factory=list)
 
     @property
     def namespace(self) -> bytes:

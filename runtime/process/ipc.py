@@ -6,10 +6,12 @@ from typing import Any, get_args
 
 import msgspec
 
+from ..core.images import Preprocessing
 from ..core.messages import FromEngine, ToEngine
 
 _TYPES: dict[bytes, type] = {
-    cls.__name__.encode(): cls for cls in (*get_args(ToEngine), *get_args(FromEngine))
+    cls.__name__.encode(): cls
+    for cls in (*get_args(ToEngine), *get_args(FromEngine), *get_args(Preprocessing))
 }
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
@@ -17,7 +19,7 @@ _DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-def encode(message: ToEngine | FromEngine) -> list[bytes]:
+def encode(message: ToEngine | FromEngine | Preprocessing) -> list[bytes]:
     """Return two frames: the name of the message's type and its msgpack."""
     return [type(message).__name__.encode(), _ENCODER.encode(message)]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..core.generation import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
+from ..core.images import ImageInput
 from ..core.sampling_params import SamplingParams
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
@@ -87,7 +88,7 @@ class RequestState:
         name: The client's name of the request, if it is not the id.
         belongs_to: Ids of the client's requests that contain this request. They abort it, too.
         deliver: Called with each output.
-        prediction_ids, tenant, adapter: See `GenerateRequest`.
+        prediction_ids, tenant, adapter, images: See `GenerateRequest`.
         adapter_name: The name by which the client chose the adapter.
         accepted_prediction, rejected_prediction: Sums of `TokenOutput.predicted`.
     """
@@ -110,6 +111,7 @@ class RequestState:
         tenant: str = "",
         adapter: str = "",
         adapter_name: str = "",
+        images: Sequence[ImageInput] = (),
     ) -> None:
         self.rid = rid
         self.name = name or rid
@@ -121,6 +123,7 @@ class RequestState:
         self.belongs_to = belongs_to
         self.prediction_ids, self.tenant, self.adapter = prediction_ids, tenant, adapter
         self.adapter_name = adapter_name
+        self.images = images
         self.accepted_prediction = self.rejected_prediction = 0
         self.output_ids: list[int] = []
         self.finished = False
@@ -157,6 +160,7 @@ class RequestState:
             prediction_ids=list(self.prediction_ids),
             tenant=self.tenant,
             adapter=self.adapter,
+            images=list(self.images),
         )
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from piecework.runtime.core.engine_info import EngineInfo, GraphInfo, RankInfo
 from piecework.runtime.core.generation import GenerateRequest, TokenLogprob, TokenOutput
 from piecework.runtime.core.image_params import DiffusionParams
+from piecework.runtime.core.images import Preprocessing
 from piecework.runtime.core.messages import (
     CacheFlushed,
     DiffusionInfo,
@@ -39,7 +40,7 @@ from piecework.runtime.core.pooling_messages import (
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.process.ipc import decode, encode
 
-MESSAGES = [*get_args(ToEngine), *get_args(FromEngine)]
+MESSAGES = [*get_args(ToEngine), *get_args(FromEngine), *get_args(Preprocessing)]
 PARAMS = st.builds(
     SamplingParams,
     max_new_tokens=st.integers(10, 100),

@@ -1,0 +1,1 @@
+"""Images in prompts: a file per family of models, and the process that decodes images."""

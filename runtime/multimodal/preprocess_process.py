@@ -1,0 +1,284 @@
+"""Turns images of strangers into tensors.
+
+Run `python -m piecework.runtime.multimodal.preprocess_process MODEL [TOKENIZER]`. The web process
+starts it and keeps it alive. Decoders of images read what strangers send, so they run here, with
+limits on memory. The parent limits the time.
+
+The process writes a `PreprocessReady` to standard output, and then a `Preprocessed` for each
+`Preprocess` that it reads from standard input (`process.message_pipe`). It ends when standard input
+closes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..config.multimodal_registry import family_class, family_of
+from ..core.images import (
+    ImageFile,
+    ImageInput,
+    ImageTensor,
+    Preprocess,
+    Preprocessed,
+    PreprocessReady,
+    digest_of,
+)
+from ..files.folder import read_json
+from ..files.resolve import resolve_model_path
+from ..process.message_pipe import pack, read
+from ..tokenizer.tokenizer import load_tokenizer
+from .family import ImageFamily
+
+INSTALL = "pip install 'piecework[vision]'"
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+EXIT_UNUSABLE = 2
+_LEAST_SIDE = 2  # Pixels. Image processors cannot tell the channels of smaller images.
+_EXTRA_MEMORY = 3 * 2**29  # Bytes of memory beside what the libraries take.
+_MOST_KEPT = 2**27  # Bytes of tensors that are kept for images that come again.
+
+
+class Refused(Exception):
+    """An image or a prompt is refused. The message says why, for the client."""
+
+    def __init__(self, reason: str, image: int | None = None) -> None:
+        super().__init__(reason)
+        self.image = image
+
+
+class _Processed(NamedTuple):
+    """An image's text in the prompt, and what its encoder reads."""
+
+    text: str
+    tensors: dict[str, ImageTensor]
+    digest: bytes
+
+
+class Preprocessor:
+    """The image processor and the tokenizer of a model folder. Raises `ValueError`."""
+
+    def __init__(self, model_path: str, tokenizer_path: str | None = None) -> None:
+        folder = Path(resolve_model_path(model_path))
+        if (module := family_of(folder)) is None:
+            raise ValueError(f"the model of {folder} takes no images here")
+        self.family: ImageFamily = family_class(module)(read_json(folder / "config.json"))
+        self._tokenizer = load_tokenizer(str(folder), tokenizer_path)
+        self._processor = _image_processor(folder)
+        token_id = self._tokenizer.backend.token_to_id(self.family.image_token)
+        if token_id is None:
+            raise ValueError(
+                f"the tokenizer of {folder} has no token {self.family.image_token!r}; download the "
+                "model again"
+            )
+        self._token_id: int = token_id
+        self._kept: OrderedDict[bytes, _Processed] = OrderedDict()
+        self._kept_bytes = 0
+
+    def ready(self) -> PreprocessReady:
+        """Return the first message, after a trial with an image of 1024 x 1024 pixels."""
+        from PIL import Image
+
+        text = self._process(Image.new("RGB", (1024, 1024)), "auto").text
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return PreprocessReady(
+            placeholder=self.family.placeholder, tokens_of_1024=ids.count(self._token_id)
+        )
+
+    def answer(self, request: Preprocess) -> Preprocessed:
+        """Return the ids and images of a prompt, or why it is refused."""
+        try:
+            return self._answer(request)
+        except Refused as refused:
+            return Preprocessed(error=str(refused), image=refused.image)
+
+    def _answer(self, request: Preprocess) -> Preprocessed:
+        placeholder = self.family.placeholder
+        first, *others = request.text.split(placeholder)
+        if len(others) != len(request.images):
+            raise Refused(
+                f"the prompt has {len(others)} image placeholders ({placeholder}) for "
+                f"{len(request.images)} images; leave {placeholder} out of texts, and send images "
+                "as parts of their own"
+            )
+        images = [
+            self._load(file, request.most_pixels, number)
+            for number, file in enumerate(request.images)
+        ]
+        text = first + "".join(
+            image.text + other for image, other in zip(images, others, strict=True)
+        )
+        encode = self._tokenizer.encode
+        ids = encode(text, add_special_tokens=request.add_special_tokens)
+        places = np.flatnonzero(np.array(ids) == self._token_id)
+        counts = [image.text.count(self.family.image_token) for image in images]
+        if len(places) != sum(counts):
+            raise Refused(
+                f"the prompt's text holds the image token {self.family.image_token}; leave it out"
+            )
+        begins = np.cumsum([0, *counts])
+        found = []
+        for image, begin, count in zip(images, begins, counts, strict=False):
+            own = places[begin : begin + count]
+            length = int(own[-1] - own[0]) + 1
+            found.append(
+                ImageInput(
+                    start=int(own[0]),
+                    length=length,
+                    digest=image.digest,
+                    tensors=image.tensors,
+                    rows=[] if length == count else (own - own[0]).tolist(),
+                )
+            )
+        return Preprocessed(input_ids=ids, images=found)
+
+    def _load(self, file: ImageFile, most_pixels: int, number: int) -> _Processed:
+        key = blake2b(f"{file.detail} ".encode() + file.data, digest_size=16).digest()
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        try:
+            image = _decode(file.data, most_pixels)
+            processed = self._process(image, file.detail)
+        except Refused as refused:
+            raise Refused(str(refused), number) from None
+        except MemoryError:
+            raise Refused("the image takes too much memory; send a smaller one", number) from None
+        except Exception as error:
+            raise Refused(
+                f"the image cannot be processed ({type(error).__name__}: {error!s:.200}); send "
+                "another size or file",
+                number,
+            ) from None
+        self._keep(key, processed)
+        return processed
+
+    def _process(self, image: Any, detail: str) -> _Processed:
+        options = self.family.options(detail)
+        found = self._processor(images=[image], return_tensors="np", **options)
+        arrays = {name: np.asarray(value) for name, value in found.items()}
+        tensors = {
+            name: ImageTensor.of(_narrowed(arrays[name]))
+            for name in self.family.tensors
+            if name in arrays
+        }
+        return _Processed(self.family.text(arrays), tensors, digest_of(tensors))
+
+    def _keep(self, key: bytes, processed: _Processed) -> None:
+        """Keep the tensors of an image, and drop those that were not used for longest."""
+        self._kept[key] = processed
+        self._kept_bytes += _num_bytes(processed)
+        while self._kept_bytes > _MOST_KEPT:
+            self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[1])
+
+
+def _image_processor(folder: Path) -> Any:
+    """Return transformers' image processor of a model folder, by PIL. Raises `ValueError`."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise ValueError(f"images need Pillow to be decoded; run: {INSTALL}") from None
+    from transformers import AutoImageProcessor
+    from transformers.utils.logging import set_verbosity_error
+
+    set_verbosity_error()
+    try:
+        return AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+    except (OSError, ImportError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the image processor of {folder} cannot be loaded ({reason:.200}); download the model "
+            "again, or add --disable-vision"
+        ) from None
+
+
+def _decode(data: bytes, most_pixels: int) -> Any:
+    """Return the first frame of an image file as RGB. Raises `Refused`."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    Image.MAX_IMAGE_PIXELS = None  # `most_pixels` is the limit.
+    try:
+        image: Any = Image.open(BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise Refused(
+            "the file is no image that this server can read; send PNG, JPEG, WebP or GIF"
+        ) from None
+    except Exception:
+        raise Refused("the image is damaged; send the whole file") from None
+    width, height = image.size
+    if width * height > most_pixels:
+        raise Refused(
+            f"the image has {width} x {height} pixels, but at most {most_pixels} pixels are "
+            "allowed; send a smaller one"
+        )
+    if min(width, height) < _LEAST_SIDE:
+        raise Refused(
+            f"the image has {width} x {height} pixels, but each side needs at least {_LEAST_SIDE}"
+        )
+    try:
+        image.load()
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except MemoryError:
+        raise
+    except Exception:
+        raise Refused("the image is truncated or damaged; send the whole file") from None
+
+
+def _narrowed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the array with float64 as float32."""
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _num_bytes(processed: _Processed) -> int:
+    return sum(len(tensor.data) for tensor in processed.tensors.values())
+
+
+def _limit_memory() -> None:
+    """Bound the memory of this process at what it has now and `_EXTRA_MEMORY`."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (ImportError, OSError):
+        return  # Other systems than Linux.
+    most = pages * os.sysconf("SC_PAGE_SIZE") + _EXTRA_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def main() -> int:
+    # Libraries may print. Only this process's own messages reach standard output.
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def write(message: Preprocessed | PreprocessReady) -> None:
+        output.write(pack(message))
+        output.flush()
+
+    try:
+        preprocessor = Preprocessor(*sys.argv[1:3])
+        _limit_memory()
+        ready = preprocessor.ready()
+    except Exception as error:
+        write(PreprocessReady(error=" ".join(str(error).split())))
+        return EXIT_UNUSABLE
+    with suppress(BrokenPipeError):
+        write(ready)
+        while (request := read(sys.stdin.buffer)) is not None:
+            try:
+                answer = preprocessor.answer(request)
+            except MemoryError:
+                answer = Preprocessed(error="the images take too much memory; send smaller ones")
+            write(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Tiny random models of images and text, with their image processors, and pictures."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tiny_models import make_tiny_model
+from tokenizers import AddedToken, Tokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+_TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+_HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+# By family: how chat templates write an image, the tokens, members of config.json and of
+# preprocessor_config.json.
+FAMILIES: dict[str, tuple[str, list[str], dict[str, Any], dict[str, Any]]] = {
+    "idefics3": (
+        "<image>",
+        ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_TILES],
+        {
+            "architectures": ["Idefics3ForConditionalGeneration"],
+            "vision_config": {**_SIGLIP, "image_size": 32, "patch_size": 8},
+            "scale_factor": 2,
+            "text_config": {"model_type": "llama"},
+        },
+        {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "size": {"longest_edge": 64},
+            "max_image_size": {"longest_edge": 32},
+            **_HALVES,
+        },
+    ),
+    "llava": (
+        "<image>",
+        ["<image>"],
+        {
+            "architectures": ["LlavaForConditionalGeneration"],
+            "vision_config": {
+                **_SIGLIP,
+                "model_type": "clip_vision_model",
+                "image_size": 32,
+                "patch_size": 8,
+                "projection_dim": 32,
+            },
+            "text_config": {"model_type": "llama"},
+        },
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 32},
+            "crop_size": {"height": 32, "width": 32},
+            **_HALVES,
+        },
+    ),
+}
+
+
+def make_tiny_vision(path: Path, family: str = "idefics3", **overrides: Any) -> Path:
+    """Write the folder of a tiny model of `family`, with a chat template for images.
+
+    `overrides` are members of its config.json; those of `text_config` are added.
+    """
+    placeholder, tokens, config, processor = FAMILIES[family]
+    # The tokenizer does not depend on the model, and the config needs its ids.
+    make_tiny_model(path)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
+    image_id = tokenizer.token_to_id(_image_token(family, tokens))
+    members = {"image_token_id": image_id, **config, **overrides}
+    if family == "llava":
+        members["image_token_index"] = image_id
+    text = config["text_config"] | overrides.get("text_config", {})
+    members["text_config"] = {"vocab_size": 640, **text}
+    make_tiny_model(path, family, **members)
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = TEMPLATE.replace("IMAGE", placeholder)
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "preprocessor_config.json").write_text(json.dumps(processor))
+    return path
+
+
+def _image_token(family: str, tokens: list[str]) -> str:
+    return tokens[0]
+
+
+def picture(width: int = 48, height: int = 40, seed: int = 0) -> Image.Image:
+    """Return a random picture of smooth colours."""
+    small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def picture_file(width: int = 48, height: int = 40, seed: int = 0, kind: str = "PNG") -> bytes:
+    """Return the bytes of the file of a `picture`."""
+    file = BytesIO()
+    picture(width, height, seed).save(file, kind)
+    return file.getvalue()
