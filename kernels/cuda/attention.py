@@ -322,8 +322,11 @@ def _pages(metadata: AttentionMetadata, page_size: int, size: int) -> _Pages:
     np.cumsum([*metadata.query_lens, *[1] * padding], out=query_indptr[1:])
     pages.cumsum(out=indptr[1:])
     table, total = metadata.block_table, int(indptr[count])
-    rows = np.repeat(np.arange(count) * table.shape[1] - indptr[:count], pages[:count])
-    (places,) = to_device([rows + np.arange(total)], table.device)
+    # Only numbers of requests are sent. Those of pages are made on the device.
+    begins = np.arange(count) * table.shape[1] - indptr[:count]
+    counts, first = to_device([pages[:count].astype(np.int64), begins], table.device)
+    places = torch.repeat_interleave(first, counts, output_size=total)
+    places += torch.arange(total, device=table.device)
     indices = F.pad(table.flatten().index_select(0, places).int(), (0, padding))
     last_page_len = (seq_lens - 1) % page_size + 1
     return _Pages(

@@ -61,7 +61,8 @@ class FullPages(CacheManager):
         end = begin + len(column)
         if column[0]:
             self.allocator.free(request.pages[begin:end])
-            request.pages[begin:end] = column
+            # A new list tells a page table on a device that pages were replaced.
+            request.pages = [*request.pages[:begin], *column, *request.pages[end:]]
         else:  # The node is new.
             column[:] = request.pages[begin:end]
 

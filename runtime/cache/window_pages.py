@@ -63,7 +63,7 @@ class WindowPages(CacheManager):
         return True
 
     def merge(self, request: Holder, begin: int, column: list[Block]) -> None:
-        end = begin + len(column)
+        end, window = begin + len(column), request.window
         for place in range(max(begin, request.window_begin), end):
             own, cached = request.window[place], column[place - begin]
             if not cached.number:
@@ -71,6 +71,9 @@ class WindowPages(CacheManager):
             elif cached is not own:
                 self._blocks.hold(cached)
                 self._blocks.let_go(own)
+                if request.window is window:
+                    # A new list tells a page table on a device that pages were replaced.
+                    request.window = [*window]
                 request.window[place] = cached
 
     def number(self, block: Block) -> int:

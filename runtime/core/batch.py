@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from ...kernels.attention import AttentionMetadata
 from ...kernels.staging import is_at_hand, to_device
 from ...kernels.step_parts import StepCall
 from .ahead import Sampler, with_proposals
-from .padding import RESERVED_PAGE
+from .page_tables import KeptTables, TableRows, new_tables, numpy_dtype
 from .request import Scheduled
 
 
@@ -89,7 +88,7 @@ class _Rows(NamedTuple):
 def _lay_out(
     scheduled: list[Scheduled],
     seq_lens: list[int],
-    tables: list[npt.NDArray[Any]],
+    tables: list[TableRows],
     page_size: int,
 ) -> _Rows:
     spans = [
@@ -101,14 +100,17 @@ def _lay_out(
     owner = np.arange(len(lens)).repeat(lens)
     positions = np.arange(len(owner)) + (np.array(seq_lens) - 1 - last_rows)[owner]
     pages, inside = positions // page_size, positions % page_size
-    slots = [table[owner, pages].astype(np.int64) * page_size + inside for table in tables]
+    slots = [
+        numbers[np.array(rows)[owner], pages].astype(np.int64) * page_size + inside
+        for numbers, rows in tables
+    ]
     return _Rows(np.concatenate(spans), positions, last_rows.tolist(), slots)
 
 
 def _lay_decodes_out(
     scheduled: list[Scheduled],
     seq_lens: list[int],
-    tables: list[npt.NDArray[Any]],
+    tables: list[TableRows],
     page_size: int,
 ) -> _Rows:
     """Lay out decodes in plain Python, which is faster than numpy for a few numbers.
@@ -121,11 +123,11 @@ def _lay_decodes_out(
     slots = [
         np.array(
             [
-                table.item(row, end // page_size) * page_size + end % page_size
-                for row, end in enumerate(ends)
+                numbers.item(row, end // page_size) * page_size + end % page_size
+                for row, end in zip(rows, ends, strict=True)
             ]
         )
-        for table in tables
+        for numbers, rows in tables
     ]
     return _Rows(np.array(tokens), np.array(ends), list(range(len(ends))), slots)
 
@@ -138,11 +140,13 @@ def build_batch(
     sampled: torch.Tensor | None = None,
     *,
     only_windows: bool = False,
+    kept: KeptTables | None = None,
 ) -> Batch:
     """Lay out the scheduled tokens, one request after another.
 
     `sampled` [N] int64 holds the tokens that the step in flight samples. Placeholders are replaced
-    from it on the device. `only_windows` is the attribute of `KVPool`.
+    from it on the device. `only_windows` is the attribute of `KVPool`. `kept` are the page tables
+    that stay on the device; None: they are laid out anew.
     """
     query_lens = [num_new for _, num_new in scheduled]
     assert min(query_lens) > 0
@@ -155,15 +159,20 @@ def build_batch(
         if request.num_placeholders:
             pending.append(row)
     samplers = [sampler for row in ending for sampler in with_proposals(scheduled[row].request)]
-    own = _numpy_dtype(slot_dtype)
-    tables = [np.array(rows, own) for rows in _tables(scheduled, only_windows=only_windows)]
+    own = numpy_dtype(slot_dtype)
+    if kept is None:
+        tables = new_tables(scheduled, slot_dtype, only_windows=only_windows)
+    else:
+        tables = kept.step(scheduled)
+    hosts = [table.host for table in tables]
     num_tokens = sum(query_lens)
     lay_out = _lay_decodes_out if num_tokens == len(scheduled) else _lay_out
-    input_ids, positions, last_rows, slots = lay_out(scheduled, seq_lens, tables, page_size)
+    input_ids, positions, last_rows, slots = lay_out(scheduled, seq_lens, hosts, page_size)
     arrays: list[npt.NDArray[Any]] = [input_ids, positions]
     arrays.append(_sampled_rows(scheduled, ending, last_rows))
-    for table, own_slots in zip(tables, slots, strict=True):
-        arrays += [table, own_slots.astype(own, copy=False)]
+    table_arrays = [table.arrays() for table in tables]
+    for of_table, own_slots in zip(table_arrays, slots, strict=True):
+        arrays += [*of_table, own_slots.astype(own, copy=False)]
     states = []
     if scheduled[0].request.state is not None:
         states = [(request, request.state.number) for request, _ in scheduled if request.state]
@@ -176,7 +185,10 @@ def build_batch(
         arrays += [np.array([last_rows[row] for row in pending]), np.array(rows)]
     tensors = iter(to_device(arrays, device))
     ids, places, sample_rows = next(tensors), next(tensors), next(tensors)
-    of_layers = [(next(tensors), next(tensors)) for _ in tables]
+    of_layers = [
+        (table.on_device(list(islice(tensors, len(of_table)))), next(tensors))
+        for table, of_table in zip(tables, table_arrays, strict=True)
+    ]
     state_slots = next(tensors) if states else None
     adapter_slots = next(tensors) if adapters is not None else None
     if pending:
@@ -189,11 +201,7 @@ def build_batch(
         metadata=_metadata(query_lens, seq_lens, of_layers, state_slots),
         samplers=samplers,
         sample_rows=sample_rows,
-        asks_no_more=bool(samplers)
-        and not any(
-            request.processors or request.params.logprobs is not None for request in samplers
-        )
-        and not any(request.prompt_logprobs_due for request, _ in scheduled),
+        asks_no_more=_asks_no_more(samplers, scheduled),
         reach_end=reach_end,
         state_copies=[
             (request.state_source, slot)
@@ -204,6 +212,13 @@ def build_batch(
         num_tokens=num_tokens,
         adapter_slots=adapter_slots,
     )
+
+
+def _asks_no_more(samplers: list[Sampler], scheduled: list[Scheduled]) -> bool:
+    """Return `Batch.asks_no_more`."""
+    asks = any(request.processors or request.params.logprobs is not None for request in samplers)
+    due = any(request.prompt_logprobs_due for request, _ in scheduled)
+    return bool(samplers) and not asks and not due
 
 
 def _metadata(
@@ -249,7 +264,8 @@ class Layout:
 
     If the tensors are in host memory and the next step decodes the same requests, the last batch is
     reused: only tokens, positions and slots are written. Between two steps of a CPU everything that
-    is touched comes from memory, so touching less is faster.
+    is touched comes from memory, so touching less is faster. On other devices the page tables stay,
+    and only their changes are sent.
     """
 
     def __init__(
@@ -263,19 +279,30 @@ class Layout:
         self._form = (page_size, device, slot_dtype)
         self._only_windows = only_windows
         self._decodes: _Decodes | None = None
+        self._kept: KeptTables | None = None
+        if device.type != "cpu":
+            self._kept = KeptTables(slot_dtype, device, only_windows=only_windows)
 
     def batch(self, scheduled: list[Scheduled], sampled: torch.Tensor | None = None) -> Batch:
         """Return the batch of a step, valid until the next call. `sampled`: see `build_batch`."""
         if self._decodes is not None and self._decodes.go_on(scheduled):
             return self._decodes.batch
-        batch = build_batch(scheduled, *self._form, sampled, only_windows=self._only_windows)
+        try:
+            batch = build_batch(
+                scheduled, *self._form, sampled, only_windows=self._only_windows, kept=self._kept
+            )
+        except BaseException:
+            self.forget()
+            raise
         stays = is_at_hand(batch.input_ids) and batch.is_decode and _go_on_alike(batch)
         self._decodes = _Decodes(batch, self._form[0]) if stays else None
         return batch
 
     def forget(self) -> None:
-        """Drop the batch of the last step."""
+        """Drop what is kept of the last step."""
         self._decodes = None
+        if self._kept is not None:
+            self._kept.forget()
 
 
 def _go_on_alike(batch: Batch) -> bool:
@@ -335,24 +362,3 @@ class _Decodes:
             self._positions[row] = position
             self._seq_lens[row] = position + 1
         return True
-
-
-def _tables(scheduled: list[Scheduled], *, only_windows: bool) -> Iterator[list[list[int]]]:
-    """Yield the page tables [B, most]: of layers that keep all pages, then of windowed layers."""
-    requests = [request for request, _ in scheduled]
-    most = max([len(request.pages) for request in requests])
-    padding = [RESERVED_PAGE] * most
-    if not only_windows:
-        yield [request.pages + padding[len(request.pages) :] for request in requests]
-    if requests[0].window:
-        yield [
-            padding[: request.window_begin]
-            + [block.number for block in request.window[request.window_begin :]]
-            + padding[len(request.window) :]
-            for request in requests
-        ]
-
-
-@cache
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    return np.dtype(str(dtype).removeprefix("torch."))

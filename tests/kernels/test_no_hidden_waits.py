@@ -19,6 +19,7 @@ _FILES = (
     *(f"kernels/cuda/{name}.py" for name in ("attention", "latent_attention", "products")),
     "kernels/state_plan.py",
     "runtime/core/batch.py",
+    "runtime/core/page_tables.py",
     "runtime/executor/model_runner.py",
 )
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from enum import Enum, auto
 from itertools import count
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from piecework.runtime.cache.block_pool import HOLE, Block
+from piecework.runtime.core import batch as batches
 from piecework.runtime.core.batch import Batch, Layout, build_batch
 from piecework.runtime.core.generation import GenerateRequest
+from piecework.runtime.core.page_tables import KeptTables
 from piecework.runtime.core.request import Request, Scheduled
 from piecework.runtime.core.sampling_params import SamplingParams
 
@@ -106,10 +111,12 @@ class Change(Enum):
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     changes=st.lists(st.sampled_from(Change), max_size=12),
+    stays=st.booleans(),
 )
 def test_a_batch_that_goes_on_is_the_one_that_would_be_laid_out(
-    lengths: list[int], changes: list[Change]
+    lengths: list[int], changes: list[Change], stays: bool
 ) -> None:
+    """On the host, and with page tables that stay on a device."""
     pages = count(1000)
 
     def new(length: int) -> Request:
@@ -121,6 +128,7 @@ def test_a_batch_that_goes_on_is_the_one_that_would_be_laid_out(
 
     device = torch.device("cpu")
     layout, requests = Layout(_PAGE, device, torch.int64), [new(length) for length in lengths]
+    kept = KeptTables(torch.int64, device, only_windows=False)
     for step, change in enumerate([Change.NOTHING, *changes]):
         if change is Change.LEAVES and len(requests) > 1:
             requests.pop(0)
@@ -137,7 +145,10 @@ def test_a_batch_that_goes_on_is_the_one_that_would_be_laid_out(
         scheduled = [Scheduled(each, each.num_tokens - each.num_computed) for each in requests]
         if change is Change.ONE_OF_TWO:
             scheduled[0] = Scheduled(requests[0], 1)
-        batch = layout.batch(scheduled)
+        if stays:
+            batch = build_batch(scheduled, _PAGE, device, torch.int64, kept=kept)
+        else:
+            batch = layout.batch(scheduled)
         assert fields(batch) == fields(build_batch(scheduled, _PAGE, device, torch.int64))
         if change is not Change.FAILED:
             for row, (request, num_new) in enumerate(scheduled):
@@ -155,3 +166,64 @@ def test_decodes_of_the_same_requests_are_the_same_batch_again() -> None:
     first = layout.batch([Scheduled(request, 1)])
     go_on(request, 8, 12)
     assert layout.batch([Scheduled(request, 1)]) is first
+
+
+@given(data=st.data())
+def test_tables_that_stay_equal_those_laid_out_anew(data: st.DataObject) -> None:
+    """Requests come, go, get pages, lose those before their windows, and get other pages."""
+    numbers = count(1000)
+    kept = KeptTables(torch.int32, torch.device("cpu"), only_windows=False)
+    requests = [request_of(data.draw(st.integers(1, 30)), 10 * row, 0) for row in range(3)]
+    for _ in range(8):
+        if data.draw(st.booleans()):
+            requests = data.draw(st.permutations(requests))[:3]
+            requests += [request_of(data.draw(st.integers(1, 60)), next(numbers), 1)]
+        for request in requests:
+            added = data.draw(st.integers(0, 2))
+            request.pages += [next(numbers) for _ in range(added)]
+            request.window += [Block(next(numbers)) for _ in range(added)]
+            if data.draw(st.booleans()) and request.window_begin < len(request.window) - 1:
+                request.window[request.window_begin] = HOLE
+                request.window_begin += 1
+            if data.draw(st.booleans()):
+                request.pages = [*request.pages[:-1], next(numbers)]
+            # Nothing of these is computed, so the tables alone decide what slots there are.
+            request.num_computed = request.num_tokens - 1
+        scheduled = [Scheduled(request, 1) for request in requests]
+        form = scheduled, _PAGE, torch.device("cpu"), torch.int32
+        own, new = build_batch(*form, kept=kept).metadata, build_batch(*form).metadata
+        assert torch.equal(own.block_table, new.block_table)
+        assert torch.equal(own.slot_mapping, new.slot_mapping)
+        assert own.window is not None and new.window is not None
+        assert torch.equal(own.window.block_table, new.window.block_table)
+
+
+def test_a_step_of_many_long_requests_costs_the_host_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """256 requests of 500 pages: their tables have 1 MB, and only new pages are sent."""
+    requests = []
+    for number in range(256):
+        request = request_of(500 * _PAGE, 1000 * number, 0)
+        request.window, request.num_computed = [], request.num_tokens - 1
+        requests.append(request)
+    sent: list[int] = []
+    to_device = batches.to_device
+
+    def counted(arrays: list[Any], device: torch.device) -> list[torch.Tensor]:
+        sent.append(sum(array.nbytes for array in arrays))
+        return to_device(arrays, device)
+
+    monkeypatch.setattr(batches, "to_device", counted)
+    kept = KeptTables(torch.int64, torch.device("cpu"), only_windows=False)
+    peaks = []
+    for step in range(3):
+        for request in requests[::2] if step else ():
+            go_on(request, 7, 999)
+            request.num_computed = request.num_tokens - 1
+        scheduled = [Scheduled(request, 1) for request in requests]
+        tracemalloc.start()
+        build_batch(scheduled, _PAGE, torch.device("cpu"), torch.int64, kept=kept)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert sent[0] > 10**6 > 16 * sent[1] and max(peaks[1:]) < peaks[0] / 20, (sent, peaks)
