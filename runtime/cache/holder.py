@@ -28,6 +28,8 @@ class Holder(Protocol):
     saved: Block | None
     saved_at: int
     branch: int
+    before: Block | None
+    before_at: int
 
     @property
     def tokens(self) -> Tokens: ...

@@ -130,6 +130,33 @@ class KVCache:
             fits = fits and manager.reserve(request, end)
         return fits
 
+    def reserve_guesses(self, request: Holder, num_new: int, count: int) -> int:
+        """Allocate memory for up to `count` guessed tokens after the `num_new` reserved ones.
+
+        Return their number. `settle` must follow when the step is read.
+        """
+        end = request.num_computed + num_new
+        for manager in self.managers:
+            count = manager.guessable(request, end, count)
+        if count and self.reserve(request, num_new + count):
+            return count
+        self._settle(request, all_right=True)
+        return 0
+
+    def settle(self, request: Holder, accepted: int, guessed: int) -> None:
+        """Record that `accepted` of the `guessed` tokens of a step were right.
+
+        Right tokens after which a kind of cache cannot continue are computed again.
+        """
+        if accepted:
+            self.advance(request, accepted)
+        self._settle(request, all_right=accepted == guessed)
+
+    def _settle(self, request: Holder, *, all_right: bool) -> None:
+        request.num_computed = min(
+            manager.settle(request, all_right=all_right) for manager in self.managers
+        )
+
     def next_prefix(self, request: Holder, num_new: int) -> int:
         """Return the end, in tokens, of the prefix that others can continue after the reserved
         step. 0 if there is none.

@@ -22,7 +22,9 @@ class CacheManager(Protocol):
         num_new = manager.limit(request, num_new)     # A step is planned …
         manager.missing(request, end)                 # … is checked to fit in all kinds …
         manager.reserve(request, end)                 # … and gets its memory.
+        manager.guessable(request, end, count)        # Tokens that may be wrong follow.
         manager.advance(request)                      # The step is launched.
+        manager.settle(request, all_right=True)       # It is read, if it had guesses.
         manager.merge(request, begin, column)         # Computed pages enter the tree.
         manager.release(request)                      # The request ended or was preempted.
         manager.forget(blocks)                        # The tree evicted pages.
@@ -89,6 +91,21 @@ class CacheManager(Protocol):
     def advance(self, request: Holder) -> None:
         """Record that the reserved step was launched. `num_computed` includes its tokens."""
         return None
+
+    def guessable(self, request: Holder, end: int, count: int) -> int:
+        """Return how many of `count` guessed tokens after `end` the next step may compute, and
+        prepare for their removal.
+        """
+        return count
+
+    def settle(self, request: Holder, *, all_right: bool) -> int:
+        """End what `guessable` prepared. The guesses that the step computed are right, or some of
+        them are not.
+
+        Return the first token that the next step must compute; `num_computed` for kinds whose
+        blocks of right tokens stay valid beside wrong ones.
+        """
+        return request.num_computed
 
     def merge(self, request: Holder, begin: int, column: list[Any]) -> None:
         """Exchange computed blocks with a node of the prefix tree.

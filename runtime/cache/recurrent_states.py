@@ -17,6 +17,10 @@ class RecurrentStates(CacheManager):
     beside the last page of the prefix. A snapshot is taken at the page border where a prompt ends,
     and where the prompt leaves a known prefix, if at least `snapshot_tokens` tokens are new.
     `snapshot_tokens` is None if prefixes are not shared.
+
+    A wrong token cannot be taken out of a state. A step that verifies guesses therefore copies the
+    state first, into a second slot. If a guess is wrong, the request continues from that copy, and
+    its next step computes the right tokens again.
     """
 
     hole = HOLE
@@ -68,6 +72,8 @@ class RecurrentStates(CacheManager):
         request.snapshot = None
         if (
             self._snapshot_tokens is not None
+            # The state after guesses is not known to be right.
+            and request.before is None
             and end % self.page_size == 0
             and end - request.saved_at >= self._snapshot_tokens
             and self._is_wanted(request, end)
@@ -86,6 +92,32 @@ class RecurrentStates(CacheManager):
             self._blocks.offer(request.snapshot)
             request.saved, request.snapshot = request.snapshot, None
             request.saved_at = request.num_computed
+
+    def guessable(self, request: Holder, end: int, count: int) -> int:
+        """Guesses end before the page border where a snapshot is wanted, so that a step without
+        guesses ends there.
+        """
+        if request.snapshot is not None:
+            return 0
+        if self._snapshot_tokens is not None:
+            least = max(end + 1, request.saved_at + self._snapshot_tokens)
+            count = min(count, -(-least // self.page_size) * self.page_size - 1 - end)
+        if count and request.before is None:
+            blocks = self._blocks.allocate(1)
+            if blocks is None:
+                return 0
+            (request.before,) = blocks
+        request.before_at = request.num_computed
+        return count
+
+    def settle(self, request: Holder, *, all_right: bool) -> int:
+        if request.before is None:
+            return request.num_computed
+        if not all_right:
+            request.state, request.before = request.before, request.state
+        self._blocks.let_go(request.before)
+        request.before = None
+        return request.num_computed if all_right else request.before_at
 
     def merge(self, request: Holder, begin: int, column: list[Block]) -> None:
         place = request.saved_at // self.page_size - 1 - begin
@@ -125,12 +157,14 @@ class RecurrentStates(CacheManager):
         self._blocks.forget([request.saved or HOLE])
         self._blocks.let_go(request.state or HOLE)
         self._blocks.let_go(request.snapshot or HOLE)
+        self._blocks.let_go(request.before or HOLE)
         request.state = request.snapshot = request.saved = request.state_source = None
+        request.before = None
 
     def check(self, holders: Iterable[Holder], cached: list[Block]) -> None:
         held, saved = list[Block | None](), list[Block | None](cached)
         for request in holders:
-            held += [request.state, request.snapshot]
+            held += [request.state, request.snapshot, request.before]
             saved.append(request.saved)
         self._blocks.check([each for each in held if each], [each for each in saved if each])
 

@@ -184,8 +184,8 @@ def with_states(
 ) -> ResolvedConfig:
     """Return the settings with as many running requests as there is memory for states.
 
-    Up to as many further slots keep snapshots of prefixes. Raises `ValueError` if there is no
-    memory for one.
+    Up to as many further slots keep snapshots of prefixes, and states before guessed tokens. Raises
+    `ValueError` if there is no memory for one.
     """
     fraction = steps.mem_fraction_static
     budget = int(free_bytes * (fraction or 1.0) * (_STATES_SHARE if has_pages else 1.0))
@@ -198,9 +198,10 @@ def with_states(
             f"the least; {remedy}choose a smaller model"
         )
     running = min(slots, steps.max_running_requests)
+    needs_one = steps.disable_radix_cache and steps.speculative_algorithm == "none"
     return replace(
         steps,
         max_running_requests=running,
         cuda_graph_max_bs=min(running, steps.cuda_graph_max_bs),
-        state_slots=(running if steps.disable_radix_cache else min(slots, 2 * running)) + 1,
+        state_slots=(running if needs_one else min(slots, 2 * running)) + 1,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from ...kernels.staging import is_at_hand, to_device
 from ...kernels.step_parts import StepCall
 from .ahead import Sampler, with_proposals
 from .page_tables import KeptTables, TableRows, new_tables, numpy_dtype
-from .request import Scheduled
+from .request import Request, Scheduled
 
 
 def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
@@ -203,11 +204,7 @@ def build_batch(
         sample_rows=sample_rows,
         asks_no_more=_asks_no_more(samplers, scheduled),
         reach_end=reach_end,
-        state_copies=[
-            (request.state_source, slot)
-            for request, slot in states
-            if request.state_source is not None
-        ],
+        state_copies=list(_state_copies(states)),
         snapshots=[(slot, request.snapshot.number) for request, slot in states if request.snapshot],
         num_tokens=num_tokens,
         adapter_slots=adapter_slots,
@@ -240,6 +237,16 @@ def _metadata(
         )
     assert metadata is not None
     return metadata
+
+
+def _state_copies(states: list[tuple[Request, int]]) -> Iterator[tuple[int, int]]:
+    """Yield `Batch.state_copies` of requests and their slots."""
+    for request, slot in states:
+        source = request.state_source
+        if source is not None:
+            yield source, slot
+        if request.proposals and request.before is not None:
+            yield slot if source is None else source, request.before.number
 
 
 def _adapter_slots(scheduled: list[Scheduled]) -> npt.NDArray[np.int32] | None:

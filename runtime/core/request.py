@@ -58,6 +58,8 @@ class Request:
         saved_at: Number of tokens before the last snapshot.
         branch: Number of tokens that the prefix tree knew when the request began. The tree may have
             had no snapshot there.
+        before: Slot into which the state is copied before a step that verifies proposals, or None.
+        before_at: Number of tokens before that step.
     """
 
     def __init__(
@@ -109,6 +111,8 @@ class Request:
         self.snapshot: Any = None
         self.saved: Any = None
         self.saved_at = self.branch = 0
+        self.before: Any = None
+        self.before_at = 0
         self.node: Any = None
         self._tokens = np.empty(self.num_tokens + 64, np.int64)
         self._tokens[: self.num_prompt] = message.input_ids

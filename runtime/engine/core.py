@@ -332,8 +332,8 @@ class EngineCore:
         request.resolve(tokens)
         accepted = num_alike(tokens, proposals)
         # The last token is always computed, because its logits are wanted.
-        if (computed := min(accepted, len(tokens) - 1)) > 0:
-            self.cache.advance(request, computed)
+        if proposals:
+            self.cache.settle(request, min(accepted, len(tokens) - 1), len(proposals))
         if reason is None and request.num_known >= request.max_tokens:
             reason = FinishReason.LENGTH
         due, request.prompt_logprobs_due = request.prompt_logprobs_due, False

@@ -198,8 +198,8 @@ class Scheduler:
         """
         reaches_end = request.num_computed + num_new == request.num_tokens
         count = min(len(request.proposals), budget) if reaches_end else 0
-        if count and not self._cache.reserve(request, num_new + count):
-            count = 0
+        if count:
+            count = self._cache.reserve_guesses(request, num_new, count)
         request.proposals = request.proposals[:count]
         return count
 

@@ -26,7 +26,7 @@ def cache_remarks(
     if states is not None:
         remarks["states"] = (
             f"{states.num_slots - 1:,} of {states.slot_bytes / 2**20:.2f} MiB for requests that "
-            "run and prefixes that are kept, in the memory of the KV cache; no "
-            "speculative decoding, because a rejected token cannot be taken out of them"
+            "run and prefixes that are kept, in the memory of the KV cache; a request whose "
+            "guessed tokens are verified needs two"
         )
     return remarks

@@ -59,11 +59,6 @@ def load_head(
         return None
     placement = placement._replace(progress=progress)
     flag = f"--speculative-algorithm {config.speculative_algorithm}"
-    if model.state_layouts(placement.dtype):
-        raise ValueError(
-            f"{flag}: the model has recurrent states, from which a rejected token cannot be taken "
-            "out; take none"
-        )
     if config.load_format == "dummy":
         raise ValueError(f"{flag} needs the weights of the head: leave --load-format dummy out")
     head = (

@@ -19,7 +19,7 @@ from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
 from .causal_lm import CausalLM, gguf_names
-from .checkpoint import from_llama_cpp, plus_one, renamed
+from .checkpoint import from_llama_cpp, plus_one, renamed, within_layers
 from .experts import MERGED, take_apart
 from .hybrid import check_delta, delta_sizes, every_nth, kinds_of_layers
 from .qwen2_moe import Qwen2MoeBlock, Qwen2MoeForCausalLM
@@ -112,9 +112,21 @@ class NextDeltaNet(ApartDeltaNet):
         return torch.cat((q, k, v), dim=-1), z, *self.gates(x)
 
 
-class Qwen3NextForCausalLM(CausalLM):
-    """Layers that predict further tokens are left out."""
+# Names of the layer that predicts one token more, as `NextLayer` has them.
+_NEXT_LAYER = {
+    r"^mtp\.layers\.0\.": "",
+    r"^mtp\.pre_fc_norm_embedding\.": "enorm.",
+    r"^mtp\.pre_fc_norm_hidden\.": "hnorm.",
+    r"^mtp\.fc\.": "eh_proj.",
+    r"^mtp\.norm\.": "shared_head.norm.",
+    r"^mtp\.": "",
+}
 
+
+class Qwen3NextForCausalLM(CausalLM):
+    """The layer that predicts one token more has attention. It is loaded for speculation only."""
+
+    has_next_layer = True
     config_class: ClassVar[type[ModelConfig]] = Qwen3NextConfig
     config_defaults: ClassVar = {
         **CausalLM.config_defaults,
@@ -167,12 +179,14 @@ class Qwen3NextForCausalLM(CausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        kept = renamed(tensors, {r"^mtp\..*": ""})
+        prefix = f"model.layers.{len(config.layer_types)}."
+        names = {pattern: prefix + name for pattern, name in _NEXT_LAYER.items()}
+        kept = within_layers(renamed(tensors, names), config.num_layers)
         return take_apart(plus_one(kept, _is_norm), MERGED)
 
     def make_layer(self, layer: int) -> nn.Module:
         config, mlp = self.config, self.make_mlp(layer)
-        if config.layer_types[layer] == "full_attention":
+        if layer == len(config.layer_types) or config.layer_types[layer] == "full_attention":
             return DecoderLayer(config, self.make_attention(layer), mlp)
         net = self.delta_net()(layer, config.hidden_size, config.delta, config.norm_eps)
         return DecoderLayer(config, net, mlp, "linear_attn")

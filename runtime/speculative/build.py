@@ -24,19 +24,13 @@ def make_speculation(
 ) -> Speculation | None:
     """Return the speculation of an engine, or None without one.
 
-    `cache` is that of the model. Models with a recurrent state have none, because a rejected token
-    cannot be taken out of it.
+    `cache` is that of the model.
     Raise `ValueError` for a draft model that does not suit the model or does not fit.
     """
     algorithm, path = config.speculative_algorithm, config.speculative_draft_model_path
     if config.plug_ins:
         return None  # They do not know tokens that are not verified yet.
-    if algorithm == "none" or runner.states is not None:
-        if path is not None and runner.states is not None:
-            raise ValueError(
-                "--speculative-draft-model-path: the model has recurrent states, from which a "
-                "rejected token cannot be taken out; leave the draft model out"
-            )
+    if algorithm == "none":
         return None
     is_cpu = runner.platform.device_type == "cpu"
     is_auto = algorithm == "auto" or runner.head is not None

@@ -169,15 +169,15 @@ class HeadDrafter:
         began = time.perf_counter()
         rows, states, limits = [], [], {}
         for request, count in counts.items():
-            followed, known = self._followed.get(request), request.num_computed
-            # With several tokens to compute, the state of the last one is not known yet.
-            if followed is None or request.num_tokens != known + 1:
+            followed, known = self._followed.get(request), request.num_tokens - 1
+            if followed is None:
                 continue
             # Proposals that were rejected had states too.
             followed.cut(known)
+            # After tokens that a grammar forced, the state of the last one is not known yet.
             if not followed.begin < followed.end == known:
                 continue
-            self._reserve(request, 1 + count)
+            self._reserve(request, request.num_tokens - request.num_computed + count)
             room = len(request.pages) * self._attention.pool.page_size - known
             limits[request] = min(count, 1 + room)
             tokens = request.tokens[followed.begin + 1 : known + 1]
@@ -205,7 +205,7 @@ class HeadDrafter:
             if requests:
                 (index,) = to_device([np.array(kept)], self._device)
                 rows = [
-                    _Rows(each, each.num_computed + len(drafts[each]) - 1, drafts[each][-1:])
+                    _Rows(each, each.num_tokens + len(drafts[each]) - 2, drafts[each][-1:])
                     for each in requests
                 ]
                 state = self._compute(rows, state.index_select(0, index))

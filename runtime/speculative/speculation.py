@@ -34,6 +34,9 @@ _DRAFTED = "all 0"  # The kind of all drafts of a model.
 _VALUE = itemgetter(0)
 _LEARNT = 16.0  # Weight of a rate from which on all requests have drafts.
 _TRIED = 2  # Tokens of a draft that is not expected to pay.
+# A request whose step computes more right tokens again, because a recurrent state went back before
+# them, verifies nothing. Else wrong guesses in several steps would make ever longer steps.
+_MOST_AGAIN = 8
 
 
 class _Rate:
@@ -117,7 +120,7 @@ class Speculation:
         """
         guesses: _Guesses | None = request.guesses
         if guesses is None:
-            if request.state is not None or request.prompt_logprobs_due:
+            if request.prompt_logprobs_due:
                 return
             begun = {each.name: each.begin(request) for each in self._methods}
             guesses = _Guesses({name: one for name, one in begun.items() if one is not None})
@@ -211,9 +214,13 @@ class Speculation:
             if each.num_computed >= each.num_prompt
             and each.guesses is not None
             and each.max_tokens - each.num_known > 1
+            and (each.state is None or each.num_tokens - each.num_computed <= _MOST_AGAIN)
         ]
-        rows, expected = len(running), float(len(running))
-        seconds, more = self.costs.verifying(rows), self.costs.of_row
+        rows, expected, more = len(running), float(len(running)), self.costs.of_row
+        if running and running[0].state is not None:
+            rows += sum(each.num_tokens - each.num_computed - 1 for each in decodes)
+            more *= 2  # After a wrong guess, the right ones before it are computed again.
+        seconds = self.costs.verifying(rows)
         rate = _GAIN * expected / self.costs.plain(rows)
         # The values of the next tokens of each guess: the chance that all up to it are right. A
         # value below the time of its row times the rate lowers the rate.

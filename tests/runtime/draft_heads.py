@@ -152,7 +152,8 @@ def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def make_with_next_layer(path: Path, architecture: str, *, layers: int = 2, **sizes: Any) -> Path:
     """Write a model whose checkpoint holds one layer more, which predicts one token more.
 
-    `path / "whole"` is the same as a model of all layers, for `next_layer_drafts`.
+    `path / "whole"` is the same as a model of all layers, and `path / "layer"` holds the weights of
+    the last one, for `NextLayerReference`.
     """
     whole = make_tiny_model(path / "whole", architecture, num_hidden_layers=layers + 1, **sizes)
     folder = path / "model"
@@ -166,12 +167,38 @@ def make_with_next_layer(path: Path, architecture: str, *, layers: int = 2, **si
     # Copies of the model's own, as published.
     weights[f"{prefix}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
     weights[f"{prefix}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    own = {name for name in weights if name.startswith(prefix)}
+    save_file(
+        {name.removeprefix(prefix): weights[name] for name in own}, path / "layer.safetensors"
+    )
+    if architecture.startswith("qwen3"):
+        for name in own:
+            weights |= _as_mtp(name.removeprefix(prefix), weights.pop(name))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     content = json.loads((folder / "config.json").read_text())
-    if "mlp_layer_types" in content:
-        edit_config(folder, mlp_layer_types=content["mlp_layer_types"][:layers])
+    for name in ("mlp_layer_types", "layer_types"):
+        if name in content:
+            edit_config(folder, **{name: content[name][:layers]})
     edit_config(folder, num_hidden_layers=layers, num_nextn_predict_layers=1)
     return folder
+
+
+def _as_mtp(name: str, weight: torch.Tensor) -> Weights:
+    """Return a weight as checkpoints of Qwen hold it: norms less 1, and no copies of the model's
+    own.
+    """
+    names = {
+        "enorm.weight": "pre_fc_norm_embedding",
+        "hnorm.weight": "pre_fc_norm_hidden",
+        "shared_head.norm.weight": "norm",
+    }
+    if name in names:
+        return {f"mtp.{names[name]}.weight": weight - 1}
+    if name == "eh_proj.weight":
+        return {"mtp.fc.weight": weight}
+    if name.startswith(("embed_tokens", "shared_head")):
+        return {}
+    return {f"mtp.layers.0.{name}": weight}
 
 
 class NextLayerReference:
@@ -180,12 +207,7 @@ class NextLayerReference:
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
         self.whole = AutoModelForCausalLM.from_pretrained(folder.parent / "whole").eval()
-        prefix = f"model.layers.{len(self.model.model.layers)}."
-        self.weights = {
-            name.removeprefix(prefix): each
-            for name, each in load_file(folder / "model.safetensors").items()
-            if name.startswith(prefix)
-        }
+        self.weights = load_file(folder.parent / "layer.safetensors")
         layers = self.whole.model.layers
         self.whole.model.layers, self.whole.model.norm = layers[-1:], torch.nn.Identity()
         self.whole.config.num_hidden_layers = 1

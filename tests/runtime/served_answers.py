@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from toy_runner import VOCAB, RecurrentToyRunner, ToyRunner, WindowedToyRunner, make_core
+from toy_runner import (
+    VOCAB,
+    HybridToyRunner,
+    RecurrentToyRunner,
+    ToyRunner,
+    WindowedToyRunner,
+    make_core,
+)
 
 from piecework.runtime.core.generation import GenerateRequest, TokenLogprob, TokenOutput
 from piecework.runtime.core.sampling_params import SamplingParams
@@ -54,7 +61,7 @@ class VariedWindowedRunner(VariedRunner, WindowedToyRunner):
     """The same of a model with sliding windows."""
 
 
-class VariedHybridRunner(VariedRunner, WindowedToyRunner, RecurrentToyRunner):
+class VariedHybridRunner(VariedRunner, HybridToyRunner):
     """The same of a model that has both."""
 
 

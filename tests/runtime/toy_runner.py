@@ -175,6 +175,10 @@ class WindowedToyRunner(ToyRunner):
         return hidden
 
 
+class HybridToyRunner(WindowedToyRunner, RecurrentToyRunner):
+    """It has windows and states."""
+
+
 class SharedToyRunner(WindowedToyRunner):
     """Both kinds of pages lie in one memory, and each has all tensors of its layers there: who gets
     a page that another still needs finds wrong tokens in it.

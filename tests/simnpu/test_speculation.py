@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from draft_heads import make_cycle
+from models.sizes import SHORT_CONV
 from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
@@ -84,6 +85,23 @@ def test_proposals_are_verified_by_the_graphs_of_decodes(
     assert stats.graph_replays_total >= stats.steps_total - 4
     costs = llm.core._speculation.costs  # type: ignore[union-attr]
     assert costs._alone.is_known and 0 < costs.plain(2) < 10
+
+
+def test_states_go_back_on_a_device_whose_steps_overlap(tmp_path: Path, simnpu: Any) -> None:
+    path = make_tiny_model(tmp_path / "model", "lfm2", **SHORT_CONV)
+    expected = _answers(engine(path, "none"), [[]] * 2)
+    tokens = expected[0][0]
+    llm = engine(path, "prediction", **DEVICE)
+    for wrong in ({5}, {2, 9, 10}):
+        guessed = [token + 1 if place in wrong else token for place, token in enumerate(tokens)]
+        before = llm.core.stats()
+        found = _answers(llm, [guessed, []])
+        for (own, logprobs), (wanted, their) in zip(found, expected, strict=True):
+            assert own == wanted
+            assert logprobs == pytest.approx(their, abs=1e-4)
+        after = llm.core.stats()
+        assert after.accepted_tokens_total > before.accepted_tokens_total
+    assert after.overlapped_steps_total > 0 and after.states_used == 0
 
 
 def _answers(llm: LLM, predictions: list[list[int]]) -> list[tuple[list[int], list[float]]]:

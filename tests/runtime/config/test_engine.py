@@ -156,8 +156,11 @@ def test_states_take_half_of_the_memory_at_most_and_limit_what_runs(
 
 
 def test_states_of_prefixes_that_are_not_shared_take_no_memory() -> None:
-    config = resolved(slot=MIB, max_running_requests=16, disable_radix_cache=True)
+    settings: dict[str, Any] = {"max_running_requests": 16, "disable_radix_cache": True}
+    config = resolved(slot=MIB, **settings, speculative_algorithm="none")
     assert config.state_slots == 17
+    # Speculation copies a state before it verifies guesses.
+    assert resolved(slot=MIB, **settings).state_slots == 33
 
 
 def test_no_memory_for_the_state_of_one_request() -> None:

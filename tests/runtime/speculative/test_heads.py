@@ -14,7 +14,7 @@ from draft_heads import (
     make_eagle3,
     make_with_next_layer,
 )
-from models.sizes import LATENT
+from models.sizes import DELTA, EXPERTS, LATENT
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
@@ -35,6 +35,9 @@ GLM = {
     "topk_group": 2,
     "use_qk_norm": True,
 }
+# The last layer is the one that predicts one token more.
+HYBRID = {**DELTA, "layer_types": ["full_attention", "linear_attention", "full_attention"]}
+NEXT = {**HYBRID, **EXPERTS, "shared_expert_intermediate_size": 80}
 Drafts = list[tuple[list[int], list[int]]]
 
 
@@ -112,7 +115,14 @@ def test_drafts_of_eagle3_equal_the_formula(tmp_path: Path, draft_vocab: int | N
 
 @pytest.mark.parametrize(
     ("architecture", "sizes"),
-    [("deepseek_v3", LATENT), ("glm4_moe", GLM), ("glm4_moe_lite", LATENT)],
+    [
+        ("deepseek_v3", LATENT),
+        ("glm4_moe", GLM),
+        ("glm4_moe_lite", LATENT),
+        ("qwen3_next", NEXT),
+        ("qwen3_5_text", HYBRID),
+        ("qwen3_5_moe_text", NEXT),
+    ],
 )
 def test_drafts_of_the_next_layer_equal_the_formula(
     tmp_path: Path, architecture: str, sizes: dict[str, Any]

@@ -47,6 +47,10 @@ def windows(path: Path, model: Path) -> Path:
     return make_tiny_model(path, "mistral", num_hidden_layers=2, sliding_window=16)
 
 
+def states(path: Path, model: Path) -> Path:
+    return make_tiny_model(path, "lfm2", **SHORT_CONV)
+
+
 def nothing(path: Path, model: Path) -> Path:
     return path
 
@@ -55,6 +59,7 @@ REFUSED = {
     vocabulary: "vocabulary differs from the model's in .* choose a draft model with the same",
     damaged: "safetensors",
     windows: "sliding windows, which cannot go back .* choose a draft model with full attention",
+    states: "recurrent states or .* which cannot go back .* choose a draft model with full",
     nothing: "does not exist",
 }
 
@@ -80,15 +85,6 @@ def test_a_draft_that_does_not_fit_in_memory_is_refused(
     monkeypatch.setattr(build, "_check_vocabulary", full)
     with pytest.raises(ValueError, match=f"(?s){FLAG}.*(--max-total-tokens|memory)"):
         engine(model, model)
-
-
-def test_a_model_with_recurrent_states_has_no_speculation(tmp_path: Path, model: Path) -> None:
-    recurrent = make_tiny_model(tmp_path / "lfm2", "lfm2", **SHORT_CONV)
-    llm = engine(recurrent, None, speculative_algorithm="ngram")
-    assert llm.core._speculation is None
-    assert "no speculative decoding, because a rejected token" in llm.info.remarks["states"]
-    with pytest.raises(ValueError, match=f"{FLAG}: the model has recurrent states.* leave the"):
-        engine(recurrent, model)
 
 
 def test_answers_continue_when_the_draft_model_fails(
