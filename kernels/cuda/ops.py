@@ -166,6 +166,7 @@ add_rms_norm_quantize_dynamic = triton_ops.add_rms_norm_quantize_dynamic
 silu_and_mul_quantize_static = triton_ops.silu_and_mul_quantize_static
 silu_and_mul_quantize_dynamic = triton_ops.silu_and_mul_quantize_dynamic
 weight_only_linear = triton_ops.weight_only_linear
+choose_experts = triton_ops.choose_experts
 fused_moe = triton_ops.fused_moe
 conv_step = triton_ops.conv_step
 mamba2_step = triton_ops.mamba2_step

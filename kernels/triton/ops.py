@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .linear import scaled_linear, weight_only_linear
-from .moe import fused_moe
+from .moe import choose_experts, fused_moe
 from .op_kernels import (
     add_rms_norm_kernel,
     norm_rotary_kernel,
@@ -31,6 +31,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
+    "choose_experts",
     "conv_step",
     "fused_moe",
     "gated_delta_step",

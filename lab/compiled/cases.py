@@ -181,6 +181,17 @@ def _expert_cases() -> Iterator[Case]:
         yield experts(tokens, 8, 2, (1024, 1024), torch.bfloat16)
     yield experts(64, 8, 2, (1024, 1024), torch.float32)
 
+    def choose(count: int, each: int, groups: int) -> Case:
+        def call() -> None:
+            logits, correction = _numbers(4, count), _float32(count) if groups > 1 else None
+            forms = (each, groups > 1, True, groups, max(1, groups // 2), 2, 1.0, 1e-20)
+            moe.choose_experts(logits, correction, *forms)
+
+        return Case(f"choice of {each} from {count} experts in {groups} groups", call)
+
+    yield choose(128, 8, 1)
+    yield choose(256, 8, 8)
+
 
 def _small_cases() -> Iterator[Case]:
     x, weight = _numbers(4, 4096), _numbers(4096)

@@ -100,22 +100,19 @@ class Router(Linear):
         return () if correction is None else [("e_score_correction_bias", correction)]
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        routing, logits = self.routing, self(x).float()
-        scores = logits.sigmoid() if routing.scoring == "sigmoid" else logits.softmax(-1)
-        choice = scores
-        if self.e_score_correction_bias is not None:
-            choice = choice + self.e_score_correction_bias
-        if routing.num_groups > 1:
-            groups = choice.unflatten(-1, (routing.num_groups, -1))
-            best = groups.topk(routing.group_best, dim=-1).values.sum(-1)
-            best = best.topk(routing.top_groups, dim=-1).indices
-            is_left = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
-            choice = groups.masked_fill(~is_left.unsqueeze(-1), float("-inf")).flatten(-2)
-        ids = choice.topk(routing.top_k, dim=-1).indices
-        weights = scores.gather(-1, ids)
-        if routing.renormalized:
-            weights = weights / (weights.sum(-1, keepdim=True) + routing.least_sum)
-        return ids, weights if routing.scale == 1.0 else weights * routing.scale
+        routing = self.routing
+        return ops.choose_experts(
+            self(x),
+            self.e_score_correction_bias,
+            routing.top_k,
+            routing.scoring == "sigmoid",
+            routing.renormalized,
+            routing.num_groups,
+            routing.top_groups,
+            routing.group_best,
+            routing.scale,
+            routing.least_sum,
+        )
 
 
 class ExpertLinear(Linear):
