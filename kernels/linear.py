@@ -53,9 +53,16 @@ class LinearKernels(Protocol):
     @property
     def experts_op(self) -> torch._ops.OpOverload | None: ...
 
-    def takes_experts(self, sizes: Sequence[int]) -> bool:
-        """Return whether `experts_op` supports experts with these numbers of columns and rows per
-        rank.
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether weights of a GGUF file stay in their blocks. False: the device multiplies numbers
+        several times as fast.
+        """
+        ...
+
+    def experts(self, sizes: Sequence[int]) -> LinearKernels | None:
+        """Return the kernels of layers of experts with these numbers of columns and rows per rank,
+        which may take other kinds. None: `experts_op` does not support them.
         """
         ...
 

@@ -14,6 +14,7 @@ import torch
 from .. import ops, reference
 from ..attention import AttentionBackend, KVLayout
 from ..graph import DeviceGraph, HostArguments, side_stream
+from ..linear import LinearKernels
 from ..memory_info import MemoryInfo
 from ..paged_attention import TorchAttention
 from ..platform.memory import MemoryUse
@@ -124,6 +125,15 @@ class CudaPlatform(Platform):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def linear_kernels(
+        self, dtype: torch.dtype, backend: AttentionBackend, cpu_activations: str = "auto"
+    ) -> LinearKernels | None:
+        if not find_spec("triton"):
+            return None
+        from ..triton.packed_linear import PackedLinear
+
+        return PackedLinear(dtype, self.device())
 
     def op_versions(self) -> Mapping[str, Any]:
         versions = {library.name: library for library in installed()}

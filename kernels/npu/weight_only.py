@@ -91,8 +91,10 @@ class WeightOnlyKernels:
         """`dtype` is that of activations, bfloat16 or float16."""
         self._dtype = dtype
 
-    def takes_experts(self, sizes: Sequence[int]) -> bool:
-        return False
+    keeps_blocks = False
+
+    def experts(self, sizes: Sequence[int]) -> None:
+        return None
 
     def layout(self, kind: str, in_features: int) -> int | None:
         match kind.split():

@@ -14,7 +14,17 @@ import torch
 from piecework.kernels import cache_format
 from piecework.kernels.attention import AttentionMetadata, KVLayout
 from piecework.kernels.recurrent_steps import DeltaWeights, Mamba2Weights, States
-from piecework.kernels.triton import attention, linear, moe, ops, quantize, recurrent, sampling
+from piecework.kernels.triton import (
+    attention,
+    linear,
+    moe,
+    ops,
+    packed,
+    quantize,
+    recurrent,
+    sampling,
+)
+from piecework.kernels.triton.packed_formats import FORMATS
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _PAGE = 16
@@ -33,6 +43,7 @@ def cases() -> Iterator[Case]:
     yield from _attention_cases()
     yield from _weight_cases()
     yield from _expert_cases()
+    yield from _packed_cases()
     yield from _small_cases()
     yield from _recurrent_cases()
 
@@ -191,6 +202,63 @@ def _expert_cases() -> Iterator[Case]:
 
     yield choose(128, 8, 1)
     yield choose(256, 8, 8)
+
+
+def _packed_cases() -> Iterator[Case]:
+    """Weights that stay packed: Llama 3 8B's largest in each format of GGUF, and experts."""
+    columns, size = 14336, 4096
+    names = list(FORMATS)
+
+    def product(name: str, tokens: int) -> Case:
+        def call() -> None:
+            weight = _numbers(columns, FORMATS[name].planes(size).row_bytes, dtype=torch.uint8)
+            packed.linear(_numbers(tokens, size), weight, None, columns, names.index(name))
+
+        return Case(f"{name}, {tokens} tokens", call)
+
+    def experts(name: str, tokens: int, group: int = 0) -> Case:
+        count, each, hidden, inner = 32, 4, 2048, 768
+        layout = names.index(name) | group << 7
+        form = replace(FORMATS[name], super_size=group) if group else FORMATS[name]
+
+        def weight(rows: int, columns: int) -> torch.Tensor:
+            return _numbers(rows, form.planes(columns).row_bytes, dtype=torch.uint8)
+
+        def call() -> None:
+            packed.experts(
+                _numbers(tokens, hidden),
+                torch.zeros(tokens, each, dtype=torch.int64),
+                _float32(tokens, each),
+                weight(count * 2 * inner, hidden),
+                None,
+                None,
+                weight(count * hidden, inner),
+                None,
+                None,
+                [count, inner, 2 * inner],
+                [layout, layout],
+                [0, 0],
+                0.0,
+                False,
+            )
+
+        return Case(f"packed experts, {name}, {tokens} tokens", call)
+
+    for tokens in (1, 64, 2048):
+        for name, form in FORMATS.items():
+            if form.read is not None:
+                yield product(name, tokens)
+    for tokens in (1, 2048):
+        for name in ("MXFP4", "fp8_e4m3", "fp8_e4m3_blocks", "int8", "Q4_K", "Q6_K"):
+            yield experts(name, tokens)
+        yield experts("weight_only 4", tokens, 128)
+    table = _numbers(1000, FORMATS["Q6_K"].planes(size).row_bytes, dtype=torch.uint8)
+    yield Case(
+        "Q6_K, rows of an embedding",
+        lambda: packed.embedding(
+            torch.zeros(4, dtype=torch.int64), table, size, 1000, names.index("Q6_K")
+        ),
+    )
 
 
 def _small_cases() -> Iterator[Case]:

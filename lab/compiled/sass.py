@@ -83,6 +83,9 @@ def loop_bytes(kernel: Any) -> int | None:
     if source.fn.__name__ in ("decode_kernel", "prefill_kernel"):
         each = _BYTES.get(types["k_cache"], 1)
         return int(2 * constants["BLOCK_N"] * constants["HEAD"] * each)
+    if source.fn.__name__ in ("packed_linear_kernel", "packed_experts_kernel"):
+        bits = constants["BITS"] + constants["HIGH"]
+        return int(constants["BLOCK_N"] * 64 * constants["UNITS"] * bits // 8)
     if "weight" in types and "BLOCK_K" in constants:
         numbers = constants["BLOCK_N"] * constants["BLOCK_K"]
         if "BITS" in constants:

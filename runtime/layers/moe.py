@@ -165,7 +165,7 @@ class ExpertLinear(Linear):
 
     def usable(self, kernels: LinearKernels | None) -> LinearKernels | None:
         sizes = self.in_features, *self.parts.values()
-        return kernels if kernels is not None and kernels.takes_experts(sizes) else None
+        return None if kernels is None else kernels.experts(sizes)
 
     @property
     def group(self) -> int:

@@ -70,24 +70,25 @@ def stored_kinds(
     """Return the layers of a .gguf file whose quantised weights stay as they are stored.
 
     The kernels must know the formats of all parts. There are none if the device multiplies numbers
-    by other kernels, which are several times as fast on processors with matrix units, or if a split
-    cuts blocks of 256 columns. Raises `CannotSplitError` if a split cuts smaller blocks.
+    faster (`LinearKernels.keeps_blocks`), or if a split cuts blocks of 256 columns. Raises
+    `CannotSplitError` if a split cuts smaller blocks.
     """
-    if kernels is None or kernels.layout(PLAIN, _ANY_WIDTH) is None:
+    if kernels is None or not kernels.keeps_blocks:
         return NOTHING_PACKED
     stored = {tensor.name: tensor.kind for tensor in tensors if tensor.blocks is not None}
     kinds = {}
     for prefix, linear in named_linears(model):
         found = [stored.get(weight_name(model, prefix, part)) for part in linear.parts]
         formats = [name for name in found if name is not None]
-        if len(formats) < len(found) or not linear.usable(kernels):
+        own = linear.usable(kernels)
+        if len(formats) < len(found) or own is None:
             continue
         kind = kind_of(formats)
         if kind not in formats and isinstance(linear, ExpertLinear):
             continue
         packed = packed_kind(kind, list(linear.parts.values()))
-        if kernels.layout(packed, linear.whole_in_features) is not None:
-            if kernels.layout(packed, linear.in_features) is not None:
+        if own.layout(packed, linear.whole_in_features) is not None:
+            if own.layout(packed, linear.in_features) is not None:
                 kinds[prefix] = kind
             elif linear.in_features % _LEAST_BLOCK:
                 raise _cut(prefix, linear, f"blocks of {kind}")
@@ -139,17 +140,9 @@ class Products(NamedTuple):
         if kind.startswith("w8a8"):
             op, dtype = "scaled_linear", getattr(torch, kind.split()[1])
         return dtype not in self.lacking and (
-            self.dtype == torch.float32 or ops.has_kernel(self.device.type, op) or self.pack(kind)
-        )
-
-    def pack(self, kind: str) -> bool:
-        """Whether the kernels pack weights of the kind."""
-        packed = ["Q4_1", "weight_only 4 32 zeros"]
-        if kind.startswith("w8a8"):
-            packed = ["int8" if kind.split()[1] == "int8" else "fp8_e4m3"]
-        kernels = self.kernels
-        return kernels is not None and any(
-            kernels.layout(name, _ANY_WIDTH) is not None for name in packed
+            self.dtype == torch.float32
+            or ops.has_kernel(self.device.type, op)
+            or _packs(self.kernels, kind)
         )
 
     def take_layer(self, kind: str, linear: Linear) -> bool:
@@ -157,8 +150,18 @@ class Products(NamedTuple):
         if linear.is_read_as_numbers:
             return False
         if isinstance(linear, ExpertLinear):
-            return linear.usable(self.kernels) is not None and self.pack(kind)
+            return _packs(linear.usable(self.kernels), kind)
         return self.take(kind)
+
+
+def _packs(kernels: LinearKernels | None, kind: str) -> bool:
+    """Whether kernels pack weights of a kind."""
+    packed = ["Q4_1", "weight_only 4 32 zeros"]
+    if kind.startswith("w8a8"):
+        packed = ["int8" if kind.split()[1] == "int8" else "fp8_e4m3"]
+    return kernels is not None and any(
+        kernels.layout(name, _ANY_WIDTH) is not None for name in packed
+    )
 
 
 def scheme_kinds(

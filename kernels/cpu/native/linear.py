@@ -184,8 +184,13 @@ class NativeLinear:
     def experts_op(self) -> torch._ops.OpOverload:
         return EXPERTS_OP
 
-    def takes_experts(self, sizes: Sequence[int]) -> bool:
-        return all(size % PANEL == 0 for size in sizes)
+    @property
+    def keeps_blocks(self) -> bool:
+        # On processors with matrix units other kernels multiply numbers.
+        return self._packs_numbers
+
+    def experts(self, sizes: Sequence[int]) -> NativeLinear | None:
+        return self if all(size % PANEL == 0 for size in sizes) else None
 
     def layout(self, kind: str, in_features: int) -> int | None:
         if runs := runs_of(kind):
