@@ -35,6 +35,8 @@ class GenerateRequest:
         tenant: Requests of different tenants share neither cached prefixes nor what speculation
             learns from answers.
         adapter: Identity of the adapter (LoRA) that answers (`AdapterInfo`). "": the base model.
+        loaded: Numbers of tokens that the engine has loaded for the request from the host's memory
+            and from disk.
         images: The images of the prompt, in order. They do not overlap.
     """
 
@@ -48,6 +50,7 @@ class GenerateRequest:
     prediction_ids: list[int] = field(default_factory=list)
     tenant: str = ""
     adapter: str = ""
+    loaded: tuple[int, int] = (0, 0)
     images: list[ImageInput] = field(default_factory=list)
 
     @property
@@ -81,6 +84,7 @@ class TokenOutput:
         token_ids: The new tokens.
         stop_token_id: The last of `token_ids`, if it ended the sequence (`FinishReason.STOP`).
         cached_tokens: Number of prompt tokens found in the prefix cache.
+        loaded: How many of them came from the host's memory and from disk.
         predicted: Numbers of tokens of the prediction that the step verified and that were right,
             and wrong.
         logprobs: One entry per new token, if asked for.
@@ -95,6 +99,7 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     cached_tokens: int = 0
+    loaded: tuple[int, int] = (0, 0)
     predicted: tuple[int, int] = (0, 0)
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None

@@ -40,6 +40,7 @@ class Request:
         num_computed: Number of tokens computed by the steps that were launched.
         cached_tokens: Prompt tokens found in the prefix tree when the request first ran; None
             before.
+        loaded: That of `GenerateRequest`.
         prompt_logprobs_due: Whether log-probabilities of the prompt are still to be computed.
         adapter: That of `GenerateRequest`.
         adapter_slot: Where the device has the adapter while the request runs; -1: nowhere.
@@ -78,6 +79,7 @@ class Request:
         self.arrival_time = message.arrival_time
         self.tenant, self.prediction = message.tenant, message.prediction_ids
         self.namespace = message.namespace
+        self.loaded = message.loaded
         self.predicted = 0, 0
         self.adapter, self.adapter_slot = message.adapter, -1
         self.seed = seed

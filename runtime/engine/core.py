@@ -350,6 +350,7 @@ class EngineCore:
             finish_reason=reason,
             stop_token_id=tokens[-1] if is_stopped else None,
             cached_tokens=request.cached_tokens or 0,
+            loaded=request.loaded,
             predicted=predicted,
             logprobs=logprobs,
             prompt_logprobs=request.prompt_logprobs if due else None,

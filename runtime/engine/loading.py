@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -126,7 +127,8 @@ class LoadingRequests:
             self._byte_seconds = _averaged(self._byte_seconds, seconds)
             self.loaded_tokens += load.found.gained
         if load.rid in self._waiting:
-            yield self._waiting.pop(load.rid)
+            message = self._waiting.pop(load.rid)
+            yield message if load.failed else replace(message, loaded=load.found.sources)
 
 
 class _Load:

@@ -14,6 +14,8 @@ class HostStore:
     All methods may be called from several threads.
     """
 
+    on_disk = False
+
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_bytes = max_bytes, 0
         self._blocks: OrderedDict[bytes, bytes] = OrderedDict()

@@ -95,6 +95,8 @@ class Segments:
     Raise `OSError` if the folder can neither be read nor created.
     """
 
+    on_disk = True
+
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder, self.max_bytes = folder, max_bytes

@@ -11,6 +11,8 @@ Buffer = memoryview
 class Store(Protocol):
     """Blocks by key, up to a number of bytes. Methods may be called from several threads."""
 
+    on_disk: bool
+
     @property
     def num_bytes(self) -> int: ...
 

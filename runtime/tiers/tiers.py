@@ -44,6 +44,7 @@ class Found(NamedTuple):
     Attributes:
         tokens: The tokens of the whole prefix, [pages * page size] int64.
         gained: Number of its tokens that need not be computed then.
+        sources: How many of these come from the host's memory and from disk.
         pieces: What must be loaded, in this order.
         num_bytes: Bytes of all blocks of the pieces.
     """
@@ -51,6 +52,7 @@ class Found(NamedTuple):
     tokens: npt.NDArray[np.int64]
     namespace: bytes
     gained: int
+    sources: tuple[int, int]
     pieces: list[Piece]
     num_bytes: int
 
@@ -214,7 +216,11 @@ class Tiers:
             for first in range(0, len(wanted), most):
                 part = wanted[first : first + most]
                 pieces.append(Piece(kind, part, [key_of_kind(keys[each], kind) for each in part]))
-        return Found(whole[: end * size], namespace, (end - usable) * size, pieces, num_bytes)
+        gained = (end - usable) * size
+        memory = [store for store in self._stores if not store.on_disk]
+        in_memory = size * sum(any(store.has(key) for store in memory) for key in keys[usable:end])
+        sources = in_memory, gained - in_memory
+        return Found(whole[: end * size], namespace, gained, sources, pieces, num_bytes)
 
     def _stored_after(
         self, parent: bytes | None, tokens: npt.NDArray[np.int64], namespace: bytes

@@ -130,6 +130,7 @@ class RequestState:
         # Whether the current engine process has sent a token of the request.
         self.delivered = False
         self.cached_tokens: int | None = None
+        self.loaded = (0, 0)  # That of `TokenOutput`.
         self.started: float | None = None  # Start of the computation, by `time.monotonic`.
         self.prompt_logprobs_sent = False
         self.eos_token_ids = tokenizer.end_token_ids
@@ -220,7 +221,7 @@ def process_outputs(
             state.accepted_prediction += output.predicted[0]
             state.rejected_prediction += output.predicted[1]
             if state.cached_tokens is None:
-                state.cached_tokens = output.cached_tokens
+                state.cached_tokens, state.loaded = output.cached_tokens, output.loaded
             prompt_logprobs = None if state.prompt_logprobs_sent else output.prompt_logprobs
             state.prompt_logprobs_sent |= prompt_logprobs is not None
 

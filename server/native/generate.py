@@ -18,6 +18,7 @@ from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..core.errors import ApiError
 from ..http.body import JsonRoute
 from ..openai.logprobs import finite, token_text
+from ..serving.cached_tokens import CachedTokensDetails, cached_tokens_details
 from ..serving.collector import Collector, Update, generate_all
 from ..serving.kept_logprobs import check_logprobs
 from ..serving.request_builder import WireNames, build_requests, check_prompt_logprobs
@@ -47,13 +48,16 @@ class Aborted(Answer, kw_only=True):
 
 
 class MetaInfo(Answer):
-    """The latency is set at the end. Log-probabilities are set if the request asks for them."""
+    """The latency is set at the end. Log-probabilities are set if the request asks for them, and
+    `cached_tokens_details` if some of the cached tokens came from a lower tier.
+    """
 
     id: str
     finish_reason: StoppedBy | ReachedLength | Aborted | None
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
     e2e_latency: float | UnsetType = UNSET
     input_token_logprobs: list[Triple] | UnsetType = UNSET
     output_token_logprobs: list[Triple] | UnsetType = UNSET
@@ -195,6 +199,7 @@ class _Answer:
             output.prompt_tokens,
             output.completion_tokens,
             output.cached_tokens,
+            cached_tokens_details([self._request]),
         )
         if output.finish_reason is not None:
             meta.e2e_latency = time.monotonic() - self._request.arrival_time

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..core.answers import Answer
 from ..core.errors import ApiError
+from ..serving.cached_tokens import CachedTokensDetails, cached_tokens_details
 from ..serving.collector import Update
 from ..serving.sse import DONE, encode_json, event
 from ..serving.state import Serving
@@ -19,7 +20,10 @@ from .requests import GenerationBody
 
 
 class PromptTokensDetails(Answer):
+    """`cached_tokens_details` is set if some of the cached tokens came from a lower tier."""
+
     cached_tokens: int
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Answer):
@@ -77,7 +81,7 @@ def usage_of(requests: Sequence[RequestState], samples: int, completion_tokens: 
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
-        PromptTokensDetails(cached_tokens),
+        PromptTokensDetails(cached_tokens, cached_tokens_details(requests[::samples])),
     )
     if requests[0].prediction_ids:
         usage.completion_tokens_details = CompletionTokensDetails(

@@ -78,6 +78,7 @@ OUTPUT = st.builds(
     token_ids=st.lists(INTEGERS, max_size=3),
     stop_token_id=st.none() | INTEGERS,
     cached_tokens=INTEGERS,
+    loaded=st.tuples(INTEGERS, INTEGERS),
     logprobs=st.none() | st.lists(LOGPROB, max_size=3),
     prompt_logprobs=st.none() | st.lists(st.none() | LOGPROB, max_size=3),
 )
