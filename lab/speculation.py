@@ -28,6 +28,9 @@ from ..runtime.sampling.grammar import from_json_schema
 from ..runtime.sampling.sampler import KnownSamples
 
 _MOST_TOKENS = 700
+# Seconds that one engine runs before the other one continues: more than the pause after which an
+# engine takes no step's time (`step_costs`).
+_SLICE = 0.4
 _numbers = count()
 _SCHEMA = {
     "type": "object",
@@ -114,7 +117,7 @@ def main() -> None:
         for _ in range(options.rounds):
             # Each round has other requests, so that no answer is known from an earlier one.
             jobs = loads[name]()
-            off, on = [_run(engine, jobs) for engine in engines]
+            off, on = _run(engines, jobs)
             ratios.append(on.rate / off.rate)
             rates.append((off.rate, on.rate))
         off_rate, on_rate = (statistics.median(each) for each in zip(*rates, strict=True))
@@ -189,39 +192,74 @@ def _chat(llm: LLM) -> Job:
     return Job(prompt, params)
 
 
-def _run(llm: LLM, jobs: list[Job]) -> Result:
-    """Run the requests together. Count from the first step in which all of them decode."""
-    found: dict[str, list[int]] = {}
-    answers: dict[str, list[int]] = {}
-    for job in jobs:
-        rid = str(next(_numbers))
-        found[rid] = []
-        if job.answer is not None:
-            answers[rid] = job.answer
-        llm.core.add(
-            GenerateRequest(
-                rid=rid,
-                input_ids=job.prompt,
-                params=job.params,
-                prediction_ids=list(job.prediction),
+class _Run:
+    """Requests that an engine computes together, in slices of time.
+
+    The tokens and the time count from the first step in which all requests decode.
+    """
+
+    def __init__(self, llm: LLM, jobs: list[Job]) -> None:
+        self._core = llm.core
+        self.answers: dict[str, list[int]] = {}
+        self._found: dict[str, list[int]] = {}
+        self._before, self._seconds = 0, 0.0
+        for job in jobs:
+            rid = str(next(_numbers))
+            self._found[rid] = []
+            if job.answer is not None:
+                self.answers[rid] = job.answer
+            self._core.add(
+                GenerateRequest(
+                    rid=rid,
+                    input_ids=job.prompt,
+                    params=job.params,
+                    prediction_ids=list(job.prediction),
+                )
             )
-        )
-    read, before = PendingStep.read, 0
+
+    @property
+    def has_work(self) -> bool:
+        return self._core.has_work
+
+    def advance(self, seconds: float) -> None:
+        """Run steps for so many seconds."""
+        began = now = time.perf_counter()
+        while self.has_work and now - began < seconds:
+            for output in self._core.step().outputs:
+                assert output.error is None, output.error
+                self._found[output.rid] += output.token_ids
+            before, now = now, time.perf_counter()
+            if self._before:
+                self._seconds += now - before
+            elif all(self._found.values()):
+                self._before = self._length
+
+    @property
+    def _length(self) -> int:
+        return sum(map(len, self._found.values()))
+
+    def result(self) -> Result:
+        self._core.flush_cache()
+        return Result((self._length - self._before) / self._seconds, list(self._found.values()))
+
+
+def _run(engines: Sequence[LLM], jobs: list[Job]) -> list[Result]:
+    """Return the results of engines that compute the same requests, in turn.
+
+    What slows the machine down for some seconds slows all of them down.
+    """
+    runs = [_Run(engine, jobs) for engine in engines]
+    answers = {rid: answer for run in runs for rid, answer in run.answers.items()}
+    read = PendingStep.read
     if answers:
         PendingStep.read = _forced(read, answers)  # type: ignore
-    began = time.perf_counter()
     try:
-        while llm.core.has_work:
-            for output in llm.core.step().outputs:
-                assert output.error is None, output.error
-                found[output.rid] += output.token_ids
-            if not before and all(found.values()):
-                before, began = sum(map(len, found.values())), time.perf_counter()
+        while any(run.has_work for run in runs):
+            for run in runs:
+                run.advance(_SLICE)
     finally:
         PendingStep.read = read  # type: ignore[method-assign]
-    seconds = time.perf_counter() - began
-    llm.core.flush_cache()
-    return Result((sum(map(len, found.values())) - before) / seconds, list(found.values()))
+    return [run.result() for run in runs]
 
 
 def _forced(

@@ -39,26 +39,28 @@ class Ngrams:
         hashes.sort()
         self._places = hashes.data
 
-    def append(self, token: int) -> None:
-        """Append a token."""
+    def append(self, token: int, key: int | None = None) -> None:
+        """Append a token. `key` is that of the run which ends with the token, if it is known."""
         self.tokens.append(token)
         end = len(self.tokens)
         if end >= LENGTH:
-            self._later[_hash(self.tokens[-LENGTH:])] = end
+            self._later[key_of(*self.tokens[-LENGTH:]) if key is None else key] = end
 
     def clear(self) -> None:
         """Drop the text."""
         self.tokens, self._later, self._places = array("i"), {}, _NO_PLACES.data
 
-    def find(self, tail: array[int]) -> tuple[int, int]:
+    def find(self, tail: array[int], key: int | None = None) -> tuple[int, int]:
         """Return the position after the longest of the latest occurrences of the end of `tail`, and
         the number of tokens that agree, at most `LONGEST`. (0, 0) if there is none.
 
-        An occurrence at the end of the text itself does not count, because nothing follows it.
+        `key` is that of the last run of `tail`, if it is known. An occurrence at the end of the
+        text itself does not count, because nothing follows it.
         """
         if len(tail) < LENGTH:
             return 0, 0
-        key = _hash(tail[-LENGTH:])
+        if key is None:
+            key = key_of(*tail[-LENGTH:])
         places = [self._later.get(key, 0)]
         begin = bisect_left(self._places, key << _POSITION)
         if begin < len(self._places) and self._places[begin] >> _POSITION == key:
@@ -85,8 +87,8 @@ def _agreement(tokens: array[int], end: int, tail: array[int]) -> int:
     return most
 
 
-def _hash(run: array[int]) -> int:
-    value = 0
-    for token in run:
-        value = ((value ^ token) * _FACTOR) & _MASK
-    return value >> _POSITION
+def key_of(one: int, two: int, three: int) -> int:
+    """Return a hash of a run of `LENGTH` tokens."""
+    return (
+        ((one * _FACTOR & _MASK ^ two) * _FACTOR & _MASK ^ three) * _FACTOR & _MASK
+    ) >> _POSITION

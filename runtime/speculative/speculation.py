@@ -132,16 +132,16 @@ class Speculation:
                 self._compare(guesses, (method, last.kind), last.tokens, tokens)
             for proposer in guesses.proposers.values():
                 proposer.append(tokens)
-        guesses.guesses = {
+        found = {
             name: guess
             for name, proposer in guesses.proposers.items()
             if (guess := proposer.guess(self._most)) is not None
         }
-        guesses.best = max(
-            guesses.guesses,
-            key=lambda name: self._chance(guesses, (name, guesses.guesses[name].kind)),
-            default="",
-        )
+        guesses.guesses, guesses.best = found, next(iter(found), "")
+        if len(found) > 1:
+            guesses.best = max(
+                found, key=lambda name: self._chance(guesses, (name, found[name].kind))
+            )
 
     def _count(
         self, request: Request, guesses: _Guesses, tokens: list[int], proposals: list[int]

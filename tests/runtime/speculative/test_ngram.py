@@ -47,6 +47,22 @@ def test_tenants_see_no_answers_of_one_another() -> None:
         assert (guess and guess.tokens) == expected
 
 
+def test_a_text_that_differs_in_values_returns_to_the_earlier_one() -> None:
+    method = Ngram()
+    record = [31, 32, 33, 50, 34, 35, 36, 51, 52, 37, 38, 39]
+    method.end(_request("", record))
+    lookup = method.begin(_request("", [31, 32, 33]))
+    lookup.append([60, 61, 62])
+    assert lookup.guess(3) is None
+    lookup.append([34])
+    assert lookup.guess(3) == ([35, 36, 51], "near 1")
+    lookup.append([35, 36])
+    assert lookup.guess(2) == ([51, 52], "shared 2"), "three tokens agree"
+    # One of the earlier values comes first, out of place.
+    lookup.append([63, 52, 64, 37])
+    assert lookup.guess(3) == ([38, 39], "near 1")
+
+
 @pytest.mark.parametrize("text", [[7], [7, 8], [7, 7, 7, 8], [*range(40), 7]], ids=len)
 def test_texts_made_to_be_slow_cost_a_few_comparisons_per_token(
     text: list[int], monkeypatch: pytest.MonkeyPatch
