@@ -40,7 +40,7 @@ class Backend(StrEnum):
     DISABLED = "disabled"
 
 
-PREFILL_BACKENDS = ("piecewise", "breakable", "disabled")
+PREFILL_BACKENDS = ("piecewise", "breakable", "full", "disabled")
 DECODE_BACKENDS = ("full", "native", "disabled")
 BATCH_SIZES_FLAG = "--cuda-graph-bs"
 BATCH_SIZES = "batch sizes (1,2,4,8)"
@@ -264,8 +264,8 @@ class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig, PlugInsConfig):
     cuda_graph_backend_prefill: str | None = option(
         None,
         "graphs of prefills and mixed steps. piecewise: as --piecewise-cuda-graph; breakable: "
-        "recorded while the model runs, without a compiler, with a break at each attention; "
-        "default: piecewise",
+        "recorded while the model runs, without a compiler, with a break at each attention; full: "
+        "one graph for short steps, attention included; default: piecewise",
         group=GRAPHS,
         choices=PREFILL_BACKENDS,
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...kernels.platform.step_defaults import StepDefaults
 from ..cache.slabs import SharedPages
-from .engine import EngineConfig
+from .engine import Backend, EngineConfig
 from .model import ModelConfig
 from .options import check_context_length
 from .resolved import ResolvedConfig
@@ -57,6 +57,8 @@ class WindowPages(NamedTuple):
 
 
 _TYPICAL_TOKENS = 2048
+# Tokens of the largest full graph of prefills, whose attention reads keys and values per token.
+_MOST_FULL_TOKENS = 256
 # Limits of a KV cache. Pages take no memory if all layers have windows.
 LEAST_PAGES, _MOST_PAGES = 2, 2**26
 # Most tokens of a cache without pages, unless the context is longer. The prefix tree keeps their
@@ -88,7 +90,9 @@ def resolve_steps(
         "max_total_tokens": config.max_total_tokens or LEAST_PAGES * page_size,
         "mem_fraction_static": config.mem_fraction_static or platform.default_mem_fraction,
         "piecewise_cuda_graph_max_tokens": min(
-            chunk, config.piecewise_cuda_graph_max_tokens or chunk
+            chunk,
+            config.piecewise_cuda_graph_max_tokens
+            or (_MOST_FULL_TOKENS if config.prefill_backend is Backend.FULL else chunk),
         ),
         "cuda_graph_max_bs": min(running, config.cuda_graph_max_bs or running),
         "disable_overlap_schedule": no_overlap,

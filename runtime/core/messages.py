@@ -90,7 +90,8 @@ class EngineStats:
     sequences in steps that verified proposals for them, `draft_tokens_total` the proposals, and
     `accepted_by_position_total` the accepted ones by their position after the known tokens.
     `loaded_tokens_total` counts tokens that tiers below the KV cache had, `lost_blocks_total` the
-    evicted blocks that could not be written there.
+    evicted blocks that could not be written there. `prefill_...` count steps that are not decodes
+    alone, their tokens, and those of both that replayed a captured size.
     """
 
     running_requests: int = 0
@@ -116,8 +117,22 @@ class EngineStats:
     graph_replays_total: int = 0
     padded_tokens_total: int = 0
     graph_fallbacks_total: dict[str, int] = field(default_factory=dict)
+    prefill_steps_total: int = 0
+    prefill_step_tokens_total: int = 0
+    prefill_replays_total: int = 0
+    prefill_replayed_tokens_total: int = 0
     loaded_tokens_total: int = 0
     lost_blocks_total: int = 0
+
+    @property
+    def prefill_replay_share(self) -> float:
+        """The share of batches with prompts that replayed a captured size."""
+        return self.prefill_replays_total / (self.prefill_steps_total or 1)
+
+    @property
+    def prefill_replay_token_share(self) -> float:
+        """The share of the tokens of such batches that were in replays."""
+        return self.prefill_replayed_tokens_total / (self.prefill_step_tokens_total or 1)
 
     @property
     def cache_share(self) -> float:

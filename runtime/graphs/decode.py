@@ -37,9 +37,13 @@ class DecodeGraph:
         config: ResolvedConfig,
         attention: PagedAttention,
         agree: Agree | None = None,
+        *,
+        sizes: list[int] | None = None,
+        phase: str = "decode",
     ) -> None:
+        """`sizes` are the rows of steps to capture. None: those of `batch_sizes`."""
         assert isinstance(attention.backend, GraphAttention)
-        sizes = batch_sizes(config)
+        sizes = sizes or batch_sizes(config)
         self._eager, self._platform, self._attention, self._backend = (
             eager,
             platform,
@@ -68,7 +72,7 @@ class DecodeGraph:
             sizes=sizes,
             dummy_step=self._dummy_batch,
             eager=self._checked_against,
-            phase="decode",
+            phase=phase,
             debug=config.debug_cuda_graph,
             agree=agree,
         )

@@ -26,6 +26,7 @@ from ..core.step_adapters import StepAdapters
 from ..distributed.ranks import ALONE, Ranks
 from ..sampling.sampler import draws_of
 from .decode import DecodeGraph, batch_sizes
+from .full_prefill import FullPrefillGraph
 from .prefill import PrefillGraph
 from .rows_apart import rows_apart, some_rows
 
@@ -35,12 +36,19 @@ _MANY_ROWS = 128  # Rows of a decode up to which a device waits for its memory.
 class GraphCounts(NamedTuple):
     """How many steps ran in pieces, how many were replays of a captured size, how many tokens of
     padding these had, and how many steps ran without a graph, by reason.
+
+    `prefill_...` count the steps that are neither full graphs of decodes nor native calls, their
+    tokens, and those of both that were replayed.
     """
 
     piecewise_steps: int = 0
     replays: int = 0
     padded_tokens: int = 0
     fallbacks: Mapping[str, int] = {}
+    prefill_steps: int = 0
+    prefill_tokens: int = 0
+    prefill_replays: int = 0
+    prefill_replayed_tokens: int = 0
 
 
 class GraphRunner:
@@ -79,17 +87,29 @@ class GraphRunner:
                 "--cuda-graph-backend-decode full needs an attention backend whose decodes can be "
                 "recorded, and a model without sparse attention: take disabled"
             )
-        if self.prefill_backend is Backend.BREAKABLE and not platform.graphs_are_real:
+        if (
+            self.prefill_backend in (Backend.BREAKABLE, Backend.FULL)
+            and not platform.graphs_are_real
+        ):
             raise ValueError(
-                "--cuda-graph-backend-prefill breakable needs a device that records graphs, "
-                f"which {platform.device_type} does not: take piecewise"
+                f"--cuda-graph-backend-prefill {self.prefill_backend} needs a device that records "
+                f"graphs, which {platform.device_type} does not: take piecewise"
+            )
+        if self.prefill_backend is Backend.FULL and not (able and attention.states is None):
+            raise ValueError(
+                "--cuda-graph-backend-prefill full needs an attention backend whose decodes can be "
+                "recorded, and a model without sparse attention and recurrent states: take "
+                "piecewise"
             )
         self.prefill = (
             PrefillGraph(model, platform, config, attention, seen, self._agree)
-            if self.prefill_backend is not Backend.DISABLED
+            if self.prefill_backend not in (Backend.DISABLED, Backend.FULL)
             else None
         )
-        self.decode: DecodeGraph | None = None  # Set by `use`.
+        # Set by `use`.
+        self.decode: DecodeGraph | None = None
+        self.full: FullPrefillGraph | None = None
+        self._prefill_steps = self._prefill_tokens = 0
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
             pool, backend = attention.pool, attention.backend
@@ -117,6 +137,15 @@ class GraphRunner:
 
     def use(self, forward: PiecewiseForward | ForwardByLength | BreakableForward | None) -> None:
         """Run prefills by `forward` and record its decodes. If it is None, use the model's own."""
+        if self.prefill_backend is Backend.FULL:
+            self.full = FullPrefillGraph(
+                self._model,
+                self._platform,
+                self._config,
+                self._attention,
+                self._seen,
+                self._agree,
+            )
         if self.prefill is not None and forward is not None:
             self.prefill.use(
                 forward,
@@ -143,7 +172,9 @@ class GraphRunner:
         Return False if no size is pending.
         """
         return any(
-            phase.capture_next() for phase in (self.decode, self.prefill) if phase is not None
+            phase.capture_next()
+            for phase in (self.decode, self.full, self.prefill)
+            if phase is not None
         )
 
     @property
@@ -174,6 +205,11 @@ class GraphRunner:
         if call is not None:
             return call.hidden()
         self._seen.add(batch.num_tokens)
+        self._prefill_steps += 1
+        self._prefill_tokens += batch.num_tokens
+        hidden = None if self.full is None else self.full(batch)
+        if hidden is not None:
+            return hidden
         with self._attention.step(batch.metadata):
             forward = self.prefill or self._model
             result: torch.Tensor = forward(batch.input_ids, batch.positions)
@@ -230,16 +266,28 @@ class GraphRunner:
             fallbacks += self.decode.graphs.stats.fallbacks
         if self.prefill is not None:
             fallbacks += self.prefill.fallbacks
+        prefill = self._prefill_graphs
+        if self.full is not None:
+            fallbacks += self.full.graphs.stats.fallbacks
         return GraphCounts(
             self.prefill.piecewise_steps if self.prefill is not None else 0,
             sum(stat.replays for stat in stats),
             sum(stat.padded_tokens for stat in stats),
             {reason.value: count for reason, count in fallbacks.items()},
+            self._prefill_steps,
+            self._prefill_tokens,
+            0 if prefill is None else prefill.stats.replays,
+            0 if prefill is None else prefill.stats.replayed_tokens,
         )
+
+    @property
+    def _prefill_graphs(self) -> Graphs | None:
+        phase = self.full or self.prefill
+        return None if phase is None else phase.graphs
 
     def info(self) -> GraphInfo:
         """Describe the graphs: which are captured, pending or failed."""
-        prefill = self.prefill.graphs if self.prefill is not None else None
+        prefill = self._prefill_graphs
         decode = self.decode.graphs if self.decode is not None else None
         stats = [graphs.stats for graphs in self.phases()]
         return GraphInfo(
@@ -261,6 +309,6 @@ class GraphRunner:
         )
 
     def phases(self) -> list[Graphs]:
-        """Return the graphs of decodes and of prefills, as far as they are used."""
-        found = [phase.graphs for phase in (self.decode, self.prefill) if phase is not None]
+        """Return the graphs of decodes and of prefills, if they are used."""
+        found = [None if self.decode is None else self.decode.graphs, self._prefill_graphs]
         return [graphs for graphs in found if graphs is not None]

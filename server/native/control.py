@@ -93,6 +93,8 @@ async def server_info(serving: ServingDep) -> Response:
                 "state": engine.state,
                 "kv_events": events and events.addresses(number),
                 **asdict(engine.stats),
+                "prefill_replay_share": engine.stats.prefill_replay_share,
+                "prefill_replay_token_share": engine.stats.prefill_replay_token_share,
             }
             for number, engine in enumerate(engines)
         ],

@@ -255,6 +255,10 @@ async def test_metrics_tell_how_steps_ran(
         graph_replays_total=7,
         padded_tokens_total=30,
         graph_fallbacks_total={"too_long": 2},
+        prefill_steps_total=10,
+        prefill_step_tokens_total=400,
+        prefill_replays_total=5,
+        prefill_replayed_tokens_total=100,
     )
     scripted.info = replace(
         INFO,
@@ -272,6 +276,10 @@ async def test_metrics_tell_how_steps_ran(
         values["num_graph_replays_total"],
         values["num_padded_tokens_total"],
     ) == (9, 7, 30)
+    assert values["num_prefill_steps_total"] == 10
+    assert (values["prefill_replay_share"], values["prefill_replay_token_share"]) == (0.5, 0.25)
+    (state,) = (await client.get("/server_info")).json()["internal_states"]
+    assert (state["prefill_replay_share"], state["prefill_replay_token_share"]) == (0.5, 0.25)
     assert (
         values["num_graphs"],
         values["graph_memory_bytes"],

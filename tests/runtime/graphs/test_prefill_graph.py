@@ -4,6 +4,7 @@ them, and eager where pieces fail.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from tiny_models import make_tiny_model
 from piecework.compilation import piece_maker
 from piecework.compilation.capture import Graphs
 from piecework.compilation.core.errors import CaptureError, TraceError
+from piecework.kernels.attention import AttentionMetadata
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine import graph_startup
 from piecework.runtime.executor import model_runner
+from piecework.runtime.graphs import full_prefill
+from piecework.runtime.graphs.rows_apart import rows_apart
 from piecework.runtime.llm import LLM, Completion
 
 SIZES = (4, 16, 33)
@@ -32,7 +36,12 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "mistral": {"sliding_window": 8},
 }
-RECORDED = (("piecewise", "qwen3"), ("breakable", "llama"), ("disabled", "llama"))
+RECORDED = (
+    ("piecewise", "qwen3"),
+    ("breakable", "llama"),
+    ("full", "mistral"),
+    ("disabled", "llama"),
+)
 """What the default run records."""
 PARAMS = SamplingParams(
     temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=5, prompt_logprobs=0
@@ -290,7 +299,7 @@ def test_graphs_of_decodes_count_in_the_devices_budget(
     [
         pytest.param(*each, marks=[pytest.mark.slow] * (each not in RECORDED))
         for each in product(
-            ("piecewise", "breakable", "disabled"), ("llama", "mistral", "qwen2", "qwen3")
+            ("piecewise", "breakable", "full", "disabled"), ("llama", "mistral", "qwen2", "qwen3")
         )
     ],
 )
@@ -317,6 +326,48 @@ def test_recorded_steps_give_what_eager_gives(
     assert (graphs.failed_sizes, graphs.distinct_pieces) == ({}, 3 if backend == "piecewise" else 0)
     # Nine prompts at once are more tokens than the largest size; all their decodes are recorded.
     assert stats.graph_replays_total >= stats.steps_total - 3
+    assert stats.prefill_steps_total > 0
+    assert (stats.prefill_replay_share > 0) == (backend != "disabled")
+
+
+def test_a_full_graph_that_gives_other_results_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each token is made to see itself alone, which the comparison with eager finds."""
+    path = make_tiny_model(tmp_path / "model")
+    expected = engine(path).generate(PROMPTS, PARAMS)
+    monkeypatch.setattr(model_runner, "detect", lambda name: RecordingPlatform())
+
+    def alone(metadata: AttentionMetadata) -> AttentionMetadata:
+        apart = rows_apart(metadata)
+        return replace(apart, seq_lens=[1] * len(apart.seq_lens))
+
+    monkeypatch.setattr(full_prefill, "rows_apart", alone)
+    llm = engine(
+        path,
+        context_length=128,
+        cuda_graph_backend_prefill="full",
+        piecewise_cuda_graph_tokens="4,16",
+        cuda_graph_bs="1",
+    )
+    assert llm.info.graphs.failed_sizes == {"4": "wrong_result", "16": "wrong_result"}
+    assert_same(llm.generate(PROMPTS, PARAMS), expected)
+    assert llm.core.stats().prefill_replays_total == 0
+
+
+def test_full_graphs_need_a_device_that_records(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "model")
+    with pytest.raises(ValueError, match="prefill full needs a device that records graphs"):
+        engine(path, cuda_graph_backend_prefill="full")
+
+
+def test_full_graphs_need_a_model_without_recurrent_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_tiny_model(tmp_path / "model", "mamba2", num_heads=4, head_dim=32, n_groups=2)
+    monkeypatch.setattr(model_runner, "detect", lambda name: RecordingPlatform())
+    with pytest.raises(ValueError, match="without sparse attention and recurrent states"):
+        engine(path, cuda_graph_backend_prefill="full")
 
 
 @pytest.mark.usefixtures("compiled_here", "own_cache")
