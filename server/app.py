@@ -24,10 +24,11 @@ from .core.errors import ApiError, answer_error
 from .core.open_paths import is_open
 from .engine.interface import TextEngine
 from .engine.state import EngineUnavailable, QueueFull
-from .http.body import Bodies
+from .http.body import MAX_IMAGE_BODY_BYTES, Bodies
 from .http.content_coding import DecodeBodies
 from .llama_cpp import completion as llama_cpp_completion
 from .llama_cpp import properties as llama_cpp_properties
+from .media.media import Media
 from .middleware import EveryAnswer
 from .native import adapters, control, generate, loads, profiling, residence, weights
 from .observability.metrics import Metrics
@@ -108,11 +109,16 @@ _EXCEPTIONS = (
 
 
 def create_app(
-    engine: TextEngine, config: ServerConfig, defaults: SamplingDefaults | None = None
+    engine: TextEngine,
+    config: ServerConfig,
+    defaults: SamplingDefaults | None = None,
+    *,
+    media: Media | None = None,
 ) -> FastAPI:
     """Return an application for a language model. The caller starts and stops the engine.
 
-    `defaults` are sampling parameters for requests that do not set them.
+    `defaults` are sampling parameters for requests that do not set them. `media` reads the images
+    of requests, if the model takes images.
     """
     name = config.model_names[0]
     serving = Serving(
@@ -121,8 +127,11 @@ def create_app(
         metrics=Metrics(engine, name),
         model_name=name,
         sampling_defaults=defaults or SamplingDefaults(),
+        media=media,
     )
     app = add_batches(build_app(serving, TEXT_ROUTERS), serving, config)
+    if media is not None:
+        app.state.bodies = Bodies(MAX_IMAGE_BODY_BYTES)
     add_stored(app, serving, config)
     if config.log_stats_interval:
         app.state.throughput = ThroughputLog(lambda: [serving], config.log_stats_interval)
@@ -149,6 +158,9 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
     responses: Responses | None = getattr(app.state, "responses", None)
     kept: Kept | None = getattr(app.state, "kept", None)
     throughput: ThroughputLog | None = getattr(app.state, "throughput", None)
+    media: Media | None = getattr(app.state.serving, "media", None)
+    if media is not None:
+        media.start()
     if batches is not None:
         await batches.start()
     if throughput is not None:
@@ -162,6 +174,8 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
         await responses.close()
     if kept is not None:
         await kept.close()
+    if media is not None:
+        await media.close()
     tracer: Tracer | None = getattr(app.state, "tracer", None)
     if tracer is not None:
         await tracer.close()

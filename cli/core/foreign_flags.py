@@ -46,6 +46,7 @@ def add_foreign_flags(parser: Any) -> None:
         add(*names, dest=setting, type=read)
     add("-sc", "--speculative-config", action=_SpeculativeConfig)
     add("--lora-paths", dest="lora_modules", action=ListAction, items=r"[^-].*")
+    add("--allowed-media-domains", dest="allow_remote_media", action=ListAction, items=r"[^-].*")
     add("--allowed-origins", dest="cors_origins", action=ListAction, items=r"\*|[a-z].*://.*")
     for flag, setting, value in _SWITCHES:
         add(flag, action="store_const", const=value, dest=setting)
@@ -178,6 +179,7 @@ _SAME: dict[tuple[str, ...], tuple[str, Callable[[str], Any]]] = {
     ("-dp",): ("dp_size", whole_number),
     ("-md", "--model-draft"): ("speculative_draft_model_path", str),
     ("--draft", "--draft-n", "--draft-max"): ("speculative_num_steps", whole_number),
+    ("--media-path",): ("allowed_local_media_path", str),
 }
 # Flags without a value: our setting, and the value to set.
 _SWITCHES = (

@@ -132,6 +132,7 @@ SWITCHES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("--enable-cudagraph-gc", "--enable-profile-cuda-graph"): _KERNELS,
     ("--cors-credentials", "--no-cors-credentials", "--allow-credentials"): _METHODS,
     ("--slots", "--no-slots"): _SLOTS,
+    ("--enable-multimodal",): "a model that takes images reads them without a flag",
     ("--mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"): "the vision tower of a .gguf "
     "model is not loaded",
     ("--disable-frontend-multiprocessing", "--enable-server-load-tracking"): "one process answers "
@@ -231,7 +232,10 @@ _REQUEST = "set it in the request; --sampling-defaults FOLDER takes defaults fro
     "generation_config.json"
 )
 _IN_REQUEST = "set it in the request"
-_IMAGES = "images and audio in requests are not supported"
+_IMAGES = (
+    "--limit-mm-per-prompt, --allow-remote-media, --allowed-local-media-path, --max-image-pixels "
+    "set which images requests may have; audio and video in prompts are not supported"
+)
 _PREFIX = "the server answers at the root; let the reverse proxy strip the prefix"
 _COLLECTIVES = "collectives are chosen for the machine; --tp-size and --ep-size split a model"
 _HOST_MEMORY = "nothing is swapped to host memory; a preempted request is computed again"
@@ -276,7 +280,7 @@ REFUSED: Mapping[str, str] = {
         "llguidance does structured output, without a flag"
     ),
     "--convert|--pooler-config|--override-pooler-config|--pooling|--embd-normalize": _POOLING,
-    "--enable-multimodal|--limit-mm-per-prompt|--mm-.*|--(no-)?.*-mm-.*|--allowed-(local-)?media-.*|"
+    "--mm-.*|--(no-)?.*-mm-.*|"
     "--mmproj|-mm|--mmproj-url|-mmu|--image-.*|--mtmd-.*|--media-.*|--video-.*|"
     "--enable-multimodal-.*|--disable-fast-image-processor|--enable-precise-embedding-interpolation|--language-only|"
     "--disable-chunked-mm-input|--(no-)?(language-model-only|interleave-mm-strings)|"

@@ -120,7 +120,7 @@ def _open_final_message(messages: Sequence[dict[str, Any]]) -> list[dict[str, An
     transformers does the same.
     """
     content = messages[-1].get("content") if messages else None
-    if isinstance(content, list) and content:
+    if isinstance(content, list) and content and "text" in content[-1]:
         *before, last = content
         opened: Any = [*before, {**last, "text": last["text"] + _END_OF_FINAL_MESSAGE}]
     elif isinstance(content, str):

@@ -15,14 +15,15 @@ from ..core.errors import UNION_TAG
 from ..core.limits import MAX_MESSAGES
 from ..core.parameters import MESSAGES, Others
 from ..core.schemas import CacheSalt, Integer, Unsupported, WireModel, disagreement, type_of
+from ..media.parts import ImagePart, bad_part
 from ..openai.tools import MAX_TOOLS
 
 _BY_ROLE = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
-_MEDIA = ("image", "document", "search_result")
+_MEDIA = ("document", "search_result")
 # Types of tools that Anthropic's servers run, or that Anthropic's models have learned.
 _SERVER_TOOL = (
     r"^(web_search|web_fetch|code_execution|bash|text_editor|computer|memory|advisor|mcp_toolset"
@@ -43,7 +44,7 @@ def parse_blocks(value: Any) -> Any:
     for index, block in enumerate(value):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind in _MEDIA:
-            message = "block {index}: this model does not support {kind} input; send text"
+            message = "block {index}: {kind} input is not supported; send text or images"
             raise PydanticCustomError(
                 "unsupported_content", message, {"index": index, "kind": kind}
             )
@@ -67,6 +68,31 @@ def _seen(block: Any) -> Any:
 class TextBlock(WireModel):
     type: Literal["text"]
     text: str
+
+
+class ImageSource(WireModel):
+    """An image in base64, or its address."""
+
+    type: Literal["base64", "url"]
+    media_type: Literal["image/png", "image/jpeg", "image/webp", "image/gif"] | None = None
+    data: str = ""
+    url: str = ""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        for member in ("media_type", "data") if self.type == "base64" else ("url",):
+            if not getattr(self, member):
+                raise disagreement(member, f"a source of the type {self.type} needs {member}")
+        return self
+
+
+class ImageBlock(WireModel):
+    type: Literal["image"]
+    source: ImageSource
+
+    def part(self, param: str) -> ImagePart:
+        """Return the image for a chat. `param` is the parameter of this block."""
+        return ImagePart(self.source.url, self.source.data, param=f"{param}.source")
 
 
 class ToolUseBlock(WireModel):
@@ -94,15 +120,14 @@ Texts = Annotated[
 ]
 
 
-def text_of(blocks: list[TextBlock]) -> str:
-    return "\n".join(block.text for block in blocks)
+ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(WireModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Annotated[
-        list[TextBlock],
+        list[ResultBlock],
         FailFast(),
         BeforeValidator(parse_result_blocks, json_schema_input_type=str | list[dict[str, Any]]),
     ] = Field(default_factory=list)
@@ -123,6 +148,7 @@ def _block_type(value: Any) -> str:
 
 Block = Annotated[
     Annotated[TextBlock, Tag(UNION_TAG + "text")]
+    | Annotated[ImageBlock, Tag(UNION_TAG + "image")]
     | Annotated[ToolUseBlock, Tag(UNION_TAG + "tool_use")]
     | Annotated[ToolResultBlock, Tag(UNION_TAG + "tool_result")]
     | Annotated[ThinkingBlock, Tag(UNION_TAG + "thinking")]
@@ -142,12 +168,12 @@ class Message(WireModel):
 
     @model_validator(mode="after")
     def _blocks_are_of_the_role(self) -> Self:
-        for block in self.content:
+        for index, block in enumerate(self.content):
             if block.type not in _BY_ROLE[self.role] and not isinstance(block, ServerBlock):
-                raise PydanticCustomError(
-                    "block_type",
-                    "a message of the role {role} has no blocks of the type {kind}",
-                    {"role": self.role, "kind": block.type},
+                raise bad_part(
+                    ("content", index),
+                    f"a message of the role {self.role} has no blocks of the type {block.type}; "
+                    "move it to a message of the user",
                 )
         return self
 

@@ -8,15 +8,16 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from ..core.errors import InvalidRequest, from_validation
+from ..media.parts import ImagePart
 from ..openai.requests import ChatCompletionRequest, ChatOptions
 from .requests import (
     CountTokensRequest,
+    ImageBlock,
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
-    text_of,
 )
 
 Options = TypeVar("Options", bound=ChatOptions)
@@ -102,14 +103,16 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
 
     Results of tools become messages. Consecutive turns of one role become one message.
     """
-    turns = [_Turn("system", texts=[block.text for block in body.system])] if body.system else []
+    turns = [_Turn("system", parts=[block.text for block in body.system])] if body.system else []
     called: dict[str, str] = {}
     for index, message in enumerate(body.messages):
         own = _Turn(message.role)
         for place, block in enumerate(message.content):
             match block:
                 case TextBlock():
-                    own.texts.append(block.text)
+                    own.parts.append(block.text)
+                case ImageBlock():
+                    own.parts.append(block.part(f"messages[{index}].content[{place}]"))
                 case ThinkingBlock():
                     own.thoughts.append(block.thinking)
                 case ToolUseBlock():
@@ -117,17 +120,18 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
                     function = {"name": block.name, "arguments": block.input}
                     own.calls.append({"id": block.id, "function": function})
                 case ToolResultBlock():
+                    param = f"messages[{index}].content[{place}]"
                     if block.tool_use_id not in called:
-                        param = f"messages[{index}].content[{place}].tool_use_id"
+                        param += ".tool_use_id"
                         raise InvalidRequest(
                             f"{param}: no tool_use block before it has this id.",
                             param=param,
                             code="invalid_value",
                         )
-                    turns.append(_result(block, called[block.tool_use_id]))
+                    turns.append(_result(block, called[block.tool_use_id], param))
         if turns and turns[-1].role == own.role:
             turns[-1].add(own)
-        elif own.texts or not turns or turns[-1].role != "tool":
+        elif own.parts or not turns or turns[-1].role != "tool":
             turns.append(own)
     return [turn.message() for turn in turns]
 
@@ -137,20 +141,23 @@ class _Turn:
     """A future message of a chat. `about` are members of tool results."""
 
     role: str
-    texts: list[str] = field(default_factory=list)
+    parts: list[str | ImagePart] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
 
     def add(self, more: _Turn) -> None:
         # Separate two messages by a line end, however the chat template joins parts of a message.
-        self.texts[-1:] = ["\n".join([*self.texts[-1:], *more.texts[:1]])]
-        self.texts += more.texts[1:]
+        for part in more.parts[:1]:
+            _append(self.parts, part)
+        self.parts += more.parts[1:]
         self.thoughts += more.thoughts
         self.calls += more.calls
 
     def message(self) -> dict[str, Any]:
-        content = [{"type": "text", "text": text} for text in self.texts]
+        content = [
+            {"type": "text", "text": part} if isinstance(part, str) else part for part in self.parts
+        ]
         found: dict[str, Any] = {"role": self.role, "content": content, **self.about}
         if self.thoughts:
             found["reasoning_content"] = "\n".join(self.thoughts)
@@ -159,11 +166,27 @@ class _Turn:
         return found
 
 
-def _result(block: ToolResultBlock, name: str) -> _Turn:
-    text = text_of(block.content)
-    # Chat templates have no member for errors.
-    content = f"Error: {text}" if block.is_error else text
-    return _Turn("tool", [content], about={"tool_call_id": block.tool_use_id, "name": name})
+def _append(parts: list[str | ImagePart], part: str | ImagePart) -> None:
+    """Append a part. A text after a text is joined to it by a line end."""
+    last = parts[-1] if parts else None
+    if isinstance(part, str) and isinstance(last, str):
+        parts[-1] = f"{last}\n{part}"
+    else:
+        parts.append(part)
+
+
+def _result(block: ToolResultBlock, name: str, param: str) -> _Turn:
+    parts: list[str | ImagePart] = []
+    for place, each in enumerate(block.content):
+        if isinstance(each, TextBlock):
+            _append(parts, each.text)
+        else:
+            _append(parts, each.part(f"{param}.content[{place}]"))
+    if block.is_error:
+        # Chat templates have no member for errors.
+        first = parts.pop(0) if parts and isinstance(parts[0], str) else ""
+        parts.insert(0, f"Error: {first}")
+    return _Turn("tool", parts, about={"tool_call_id": block.tool_use_id, "name": name})
 
 
 def _validated(kind: type[Options], members: dict[str, Any]) -> Options:

@@ -19,6 +19,7 @@ from .changes import ChangesConfig
 from .http_limits import HttpLimits
 from .keys import read_keys
 from .mcp_allow import McpConfig
+from .media import MediaConfig
 from .ollama_port import OllamaPort
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -220,7 +221,7 @@ class BatchServerConfig(CommonServerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(BatchServerConfig, McpConfig, ChangesConfig):
+class ServerConfig(BatchServerConfig, McpConfig, MediaConfig, ChangesConfig):
     """Settings of a server for a language model."""
 
     engine_command = LANGUAGE_MODEL
@@ -341,6 +342,7 @@ class ServerConfig(BatchServerConfig, McpConfig, ChangesConfig):
                 f"{self.responses_store_days}"
             )
         self.check_mcp()
+        self.check_media()
         if not 1 <= self.dp_size <= MOST_REPLICAS:
             raise ValueError(
                 f"--dp-size must lie between 1 and {MOST_REPLICAS}, got {self.dp_size}"

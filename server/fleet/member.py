@@ -229,6 +229,7 @@ class Member:
         if self.service is not None:
             try:
                 await self.service.engine.stop(at_once=at_once)
+                await self.service.close()
             except Exception:
                 # Without this, the member would stay in state UNLOADING, and requests that wait
                 # for its memory would hang.

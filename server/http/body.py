@@ -18,6 +18,7 @@ from ..serving.collector import unless_client_goes
 from .turns import Room, Turns
 
 MAX_BODY_BYTES = 4 * 2**20
+MAX_IMAGE_BODY_BYTES = 32 * 2**20  # The same, for models that read images.
 # Bodies up to this size are always read; larger ones share `MAX_LARGE_BYTES`.
 LARGE_BODY_BYTES = 2**16
 MAX_LARGE_BYTES = 32 * MAX_BODY_BYTES
@@ -115,7 +116,9 @@ class Bodies:
     few bodies are parsed in one turn of the loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_BODY_BYTES) -> None:
+        """`most` is the maximum size of one body in bytes."""
+        self.most = most
         self._large_bytes = 0
         self.turns = Turns()
         self.room = Room(MAX_WEIGHT)
@@ -194,14 +197,15 @@ async def read_json_body(request: Request) -> bytearray:
         raise UnsupportedMedia(message, param="Content-Type")
     # Content-Length may be missing or wrong, so the loop below checks the size too.
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
-        raise _too_large()
+    most = request.app.state.bodies.most
+    if announced.isdecimal() and int(announced[:20]) > most:
+        raise _too_large(most)
     content = bytearray()
     try:
         async for part in request.stream():
             content += part
-            if len(content) > MAX_BODY_BYTES:
-                raise _too_large()
+            if len(content) > most:
+                raise _too_large(most)
     except ClientDisconnect:
         raise ClientGone("The client went away while it sent the request.") from None
     return content
@@ -226,8 +230,8 @@ def _check_count(count: int, most: int, what: str) -> None:
         raise InvalidRequest(message, code="body_too_complex")
 
 
-def _too_large() -> BodyTooLarge:
+def _too_large(most: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"The request body is larger than {MAX_BODY_BYTES} bytes; send a smaller one.",
+        f"The request body is larger than {most} bytes; send a smaller one.",
         code="body_too_large",
     )

@@ -17,13 +17,14 @@ from ..core.answers import BODY_ERRORS, answers
 from ..core.errors import ApiError
 from ..core.llama_cpp_errors import LlamaCppErrorAnswer, as_llama_cpp
 from ..http.body import JsonRoute
+from ..media.media import EncodedPrompt
 from ..serving.collector import Collector, Update
 from ..serving.kept_logprobs import check_logprobs
 from ..serving.request_builder import WireNames, build_requests
 from ..serving.sse import EventStream, event
 from ..serving.state import DEFAULT_MODEL, THREAD_FROM, Serving, ServingDep, json_response
 from .answers import CompletionAnswer, CompletionPiece, CompletionWriter
-from .prompts import grammar_of, infill_prompt, prompt_ids, sampling_of
+from .prompts import encoded_prompts, grammar_of, infill_prompt, sampling_of
 from .requests import CompletionBody, GenerationBody, InfillBody
 
 router = APIRouter(route_class=JsonRoute)
@@ -45,7 +46,7 @@ async def completion(body: CompletionBody, serving: ServingDep) -> Response:
     """Continue one or more prompts. Several prompts are answered with a list."""
     serving.check_model(body.model or DEFAULT_MODEL)
     serving.check_room(len(body.prompt) * body.n_cmpl, "prompt")
-    prompts = await prompt_ids(serving, body.prompt)
+    prompts = await encoded_prompts(serving, body.prompt)
     body.prompt.clear()
     return await _generate(serving, body, prompts, "prompt")
 
@@ -57,13 +58,13 @@ async def infill(body: InfillBody, serving: ServingDep) -> Response:
     serving.check_room(body.n_cmpl, "n_cmpl")
     ids, stops = await infill_prompt(serving, body)
     body.input_extra.clear()
-    return await _generate(serving, body, [ids], "input_prefix", stops)
+    return await _generate(serving, body, [EncodedPrompt(ids)], "input_prefix", stops)
 
 
 async def _generate(
     serving: Serving,
     body: GenerationBody,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[EncodedPrompt],
     name: str,
     stop_token_ids: Sequence[int] = (),
 ) -> Response:
@@ -73,7 +74,7 @@ async def _generate(
     most, arrival = body.token_limit, time.monotonic()
     request_id = f"cmpl-{uuid.uuid4().hex}"
     requests: list[RequestState] = []
-    for ids in prompts:
+    for ids, images in prompts:
         requests += build_requests(
             serving,
             sampling,
@@ -85,6 +86,7 @@ async def _generate(
             priority=0,
             arrival_time=arrival,
             adapter=serving.adapter_of(body.model),
+            images=images,
             belongs_to=frozenset({request_id}),
             min_new_tokens=0,
             seed=None if body.seed < 0 else body.seed,
@@ -96,7 +98,7 @@ async def _generate(
     decode = partial(serving.engine.tokenizer.decode, skip_special_tokens=False)
     texts = [
         decode(ids) if len(ids) < THREAD_FROM else await serving.threads.run(decode, ids)
-        for ids in prompts
+        for ids, _ in prompts
     ]
     collector = Collector(serving, requests)
     writers = [

@@ -10,19 +10,37 @@ from ...runtime.tokenizer.infill import find_infill
 from ..core.errors import InvalidRequest
 from ..core.limits import MAX_LOGIT_BIASES, check_text
 from ..core.schemas import SamplingFields
+from ..media.media import EncodedPrompt
+from ..media.parts import image_of
 from ..serving.state import Serving
 from ..serving.structured import made_grammar
-from .requests import GenerationBody, InfillBody, Prompt
+from .requests import MARK, GenerationBody, InfillBody, MediaPrompt, Prompt
 
 # Parameters that have the same name in the body and in `SamplingFields`.
 _SAME = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 _TURN = 64  # Short texts that are tokenized before other requests have their turn.
 
 
-async def prompt_ids(serving: Serving, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Return the token ids of each prompt. Only a text at its start gets the special tokens."""
-    return [await _joined(serving, [prompt] if isinstance(prompt, str) else prompt)
-            for prompt in prompts]  # fmt: skip
+async def encoded_prompts(serving: Serving, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
+    """Return the token ids and the images of each prompt. Only a text at the start of a prompt gets
+    the special tokens.
+    """
+    found = []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, MediaPrompt):
+            found.append(await _with_images(serving, prompt, f"prompt[{index}].multimodal_data"))
+        else:
+            parts = [prompt] if isinstance(prompt, str) else prompt
+            found.append(EncodedPrompt(await _joined(serving, parts)))
+    return found
+
+
+async def _with_images(serving: Serving, prompt: MediaPrompt, param: str) -> EncodedPrompt:
+    parts = [image_of(image, f"{param}[{place}]") for place, image in enumerate(prompt.images)]
+    media = serving.media_for(parts[0].param)
+    media.check_count(parts)
+    text = prompt.text.replace(MARK, (await media.ready()).placeholder)
+    return await serving.encode_prompt(text, parts, "prompt", add_special_tokens=True)
 
 
 async def _joined(serving: Serving, parts: Sequence[int | str]) -> list[int]:

@@ -106,7 +106,7 @@ async def props(serving: ServingDep) -> Response:
             total_slots=serving.info.max_running_requests,
             model_alias=serving.model_name,
             model_path=serving.config.engine.model_path,
-            modalities=Modalities(),
+            modalities=Modalities(vision=serving.media is not None),
             chat_template=tokenizer.chat_template or "",
             bos_token=_text(tokenizer, tokenizer.bos_token_id),
             eos_token=_text(tokenizer, ends[0] if ends else None),
@@ -155,7 +155,7 @@ async def slots(
 async def apply_template(body: TemplateBody, request: JsonRequest, serving: ServingDep) -> Response:
     """Return the text that the model's chat template makes of messages."""
     serving.check_model(body.model or DEFAULT_MODEL)
-    text = await chat_text(serving, body, size=request.size)
+    text, _ = await chat_text(serving, body, size=request.size)
     check_text(len(text), "messages")
     return json_response(AppliedTemplate(text))
 

@@ -5,7 +5,7 @@ Names and meanings are those of https://github.com/ggml-org/llama.cpp/tree/maste
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -27,7 +27,18 @@ from ..openai.requests import ChatOptions, Messages
 from ..serving.structured import SchemaText
 
 # A text, or token ids with texts between them.
-Prompt = str | list[int | str]
+Tokens = str | list[int | str]
+
+
+class MediaPrompt(NamedTuple):
+    """A text with `MARK` for each image. `images` are in base64."""
+
+    text: str
+    images: list[str]
+
+
+Prompt = Tokens | MediaPrompt
+MARK = "<__media__>"
 MAX_FILES = 1024  # Maximum of `input_extra`.
 _MAX_FIELDS, _MAX_FIELD_CHARS = 64, 256
 _LARGEST = 10**300  # Larger integers are no floats.
@@ -55,10 +66,8 @@ def parse_prompts(value: Any) -> list[Prompt]:
 
 def _parse_prompt(value: Any) -> Prompt:
     if isinstance(value, dict):
-        if value.get("multimodal_data"):
-            raise PydanticCustomError(
-                "unsupported_parameter", "multimodal_data is not supported; send a text"
-            )
+        if images := value.get("multimodal_data"):
+            return _media_prompt(value.get("prompt_string"), images)
         value = value.get("prompt_string")
     if isinstance(value, str):
         return value
@@ -72,13 +81,28 @@ def _parse_prompt(value: Any) -> Prompt:
     )
 
 
+def _media_prompt(text: Any, images: Any) -> MediaPrompt:
+    is_list = isinstance(images, list) and all(isinstance(image, str) for image in images)
+    if not isinstance(text, str) or not is_list or text.count(MARK) != len(images):
+        raise PydanticCustomError(
+            "multimodal_data",
+            "Input should be a prompt_string with {mark} for each text in base64 of "
+            "multimodal_data",
+            {"mark": MARK},
+        )
+    return MediaPrompt(text, images)
+
+
 _PROMPT = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}},
         {
             "type": "object",
-            "properties": {"prompt_string": {"type": "string"}},
+            "properties": {
+                "prompt_string": {"type": "string"},
+                "multimodal_data": {"type": "array", "items": {"type": "string"}},
+            },
             "required": ["prompt_string"],
         },
     ]

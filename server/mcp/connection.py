@@ -13,9 +13,9 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, Tool
 
-from ..config.mcp_allow import AllowedServers
+from ..outgoing.allowed import AllowedServers
+from ..outgoing.pinned import Refused, checked_address, http_client
 from .results import McpFailure, ToolResult
-from .transport import Refused, checked_address, http_client
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ LIST_SECONDS = 20.0  # Time for connecting and for listing the tools.
 CALL_SECONDS = 60.0  # Time for one call.
 _MAX_PAGES = 8  # Pages of a list of tools.
 _MAX_TOOLS = 128
+MAX_BYTES = 4 * 2**20  # Bytes that one connection may read.
 _MAX_MESSAGE = 4096  # Characters of a server's error message.
 _CLOSE_SECONDS = 2.0
 _Work = Callable[[Client], Awaitable[Any]]
@@ -82,7 +83,9 @@ class McpConnection:
         parsed = httpx2.URL(self._url)
         port = parsed.port or (443 if parsed.scheme == "https" else 80)
         address = await checked_address(self._allowed, parsed.host, port)
-        async with http_client(self._url, address, self._headers, CALL_SECONDS) as http:
+        async with http_client(
+            self._url, address, self._headers, CALL_SECONDS, most=MAX_BYTES
+        ) as http:
             transport = streamable_http_client(self._url, http_client=http)
             async with Client(transport, cache=None) as client:
                 while True:

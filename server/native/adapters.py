@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
+from ..core.allowed_path import path_below
 from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import InvalidRequest, NotFound
 from ..core.schemas import WireModel, only
@@ -133,18 +133,13 @@ def _root(serving: Serving) -> str:
             "Adapters cannot be changed while this server runs; start it with --lora-root FOLDER.",
             code="adapters_off",
         )
-    return os.path.realpath(folder)
+    return folder
 
 
 def _allowed(serving: Serving, path: str) -> str:
     """Return the path of an adapter below `--lora-root`. Raise `InvalidRequest` for another one."""
-    root = _root(serving)
-    try:
-        chosen = os.path.realpath(os.path.join(root, path))
-        is_below = os.path.commonpath([root, chosen]) == root and chosen != root
-    except ValueError:  # A byte of zero.
-        is_below = False
-    if not is_below or not os.path.exists(chosen):
+    chosen = path_below(_root(serving), path, is_inside=True)
+    if chosen is None:
         raise InvalidRequest(
             "lora_path: name a folder or file of an adapter below --lora-root.",
             param="lora_path",

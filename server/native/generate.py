@@ -17,6 +17,7 @@ from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..core.answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..core.errors import ApiError
 from ..http.body import JsonRoute
+from ..media.media import EncodedPrompt
 from ..openai.logprobs import finite, token_text
 from ..serving.cached_tokens import CachedTokensDetails, cached_tokens_details
 from ..serving.collector import Collector, Update, generate_all
@@ -115,11 +116,11 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
     )
     each = [_nth(body.sampling_params, index) for index in range(len(body.prompts))]
     serving.check_room(sum(sampling.n for sampling in each), prompt)
-    prompts = await serving.prompt_ids(body.prompts, prompt)
+    prompts = [await _encoded(serving, body, index, prompt) for index in range(len(each))]
     arrival = time.monotonic()
     requests: list[RequestState] = []
     bounded: list[RequestState] = []
-    for index, (ids, sampling) in enumerate(zip(prompts, each, strict=True)):
+    for index, ((ids, images), sampling) in enumerate(zip(prompts, each, strict=True)):
         rid, adapter = _rid(body, index), _nth(body.lora_path, index)
         n, length = sampling.n, sampling.max_new_tokens
         samples = build_requests(
@@ -133,6 +134,7 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
             priority=body.priority,
             arrival_time=arrival,
             adapter=None if adapter is None else serving.adapter_for(None, adapter),
+            images=images,
             belongs_to=frozenset({rid, body.rid} if isinstance(body.rid, str) else {rid}),
             min_new_tokens=sampling.min_new_tokens,
             seed=sampling.sampling_seed,
@@ -144,6 +146,17 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
     check_prompt_logprobs(requests, "top_logprobs_num", streamed=body.stream)
     check_logprobs(bounded, "top_logprobs_num")
     return requests
+
+
+async def _encoded(serving: Serving, body: GenerateBody, index: int, name: str) -> EncodedPrompt:
+    """Return a prompt, whose text has the model's placeholder for each of its images."""
+    prompt = body.prompts[index]
+    if not isinstance(prompt, str):
+        return EncodedPrompt(prompt)
+    parts = body.images(index)
+    if parts:
+        serving.media_for(parts[0].param).check_count(parts)
+    return await serving.encode_prompt(prompt, parts, name, add_special_tokens=True)
 
 
 def _logprobs(body: GenerateBody, index: int, prompt_tokens: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from ..core.limits import MAX_SEQUENCES
+from ..core.limits import MAX_SEQUENCES, MOST_IMAGES
 from ..core.parameters import GENERATION, Others
 from ..core.schemas import (
     AdapterName,
@@ -36,6 +36,7 @@ from ..core.schemas import (
     disagreement,
     only,
 )
+from ..media.parts import ImagePart, image_of
 from ..serving.structured import StructuredFields
 
 T = TypeVar("T")
@@ -96,6 +97,36 @@ def _parse_rid(value: Any) -> str | list[str]:
 Rid = Annotated[str | list[str], PlainValidator(_parse_rid), WithJsonSchema({"type": "string"})]
 
 
+def _parse_images(value: Any) -> list[str] | list[list[str]]:
+    """Return images: a list, or a list for each prompt."""
+    given = value if isinstance(value, list) else [value]
+    nested = any(isinstance(each, list) for each in given)
+    lists = [each if isinstance(each, list) else [each] for each in given] if nested else [given]
+    if sum(map(len, lists)) > MOST_IMAGES:
+        raise PydanticCustomError("image_data_size", "Input has too many images")
+    found = [[_address(image) for image in images if image is not None] for images in lists]
+    return found if nested else found[0]
+
+
+def _address(image: Any) -> str:
+    if isinstance(image, dict):
+        image = image.get("url")
+    if not isinstance(image, str) or not image:
+        raise PydanticCustomError(
+            "image_data_type", "Input should be an address or base64, or a list of these"
+        )
+    return image
+
+
+ImageData = Annotated[
+    list[str] | list[list[str]],
+    PlainValidator(_parse_images),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "array", "items": {}}]}
+    ),
+]
+
+
 class GenerateBody(WireModel):
     """Body of `POST /generate`: `text` or `input_ids`, one prompt or a list of prompts."""
 
@@ -111,7 +142,10 @@ class GenerateBody(WireModel):
     priority: Priority = 0
 
     input_embeds: Unsupported = None
-    image_data: Unsupported = None
+    image_data: Annotated[
+        ImageData,
+        Field(description="addresses or base64: of the one prompt, or a list for each prompt"),
+    ] = Field(default_factory=list)
     audio_data: Unsupported = None
     video_data: Unsupported = None
     token_ids_logprob: Unsupported = None
@@ -139,11 +173,29 @@ class GenerateBody(WireModel):
                 raise PydanticCustomError(
                     "disagreement", "{param} should have one entry for each prompt", {"param": name}
                 )
+        images = self.image_data
+        if images and self.input_ids is not None:
+            raise disagreement("image_data", "images need text with a placeholder for each")
+        is_each = images and (self.batch or isinstance(images[0], list))
+        if is_each and len(images) != len(self.prompts):
+            raise disagreement("image_data", "image_data should have one entry for each prompt")
         if isinstance(self.rid, list) and not len(self.rid) == len(set(self.rid)) == len(
             self.prompts
         ):
             raise disagreement("rid", "rid should have one entry for each prompt, all different")
         return self
+
+    def images(self, index: int) -> list[ImagePart]:
+        """Return the images of a prompt. In a plain list each prompt of several has one image."""
+        images, param = self.image_data, "image_data"
+        if images and (self.batch or isinstance(images[0], list)):
+            own = images[index]
+            images, param = own if isinstance(own, list) else [own], f"image_data[{index}]"
+        return [
+            image_of(image, f"{param}[{place}]")
+            for place, image in enumerate(images)
+            if isinstance(image, str)
+        ]
 
     @property
     def batch(self) -> bool:

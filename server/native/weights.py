@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Annotated, Any
 
 import msgspec
@@ -12,6 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from ...runtime.core.control_messages import ReadWeights, UpdateWeights
+from ..core.allowed_path import path_below
 from ..core.answers import Answer, answers
 from ..core.errors import InvalidRequest
 from ..core.schemas import Integer, WireModel, only
@@ -97,18 +97,13 @@ def _root(serving: Serving) -> str:
             "This endpoint is off; start the server with --weights-root FOLDER.",
             code="weights_off",
         )
-    return os.path.realpath(folder)
+    return folder
 
 
 def _allowed(serving: Serving, path: str) -> str:
     """Return the path of a model below `--weights-root`. Raise `InvalidRequest` for another one."""
-    root = _root(serving)
-    try:
-        chosen = os.path.realpath(os.path.join(root, path))
-        is_below = os.path.commonpath([root, chosen]) == root
-    except ValueError:  # A byte of zero.
-        is_below = False
-    if not is_below or not os.path.exists(chosen):
+    chosen = path_below(_root(serving), path)
+    if chosen is None:
         raise InvalidRequest(
             "model_path: name a model folder or .gguf file below --weights-root.",
             param="model_path",

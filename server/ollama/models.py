@@ -42,7 +42,7 @@ _OTHERS = (
     ("GET", "/api/blobs/{digest}"),  # for HEAD, which Ollama has
     ("POST", "/api/blobs/{digest}"),
 )
-Capability = Literal["completion", "tools", "insert", "thinking", "embedding"]
+Capability = Literal["completion", "tools", "insert", "thinking", "embedding", "vision"]
 
 
 class OllamaVersion(Answer):
@@ -192,6 +192,8 @@ def show(serving: AnyServing) -> OllamaShow:
     if tokenizer.chat_template is not None:
         shown.template = tokenizer.chat_template
         shown.capabilities.append("tools")
+    if serving.media is not None:
+        shown.capabilities.append("vision")
     if find_infill(tokenizer) is not None:
         shown.capabilities.append("insert")
     if reasoning_of(serving) is not None:

@@ -17,14 +17,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..core.limits import MAX_MESSAGES
+from ..core.limits import MAX_MESSAGES, MOST_IMAGES
 from ..core.parameters import OLLAMA, OLLAMA_OPTIONS, Others
 from ..core.schemas import Count, Integer, Seed, Stops, Texts, WireModel, disagreement, only
+from ..media.parts import bad_part
 from ..openai.requests import ToolCall
 from ..openai.tools import MAX_TOOLS, ToolDefinition
 
 LEVELS = ("low", "medium", "high", "max")
-_NO_IMAGES = only(remedy="this model reads text alone; leave the images out")
 _NO_TEMPLATE = only(
     remedy="send raw: true and the whole prompt, or start the server with --chat-template FILE"
 )
@@ -60,6 +60,11 @@ Think = Annotated[
     Any,
     PlainValidator(parse_think),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": [*LEVELS]}]}),
+]
+Images = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    FailFast(),
+    Field(max_length=MOST_IMAGES, description="images in base64"),
 ]
 ModelName = Annotated[str, Field(min_length=1)]
 
@@ -115,7 +120,17 @@ class OllamaMessage(WireModel):
     )
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: Annotated[Any, _NO_IMAGES] = None
+    images: Images = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _has_images_of_a_user(self) -> Self:
+        if self.images and self.role not in ("user", "tool"):
+            raise bad_part(
+                ("images",),
+                f"a message of the role {self.role} holds no images; move them to a message of the "
+                "user",
+            )
+        return self
 
 
 class OllamaChatRequest(OllamaBody):
@@ -136,14 +151,14 @@ class OllamaGenerateRequest(OllamaBody):
     suffix: Annotated[str, Field(description="text that follows the answer")] = ""
     system: str = ""
     raw: Annotated[bool, Field(description="true: the prompt is used without a template")] = False
-    images: Annotated[Any, _NO_IMAGES] = None
+    images: Images = Field(default_factory=list)
     template: Annotated[Any, _NO_TEMPLATE] = None
     context: Annotated[Any, _NO_CONTEXT] = None
 
     @model_validator(mode="after")
     def _only_a_template_has_parts(self) -> Self:
-        if self.is_plain and (self.system or self.think):
-            named = "system" if self.system else "think"
+        given = (name for name in ("system", "think", "images") if getattr(self, name))
+        if self.is_plain and (named := next(given, None)) is not None:
             raise disagreement(
                 named, "it needs the chat template, which raw and suffix do without; leave it out"
             )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..core.errors import InvalidRequest, from_validation
+from ..media.parts import image_of
 from ..openai.conversation import reasoning_of
 from ..openai.requests import ChatCompletionRequest, CompletionRequest
 from ..serving.state import Serving
@@ -52,13 +53,13 @@ def chat_request(serving: Serving, body: OllamaChatRequest) -> ChatCompletionReq
     messages = [
         {
             "role": message.role,
-            "content": message.content,
+            "content": _content(message.content, message.images, f"messages[{index}].images"),
             "reasoning_content": message.thinking or None,
             "tool_calls": message.tool_calls,
             "name": message.tool_name,
             "tool_call_id": message.tool_call_id,
         }
-        for message in body.messages
+        for index, message in enumerate(body.messages)
     ]
     return _chat(serving, body, messages, tools=body.tools)
 
@@ -66,7 +67,16 @@ def chat_request(serving: Serving, body: OllamaChatRequest) -> ChatCompletionReq
 def prompt_chat(serving: Serving, body: OllamaGenerateRequest) -> ChatCompletionRequest:
     """Return the chat of a prompt. Raise `InvalidRequest`."""
     system = [{"role": "system", "content": body.system}] if body.system else []
-    return _chat(serving, body, [*system, {"role": "user", "content": body.prompt}])
+    content = _content(body.prompt, body.images, "images")
+    return _chat(serving, body, [*system, {"role": "user", "content": content}])
+
+
+def _content(text: str, images: Sequence[str], param: str) -> str | list[Any]:
+    """Return the content of a message. Images come before the text, as Ollama places them."""
+    if not images:
+        return text
+    parts = [image_of(image, f"{param}[{place}]") for place, image in enumerate(images)]
+    return [*parts, {"type": "text", "text": text}]
 
 
 def _chat(

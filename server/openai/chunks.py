@@ -20,10 +20,13 @@ from .requests import GenerationBody
 
 
 class PromptTokensDetails(Answer):
-    """`cached_tokens_details` is set if some of the cached tokens came from a lower tier."""
+    """`cached_tokens_details` is set if some of the cached tokens came from a lower tier, and
+    `image_tokens` for prompts with images.
+    """
 
     cached_tokens: int
     cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
+    image_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Answer):
@@ -73,15 +76,20 @@ def head(serving: Serving, request_id: str, request: RequestState) -> dict[str, 
 
 def usage_of(requests: Sequence[RequestState], samples: int, completion_tokens: int) -> UsageAnswer:
     """Return `usage` of one HTTP request: each prompt once, and every sampled token."""
-    prompt_tokens = cached_tokens = 0
+    prompt_tokens = cached_tokens = image_tokens = 0
     for request in requests[::samples]:
         prompt_tokens += len(request.prompt_ids)
         cached_tokens += request.cached_tokens or 0
+        image_tokens += sum(image.num_tokens for image in request.images)
     usage = UsageAnswer(
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
-        PromptTokensDetails(cached_tokens, cached_tokens_details(requests[::samples])),
+        PromptTokensDetails(
+            cached_tokens,
+            cached_tokens_details(requests[::samples]),
+            image_tokens=image_tokens or UNSET,
+        ),
     )
     if requests[0].prediction_ids:
         usage.completion_tokens_details = CompletionTokensDetails(

@@ -1,4 +1,4 @@
-"""Texts on the wire that are strings or lists of content parts."""
+"""Contents on the wire that are strings or lists of content parts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ..core.schemas import WireModel
+from ..media.parts import IMAGE_TYPES, ImagePart, bad_part, image_part
+
+# Roles of the messages that may hold images: a user's, and the results of tools.
+_WITH_IMAGES = ("user", "tool")
 
 
-def parse_content(value: Any, info: ValidationInfo) -> str | list[str]:
-    """Return the text of a message: a string, or the texts of its content parts.
+def parse_content(value: Any, info: ValidationInfo) -> str | list[str | ImagePart]:
+    """Return the content of a message: a string, or the texts and images of its content parts.
 
-    The chat template joins the texts of content parts.
+    The chat template joins the texts of content parts. A part may be an `ImagePart` already, if
+    another endpoint family has made the message.
     """
-    by_assistant = info.data.get("role") == "assistant"
+    role = info.data.get("role", "user")
+    by_assistant = role == "assistant"
     if isinstance(value, str):
         return value
     beside = ("tool_calls", "refusal", "reasoning_content", "reasoning")
@@ -24,14 +30,33 @@ def parse_content(value: Any, info: ValidationInfo) -> str | list[str]:
         return ""
     if value is None:
         raise PydanticCustomError("missing", "Field required")
+    kinds = ("text", "refusal") if by_assistant else ("text",)
+    return [
+        _image(part, index, role) if _is_image(part) else _part_text(part, index, kinds)
+        for index, part in enumerate(_parts(value))
+    ]
+
+
+def _parts(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise PydanticCustomError(
             "content_type", "Input should be a string or a list of content parts"
         )
-    return [
-        _part_text(part, index, ("text", "refusal") if by_assistant else ("text",))
-        for index, part in enumerate(value)
-    ]
+    return value
+
+
+def _is_image(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(part, ImagePart) or kind in IMAGE_TYPES
+
+
+def _image(part: Any, index: int, role: str) -> ImagePart:
+    if role not in _WITH_IMAGES:
+        place = () if isinstance(part, ImagePart) else (index, "image_url")
+        raise bad_part(
+            place, f"a message of the role {role} holds no images; move it to a message of the user"
+        )
+    return part if isinstance(part, ImagePart) else image_part(part, index)
 
 
 def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
@@ -39,9 +64,7 @@ def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     text = part.get(kind) if kind in kinds else None
     if not isinstance(text, str):
-        message = (
-            "content part {index} is not of type {kinds} with a text; this model reads only text"
-        )
+        message = "content part {index} is not of type {kinds} with a text, nor an image_url"
         raise PydanticCustomError(
             "unsupported_content", message, {"index": index, "kinds": " or ".join(kinds)}
         )
@@ -49,7 +72,7 @@ def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
 
 
 Content = Annotated[
-    str | list[str],
+    str | list[str | ImagePart],
     PlainValidator(parse_content),
     WithJsonSchema(
         {
@@ -65,8 +88,9 @@ Content = Annotated[
 
 def _prediction_texts(value: Any, info: ValidationInfo) -> list[str]:
     """Return the texts of a prediction: a string, or the texts of its content parts."""
-    content = parse_content(value, info)
-    return [content] if isinstance(content, str) else content
+    if isinstance(value, str):
+        return [value]
+    return [_part_text(part, index, ("text",)) for index, part in enumerate(_parts(value))]
 
 
 class Prediction(WireModel):

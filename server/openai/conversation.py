@@ -10,21 +10,24 @@ All endpoint families whose bodies become a chat use this.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 from ...runtime.core.generation import FinishReason
+from ...runtime.core.images import ImageInput
 from ...runtime.tokenizer.chat_template import ChatTemplateError
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..core.errors import InvalidRequest
 from ..core.limits import check_text
+from ..media.parts import NOTE, ImagePart
 from ..parsing.choice import choose_reasoning
 from ..parsing.events import CallBegins, Event, Parser, PlainText
 from ..parsing.reasoning import ReasoningFormat
 from ..serving.state import THREAD_FROM, Serving
 from .generation import generation_requests, prediction_ids
-from .rendering import render_chat
+from .rendering import Rendered, render_chat
 from .requests import ChatCompletionRequest, ChatOptions
 from .tools import chat_grammar, format_of, tool_use
 
@@ -101,7 +104,7 @@ async def begin(
     serving.check_model(body.model)
     serving.check_room(body.samples, "n")
     tokenizer = serving.engine.tokenizer
-    ids, opens_thought = await chat_prompt(
+    ids, opens_thought, images = await chat_prompt(
         serving, body, size=size, add_special_tokens=body.add_special_tokens
     )
     use, form = tool_use(serving, body), reasoning_of(serving)
@@ -120,7 +123,7 @@ async def begin(
         budget = form.budget(tokenizer, body.thinking_budget[1], is_open=opens_thought)
     prediction = await prediction_ids(serving, body)
     requests = generation_requests(
-        serving, body, request_id, [ids], grammar, visible, prediction, **budget
+        serving, body, request_id, [ids], grammar, visible, prediction, images=images, **budget
     )
     # The messages are in the prompt now. Free their memory, because the answer may take minutes.
     body.messages.clear()
@@ -142,12 +145,13 @@ def reasoning_of(serving: Serving) -> ReasoningFormat | None:
 
 
 class ChatPrompt(NamedTuple):
-    """Token ids of a prompt. If `opens_thought`, they end within a thought that the answer
-    continues.
+    """Token ids of a prompt, and its images. If `opens_thought`, the ids end within a thought that
+    the answer continues.
     """
 
     ids: list[int]
     opens_thought: bool
+    images: Sequence[ImageInput] = ()
 
 
 async def chat_prompt(
@@ -164,21 +168,48 @@ async def chat_prompt(
     the context.
     """
     form = reasoning_of(serving)
-    text = await chat_text(serving, options, size=size)
+    parts = chat_images(serving, options)
+    text, order = await chat_text(serving, options, size=size)
     if counting:
         check_text(len(text), "messages")
-    ids = await serving.encode(
-        text, add_special_tokens=add_special_tokens, param=None if counting else "messages"
+    ids, images = await serving.encode_prompt(
+        text,
+        [parts[number] for number in order],
+        "messages",
+        add_special_tokens=add_special_tokens,
+        counting=counting,
     )
     begun = ""  # The text of the message that the answer continues.
     if options.continue_final_message and options.messages:
         content = options.messages[-1].for_template()["content"]
-        begun = str(content[-1]["text"]) if content else ""
-    return ChatPrompt(ids, form is not None and form.is_open(text, begun))
+        begun = str(content[-1].get("text", "")) if content else ""
+    return ChatPrompt(ids, form is not None and form.is_open(text, begun), images)
 
 
-async def chat_text(serving: Serving, options: ChatOptions, *, size: int) -> str:
-    """Return the text of a chat's prompt. See `chat_prompt`."""
+def chat_images(serving: Serving, options: ChatOptions) -> list[ImagePart]:
+    """Return the images of a chat in their order, each with the name of its parameter.
+
+    If the model reads no images, those in results of tools become notes for the model. Raise
+    `InvalidRequest` for others, and for too many images.
+    """
+    found: list[ImagePart] = []
+    for index, message in enumerate(options.messages):
+        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(part, str):
+                continue
+            part.param = part.param or f"messages[{index}].content[{place}].image_url"
+            if serving.media is None and message.role == "tool":
+                assert isinstance(message.content, list)
+                message.content[place] = NOTE
+                continue
+            found.append(part)
+    if found:
+        serving.media_for(found[0].param).check_count(found)
+    return found
+
+
+async def chat_text(serving: Serving, options: ChatOptions, *, size: int) -> Rendered:
+    """Return the text of a chat's prompt, with the order of its images. See `chat_prompt`."""
     tokenizer = serving.engine.tokenizer
     if tokenizer.chat_template is None:
         message = (
@@ -186,7 +217,10 @@ async def chat_text(serving: Serving, options: ChatOptions, *, size: int) -> str
             "--chat-template FILE."
         )
         raise InvalidRequest(message, param="messages", code="no_chat_template")
-    render = partial(render_chat, tokenizer.templates, options, format_of(serving))
+    placeholder = ""
+    if chat_images(serving, options):
+        placeholder = (await serving.media_for("messages").ready()).placeholder
+    render = partial(render_chat, tokenizer.templates, options, format_of(serving), placeholder)
     try:
         return render() if size < THREAD_FROM else await serving.threads.run(render)
     except ChatTemplateError as error:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ...runtime.core.images import ImageInput
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..core.errors import InvalidRequest
 from ..core.limits import check_text
@@ -23,12 +24,14 @@ def generation_requests(
     grammar: str | None,
     visible: frozenset[int] = frozenset(),
     prediction: Sequence[int] = (),
+    images: Sequence[ImageInput] = (),
     **values: Any,
 ) -> list[RequestState]:
     """Return `body.samples` sequences for each prompt, prompt by prompt. Raise `InvalidRequest`.
 
     `visible` are special tokens that are part of the text, `prediction` the tokens of
-    `body.prediction`. `values` are more parameters of `SamplingParams`.
+    `body.prediction`, `images` those of the prompt. `values` are more parameters of
+    `SamplingParams`.
     """
     if isinstance(body, ChatCompletionRequest):
         prompt, top, echo = "messages", "top_logprobs", False
@@ -75,6 +78,7 @@ def generation_requests(
             include_stop=body.include_stop_str_in_output,
             visible=visible,
             prediction=prediction,
+            images=images,
             adapter=adapter,
             priority=body.priority,
             arrival_time=arrival,

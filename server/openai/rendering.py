@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...runtime.tokenizer.chat_messages import in_order, joined, linked
 from ...runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
 from ...runtime.tokenizer.conversation import calls_by_template, has_calls
+from ...runtime.tokenizer.image_marks import IMAGE, ImageMarks
 from ...runtime.tokenizer.template_reads import TemplateReads, template_reads
 from ..http.body import check_structure
 from ..parsing.in_text import tools_in_text, turns_in_text
@@ -19,15 +20,64 @@ from .requests import ChatOptions
 Message = dict[str, Any]
 
 
-def render_chat(templates: ChatTemplates, options: ChatOptions, form: ToolCallFormat) -> str:
+class Rendered(NamedTuple):
+    """The text of a prompt. `images` are the numbers of the chat's images in their order there."""
+
+    text: str
+    images: list[int]
+
+
+def render_chat(
+    templates: ChatTemplates, options: ChatOptions, form: ToolCallFormat, placeholder: str = ""
+) -> Rendered:
     """Return the prompt. Parts that the template does not read are written as text.
 
-    Raise `InvalidRequest`, and `ChatTemplateError` if the template refuses the messages.
+    `placeholder` is the text of an image in the model's prompts. Raise `InvalidRequest`, and
+    `ChatTemplateError` if the template refuses the messages.
     """
     calls = [call for message in options.messages for call in message.tool_calls]
     texts = [call.function.arguments for call in calls]
     check_structure("".join([text for text in texts if isinstance(text, str)]).encode())
+    messages = [message.for_template() for message in options.messages]
     render = partial(_render, templates, options, form)
+    if not any(IMAGE in message["content"] for message in messages):
+        return Rendered(render(messages, templates.render), [])
+    marks = ImageMarks()
+    messages = marks.marked(messages)
+    order: list[int] = []
+
+    def in_parts(told: Sequence[Message], **settings: Any) -> str:
+        told, order[:] = marks.in_parts(told)
+        return templates.render(told, **settings)
+
+    def in_text(told: Sequence[Message], **settings: Any) -> str:
+        told, order[:] = marks.in_text(told, placeholder)
+        return templates.render(told, **settings)
+
+    # 1. Templates of models with images read parts of the type image.
+    with contextlib.suppress(ChatTemplateError):
+        text = render(messages, in_parts)
+        if text.count(placeholder) == len(order):
+            return Rendered(text, order)
+    # 2. Others get the text that stands for an image.
+    text = render(messages, in_text)
+    if (count := text.count(placeholder)) != len(order):
+        raise ChatTemplateError(
+            f"the prompt has {count} times {placeholder!r}, which stands for an image, but "
+            f"{len(order)} images; leave it out of texts"
+        )
+    return Rendered(text, order)
+
+
+def _render(
+    templates: ChatTemplates,
+    options: ChatOptions,
+    form: ToolCallFormat,
+    messages: Sequence[Message],
+    write: Callable[..., str],
+) -> str:
+    """Return the prompt of messages. `write` is called as `templates.render`."""
+    render = partial(_render_with, options, form, messages, write)
     reads = template_reads(templates, tools=True)
     if options.prompt_tools and form.in_template and reads.tools:
         # The template may refuse these tools, for example parameters without a description.
@@ -36,23 +86,23 @@ def render_chat(templates: ChatTemplates, options: ChatOptions, form: ToolCallFo
     return render(template_reads(templates, tools=False), tools=[])
 
 
-def _render(
-    templates: ChatTemplates,
+def _render_with(
     options: ChatOptions,
     form: ToolCallFormat,
+    messages: Sequence[Message],
+    write: Callable[..., str],
     reads: TemplateReads,
     *,
     tools: Sequence[Tool],
 ) -> str:
     """Return the prompt. The template writes `tools`. Other tools of the request become text."""
     apply = partial(
-        templates.render,
+        write,
         add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
         continue_final_message=options.continue_final_message,
         template_kwargs=options.template_kwargs,
         tools=[tool.described() for tool in tools] or ([] if reads.empty_tools else None),
     )
-    messages = [message.for_template() for message in options.messages]
     messages = linked(joined(messages, reads), reads)
     if form.in_template:
         messages = form.for_template(messages, options.prompt_tools)

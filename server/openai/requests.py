@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ...runtime.tokenizer.image_marks import IMAGE
 from ..core.limits import MAX_MESSAGES
 from ..core.parameters import CHAT, GENERATION, Others
 from ..core.schemas import (
@@ -200,12 +201,16 @@ class ChatMessage(WireModel):
     content: Annotated[Content, Field(validate_default=True)] = None  # type: ignore[assignment]
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for a chat template. A refusal is part of the assistant's text."""
-        texts = [self.content] if isinstance(self.content, str) else self.content
-        texts = [text for text in (*texts, self.refusal) if text]
+        """Return the message for a chat template, with `IMAGE` for each image. A refusal is part of
+        the assistant's text.
+        """
+        parts = [self.content] if isinstance(self.content, str) else self.content
+        parts = [part for part in (*parts, self.refusal) if part]
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": [{"type": "text", "text": text} for text in texts],
+            "content": [
+                {"type": "text", "text": part} if isinstance(part, str) else IMAGE for part in parts
+            ],
         }
         optional = {
             "name": self.name,

@@ -81,7 +81,7 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
     if body.content is not None:
         return json_response(await _content(serving, body, body.content))
     if body.prompt is None:
-        ids, _ = await chat_prompt(
+        ids, *_ = await chat_prompt(
             serving,
             body,
             size=request.size,

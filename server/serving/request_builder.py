@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...runtime.core.adapter_info import AdapterInfo
+from ...runtime.core.images import ImageInput
 from ...runtime.core.sampling_params import SamplingParams
 from ...runtime.tokenizer.output_processor import RequestState, TextOptions
 from ..auth.accounts import allowed_priority, tenant
@@ -53,14 +54,14 @@ def build_requests(
     visible: frozenset[int] = frozenset(),
     prediction: Sequence[int] = (),
     adapter: AdapterInfo | None = None,
+    images: Sequence[ImageInput] = (),
     **values: Any,
 ) -> list[RequestState]:
     """Return the samples of one prompt, one for each name in `called`. Raise `InvalidRequest`.
 
     Args:
         max_tokens: An upper limit, which a long prompt lowers. None is the server's default.
-        visible: Attribute of `TextOptions`.
-        prediction: Tokens of the text that the client expects.
+        visible, prediction, images: See `TextOptions` and `GenerateRequest`.
         values: Parameters whose names differ between families, by the names of `SamplingParams`.
     """
     # 1. The prompt and the token ids belong to the model's vocabulary, and the answer has room.
@@ -91,11 +92,9 @@ def build_requests(
         raise InvalidRequest(f"{message}.", param=param, code="invalid_value") from None
 
     # 3. The samples, which differ only by their seeds.
+    skips = fields.skip_special_tokens
     text = TextOptions(
-        stop=fields.stop,
-        include_stop=include_stop,
-        skip_special_tokens=fields.skip_special_tokens,
-        visible=visible,
+        stop=fields.stop, include_stop=include_stop, skip_special_tokens=skips, visible=visible
     )
     return [
         RequestState(
@@ -115,6 +114,7 @@ def build_requests(
             tenant=tenant(fields.cache_salt, shared=serving.config.kv_share == "all"),
             adapter="" if adapter is None else adapter.identity,
             adapter_name="" if adapter is None else adapter.name,
+            images=images,
         )
         for sample, name in enumerate(called)
     ]

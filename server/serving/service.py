@@ -20,3 +20,9 @@ class Service(NamedTuple):
     engine: Engine
     app: FastAPI
     summary: Callable[[Any, int, float], str]
+
+    async def close(self) -> None:
+        """End what the application of a fleet's model has started."""
+        media = getattr(self.app.state.serving, "media", None)
+        if media is not None:
+            await media.close()

@@ -28,6 +28,9 @@ from ..core.answers import Answer
 from ..core.errors import InvalidRequest, NotFound
 from ..core.limits import MAX_SEQUENCES, Limits
 from ..engine.interface import Engine, TextEngine, unavailable
+from ..media.media import EncodedPrompt, Media
+from ..media.parts import ImagePart
+from ..media.sources import refused
 from ..observability.metrics import MetricRegistry, Metrics
 from .kept_logprobs import KeptLogprobs
 
@@ -65,7 +68,11 @@ class TextThreads:
 
 
 class ModelCard(Answer, kw_only=True):
-    """`max_model_len` is set for language models and pooling models, `parent` for adapters."""
+    """`max_model_len` is set for language models and pooling models, `parent` for adapters.
+
+    Models that read images have `input_modalities`. `image_tokens_1024` is the number of tokens of
+    an image of 1024 x 1024 pixels, as soon as it is known.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -74,6 +81,8 @@ class ModelCard(Answer, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int | UnsetType = UNSET
+    input_modalities: list[Literal["text", "image"]] | UnsetType = UNSET
+    image_tokens_1024: int | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +183,7 @@ class Serving(AnyServing):
     weights: ServedWeights = field(default_factory=ServedWeights)
     kept_logprobs: KeptLogprobs = field(default_factory=KeptLogprobs)
     threads: TextThreads = field(default_factory=TextThreads)
+    media: Media | None = None  # Reads images; None if the model reads only text.
 
     @property
     def info(self) -> EngineInfo:
@@ -212,6 +222,10 @@ class Serving(AnyServing):
     def model_card(self) -> ModelCard:
         card = AnyServing.model_card(self)
         card.max_model_len = self.limits.context_length
+        if self.media is not None:
+            card.input_modalities = ["text", "image"]
+            if self.media.info is not None:
+                card.image_tokens_1024 = self.media.info.tokens_of_1024
         return card
 
     def model_cards(self) -> list[ModelCard]:
@@ -279,6 +293,40 @@ class Serving(AnyServing):
             )
             tokens += max(0, len(ids) - _CUT)
             self.limits.check_length(tokens, param)
+
+    def media_for(self, param: str) -> Media:
+        """Return the reader of images. Raise `InvalidRequest` if the model reads only text."""
+        if self.media is None:
+            raise refused(
+                param,
+                f"the model {self.model_name!r} reads only text; leave the image out, or use a "
+                "model that reads images",
+                code="unsupported_content",
+            )
+        return self.media
+
+    async def encode_prompt(
+        self,
+        text: str,
+        parts: Sequence[ImagePart],
+        param: str,
+        *,
+        add_special_tokens: bool,
+        counting: bool = False,
+    ) -> EncodedPrompt:
+        """Return the token ids and the images of a prompt with a placeholder for each of `parts`.
+
+        If `counting`, the prompt may be longer than the context. Raise `InvalidRequest`.
+        """
+        if not parts:
+            ids = await self.encode(
+                text, add_special_tokens=add_special_tokens, param=None if counting else param
+            )
+            return EncodedPrompt(ids)
+        media = self.media_for(parts[0].param)
+        if not counting:
+            await self._check_fits(text, param)
+        return await media.prompt(text, parts, param, add_special_tokens=add_special_tokens)
 
     async def prompt_ids(
         self, prompts: Sequence[str | list[int]], param: str, *, add_special_tokens: bool = True

@@ -110,6 +110,10 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         )
     if name == "mcp_allow":
         return st.sampled_from(["mcp.example.com", "localhost:8000,10.0.0.0/8"])
+    if name == "allow_remote_media":
+        return st.sampled_from(["*", "files.example.com,10.0.0.0/8"])
+    if name == "limit_mm_per_prompt":
+        return st.sampled_from(["image=0", "image=4,video=0", '{"image": 4}'])
     if name == "lora_modules":
         return st.sampled_from(["sql=./a", "sql=./a,chat=org/b", "./a"])
     if name == "kv_host_memory":
@@ -138,9 +142,10 @@ def agree(settings: dict[str, Any]) -> bool:
 
 # Files of keys are read when the settings are made: test_api_key.py has them, test_tracing.py the
 # endpoint. Nodes and groups of experts go together with ranks: test_nodes.py has them.
+# The folder of images must exist: tests/server/media/test_sources.py has it.
 # Logits processors exclude ranks and speculation: tests/runtime/sampling/test_plug_ins.py has them.
 ELSEWHERE = {"api_key_file", "api_keys", "otlp_traces_endpoint", "nnodes", "node_rank", "ep_size",
-             "logits_processors"}  # fmt: skip
+             "logits_processors", "allowed_local_media_path"}  # fmt: skip
 SETTINGS = st.fixed_dictionaries(
     {}, optional={name: values_of(name) for name in OPTIONS if name not in ELSEWHERE}
 ).filter(agree)
@@ -388,7 +393,7 @@ def test_foreign_values_are_read_as_their_servers_read_them(
         (["--tool-parser-plugin", "x.py"], "--tool-call-parser"),
         (["--temp", "0.2"], "--temp is not a flag of piecework: set it in the request"),
         (["-hf", "a/b:Q4_K_M"], "Q4_K_M does not name one file of a/b"),
-        (["--mmproj", "x"], "images and audio in requests are not supported"),
+        (["--mmproj", "x"], "set which images requests may have"),
         (["-c", "abc"], "argument -c/--ctx-size: 'abc' is not a whole number"),
         (["-np", "x"], "-np/--parallel: 'x' is not a whole number"),
         (["--allowed-origins", "[*"], "'[*' is not a JSON list"),

@@ -29,20 +29,25 @@ from piecework.server.app import create_app
 from piecework.server.core.answers import LINES
 from piecework.server.core.ollama_errors import is_ollama
 from piecework.server.fleet.dispatch import MemberRoute
+from piecework.server.media.media import Media
+from piecework.server.media.process import Preprocessor
 
 MODEL = "toy"
 
 
 def make_app(
-    engine: ScriptedEngine, *, defaults: SamplingDefaults | None = None, **settings: Any
+    engine: ScriptedEngine,
+    *,
+    defaults: SamplingDefaults | None = None,
+    preprocessor: Preprocessor | None = None,
+    **settings: Any,
 ) -> FastAPI:
-    return create_app(
-        engine,
-        ServerConfig(
-            served_model_name=MODEL, engine=EngineConfig(model_path="models/toy"), **settings
-        ),
-        defaults,
+    """`preprocessor` reads images; without it the model reads only text."""
+    config = ServerConfig(
+        served_model_name=MODEL, engine=EngineConfig(model_path="models/toy"), **settings
     )
+    media = None if preprocessor is None else Media(config, preprocessor)
+    return create_app(engine, config, defaults, media=media)
 
 
 def client_of(app: FastAPI, **settings: Any) -> httpx.AsyncClient:

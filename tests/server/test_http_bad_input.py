@@ -142,7 +142,7 @@ FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
             ]
         },
-        "messages[0].content",
+        "messages[0].content[0].image_url",
     ),
     (CHAT, {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
     (

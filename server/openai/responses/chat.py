@@ -13,6 +13,7 @@ from ...core.errors import InvalidRequest, from_validation
 from ...serving.state import Serving
 from ..conversation import Conversation, begin
 from ..requests import ChatCompletionRequest
+from .input_parts import image_names
 from .items import Item, messages_of
 from .other_calls import plain_items
 from .requests import ResponsesRequest, TextFormat
@@ -53,7 +54,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
     }
     plain = plain_items(items, body.prompt_tools)
     _check_calls(plain)
-    fields["messages"] = messages_of(plain, body.instructions)
+    fields["messages"] = messages_of(plain, body.instructions, image_names(body.input))
     fields["max_completion_tokens"] = body.max_output_tokens
     fields["reasoning_effort"] = body.reasoning.effort
     fields["response_format"] = _response_format(body.text.format)

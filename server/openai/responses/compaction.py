@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
-import msgspec
 from fastapi import APIRouter
 from pydantic import BeforeValidator, FailFast, Field
 from starlette.responses import Response
@@ -20,7 +19,7 @@ from ...serving.collector import generate_all
 from ...serving.state import ServingDep, json_response
 from .chat import begin_within
 from .endpoints import ResponsesDep, context_of
-from .items import CompactionItem, ContextItem, InputItem, InputMessage, OutputMessage, item_id
+from .items import CompactionItem, ContextItem, InputItem, OutputMessage, input_message, item_id
 from .live import LiveResponse
 from .requests import Label, Reasoning, ResponsesRequest, one_message
 from .response import RESPONSE_ID, ResponseUsage, new_id
@@ -97,9 +96,7 @@ async def compact_response(
         id=item_id("compaction", response_id.removeprefix(RESPONSE_ID), 0),
         encrypted_content=pack_summary("".join(texts).strip()),
     )
-    said = [
-        msgspec.convert(item, InputMessage) for item in items[:-1] if item.get("role") == "user"
-    ]
+    said = [input_message(item) for item in items[:-1] if item.get("role") == "user"]
     return json_response(
         CompactedResponse(
             id=response_id, created_at=int(time.time()), output=[*said, summary], usage=shown.usage

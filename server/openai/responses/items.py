@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -16,9 +17,10 @@ from pydantic_core import PydanticCustomError
 from ...core.answers import Answer
 from ...core.schemas import WireModel
 from ..logprobs import ChosenLogprob
+from .input_parts import InputPart, chat_parts, kept_parts, length, stored_parts
 from .mcp_items import McpApprovalRequestItem, McpCallItem, McpListToolsItem
 from .summary import read_summary
-from .texts import Output, Text, Texts
+from .texts import Output, Parts, Text
 
 Item = dict[str, Any]  # A `ContextItem` as decoded JSON.
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -80,11 +82,6 @@ class OutputText(Answer, kw_only=True):
     logprobs: Sequence[ChosenLogprob | msgspec.Raw] | UnsetType = UNSET
 
 
-class InputText(Answer, kw_only=True):
-    type: Literal["input_text"] = "input_text"
-    text: str
-
-
 class ReasoningText(Answer, kw_only=True):
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
@@ -103,7 +100,7 @@ class InputMessage(Answer, kw_only=True):
     type: Literal["message"] = "message"
     status: ItemStatus
     role: Literal["user", "system", "developer"]
-    content: list[InputText]
+    content: list[InputPart]
 
 
 class ReasoningItem(Answer, kw_only=True):
@@ -148,7 +145,7 @@ class FunctionCallOutputItem(Answer, kw_only=True):
     type: Literal["function_call_output"] = "function_call_output"
     status: ItemStatus
     call_id: str
-    output: str
+    output: str | list[InputPart]
 
 
 class CustomCallOutputItem(FunctionCallOutputItem, kw_only=True):
@@ -192,7 +189,7 @@ class InputItem(WireModel):
     type: Annotated[str | None, Field(description="message", max_length=64)] = None
     id: Annotated[str | None, Field(max_length=128)] = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Texts | None = None
+    content: Parts | None = None
     call_id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
     name: Annotated[str | None, Field(min_length=1)] = None
     namespace: Annotated[str | None, Field(min_length=1)] = None
@@ -237,14 +234,14 @@ class InputItem(WireModel):
     def kept(self, item_id: str) -> Item:
         """Return the item in the API's format. `item_id` is used if the item has no id."""
         about: dict[str, Any] = {"id": self.id or item_id, "status": "completed"}
-        texts = self.content or []
+        parts = self.content or []
+        texts = [part for part in parts if isinstance(part, str)]
         item: Answer
         match self.kind:
             case "message" if self.role == "assistant":
                 item = OutputMessage(**about, content=[OutputText(text=text) for text in texts])
             case "message":
-                parts = [InputText(text=text) for text in texts]
-                item = InputMessage(**about, **self._given("role"), content=parts)
+                item = InputMessage(**about, **self._given("role"), content=kept_parts(parts))
             case "function_call":
                 call = self._given("call_id", "name", "namespace", "arguments")
                 item = FunctionCallItem(**about, **call)
@@ -252,9 +249,9 @@ class InputItem(WireModel):
                 call = self._given("call_id", "name", "namespace", "input")
                 item = CustomCallItem(id=about["id"], **call)
             case "function_call_output":
-                item = FunctionCallOutputItem(**about, **self._given("call_id", "output"))
+                item = FunctionCallOutputItem(**about, **self._output)
             case "custom_tool_call_output":
-                item = CustomCallOutputItem(**about, **self._given("call_id", "output"))
+                item = CustomCallOutputItem(**about, **self._output)
             case "reasoning":
                 thought = ReasoningText(text="\n".join(texts) or self.summary or "")
                 item = ReasoningItem(**about, content=[thought])
@@ -267,10 +264,23 @@ class InputItem(WireModel):
         kept: Item = msgspec.to_builtins(item)
         return kept
 
+    @property
+    def _output(self) -> dict[str, Any]:
+        given = self._given("call_id", "output")
+        if isinstance(self.output, list):
+            given["output"] = kept_parts(self.output)
+        return given
+
     def _given(self, *names: str) -> dict[str, Any]:
         """Return the members that the client sent."""
         members = {name: getattr(self, name) for name in names}
         return {name: value for name, value in members.items() if value is not None}
+
+
+def input_message(item: Item) -> InputMessage:
+    """Return the message of a client in its stored form."""
+    content = stored_parts(item["content"])
+    return InputMessage(id=item["id"], status=item["status"], role=item["role"], content=content)
 
 
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")  # Ids that `item_id` makes.
@@ -284,10 +294,15 @@ def item_id(kind: str, key: str, number: int) -> str:
     return f"{_PREFIXES.get(kind, 'item')}_{key}{number:04x}"
 
 
-def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
+def messages_of(
+    items: Iterable[Item], instructions: str | None, names: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Return a chat's messages. An assistant's thoughts, texts and calls of one turn are one
     message.
+
+    `names` has the parameters of images by their addresses. Other images are from earlier turns.
     """
+    parts_of = partial(chat_parts, names=names or {})
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -299,6 +314,8 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
                 continue
             case "function_call_output":
                 content = item["output"]
+                if isinstance(content, list):
+                    content = parts_of(content)
                 messages.append(
                     {"role": "tool", "tool_call_id": item["call_id"], "content": content}
                 )
@@ -308,21 +325,21 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
                 _turn(messages, thought, begins=bool(thought))["tool_calls"].append(call)
             case _ if item["role"] == "assistant":
                 begins = bool(thought) or _has_text(messages)
-                _turn(messages, thought, begins=begins)["content"] = _parts(item)
+                _turn(messages, thought, begins=begins)["content"] = parts_of(item["content"])
             case _:
-                messages.append({"role": item["role"], "content": _parts(item)})
+                messages.append({"role": item["role"], "content": parts_of(item["content"])})
         thought = ""
     return messages
 
 
 def characters(items: Iterable[Item]) -> int:
-    """Return the total length of the items' texts."""
+    """Return the total length of the items' texts and of the addresses of their images."""
     return sum(
         len(item.get("arguments", ""))
         + len(item.get("input", ""))
-        + len(item.get("output", ""))
+        + length(item.get("output", ""))
         + len(item.get("encrypted_content", ""))
-        + sum(len(part.get("text", "")) for part in item.get("content", ()))
+        + length(item.get("content", ()))
         if item["type"] in _NEEDED
         else len(pydantic_core.to_json(item))
         for item in items
@@ -331,12 +348,6 @@ def characters(items: Iterable[Item]) -> int:
 
 def _texts(item: Item) -> str:
     return "\n".join(part.get("text", part.get("refusal", "")) for part in item["content"])
-
-
-def _parts(item: Item) -> list[Item]:
-    """Return the texts of a message as content parts of a chat."""
-    texts = [part.get("text", part.get("refusal", "")) for part in item["content"]]
-    return [{"type": "text", "text": text} for text in texts if text]
 
 
 def _has_text(messages: list[dict[str, Any]]) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
-from ...config.mcp_allow import AllowedServers
 from ...core.errors import InternalError, InvalidRequest
 from ...mcp.results import McpFailure
+from ...outgoing.allowed import AllowedServers
 from ...serving.collector import Collector
 from ...serving.state import Serving
 from .chat import begin_within

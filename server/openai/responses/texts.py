@@ -1,12 +1,15 @@
-"""Texts in input items: strings, or content parts that hold text."""
+"""Texts and images in input items: strings, or content parts."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from ...media.parts import IMAGE_TYPES, ImagePart, bad_part, image_part
+
+Part = str | ImagePart
 # Types of content parts that hold text, and the member that holds it.
 _TEXTS = {
     "text": "text",
@@ -18,53 +21,70 @@ _TEXTS = {
 }
 
 
-def parse_texts(value: Any) -> list[str]:
-    """Return the texts of a string or of content parts."""
+def parse_parts(value: Any, info: ValidationInfo | None = None) -> list[Part]:
+    """Return the texts and images of a string or of content parts."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
         raise PydanticCustomError(
             "content_type", "Input should be a string or a list of content parts"
         )
-    texts = []
+    role = info and info.data.get("role")
+    parts: list[Part] = []
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind in IMAGE_TYPES:
+            if role not in (None, "user"):
+                raise bad_part(
+                    (index, "image_url"),
+                    f"a message of the role {role} holds no images; move it to a message of the "
+                    "user",
+                )
+            parts.append(image_part(part, index))
+            continue
         text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
         if not isinstance(text, str):
             raise PydanticCustomError(
                 "unsupported_content",
-                "content part {index} is not text, but this model reads only text: send "
-                "parts of the type input_text",
+                "content part {index} is neither text nor an image; send parts of the type "
+                "input_text or input_image",
                 {"index": index},
             )
-        texts.append(text)
-    return texts
+        parts.append(text)
+    return parts
 
 
 def parse_text(value: Any) -> str:
     """Return a string, or the texts of content parts joined by line ends."""
-    return "\n".join(parse_texts(value))
+    parts = parse_parts(value)
+    if not all(isinstance(part, str) for part in parts):
+        raise PydanticCustomError("unsupported_content", "Input should be text without images")
+    return "\n".join(map(str, parts))
 
 
 _SCHEMA = WithJsonSchema(
     {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 )
 Text = Annotated[str, PlainValidator(parse_text), _SCHEMA]
-Texts = Annotated[list[str], PlainValidator(parse_texts), _SCHEMA]
+Parts = Annotated[list[Part], PlainValidator(parse_parts), _SCHEMA]
 
 
-def _parse_output(value: Any) -> str:
-    """Return the output of a tool. Parts without text are replaced by a note for the model."""
-    if not isinstance(value, list):
-        return parse_text(value)
-    return parse_text([_seen(part) for part in value])
+def _parse_output(value: Any) -> str | list[Part]:
+    """Return the output of a tool: a text, or parts if there is an image among them. Files are
+    replaced by a note for the model.
+    """
+    parts = parse_parts([_seen(part) for part in value] if isinstance(value, list) else value)
+    if all(isinstance(part, str) for part in parts):
+        return "\n".join(map(str, parts))
+    return parts
 
 
 def _seen(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("input_image", "input_file"):
+    is_image = kind == "input_image" and part.get("image_url") is not None
+    if kind not in ("input_image", "input_file") or is_image:
         return part
     return {"type": "text", "text": f"({kind}: this model reads only text)"}
 
 
-Output = Annotated[str, PlainValidator(_parse_output), _SCHEMA]
+Output = Annotated[str | list[Part], PlainValidator(_parse_output), _SCHEMA]

@@ -15,6 +15,7 @@ from ...core.answers import BODY_ERRORS, Answer, answers
 from ...core.errors import NotFound
 from ...core.schemas import Metadata, WireModel
 from ...http.body import JsonRoute
+from ...media.parts import Detail
 from ...serving.state import json_response
 from ..chat import ChatCompletion
 from .store import StoredChats, Wanted
@@ -32,6 +33,16 @@ class TextPart(Answer, kw_only=True):
     text: str
 
 
+class ImageUrl(Answer):
+    url: str
+    detail: Detail
+
+
+class ImageUrlPart(Answer, kw_only=True):
+    type: Literal["image_url"] = "image_url"
+    image_url: ImageUrl
+
+
 class StoredMessage(Answer, kw_only=True):
     """A message of the request, with more members if the request had more."""
 
@@ -40,7 +51,7 @@ class StoredMessage(Answer, kw_only=True):
     id: str
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
-    content_parts: Sequence[TextPart] | None
+    content_parts: Sequence[TextPart | ImageUrlPart] | None
 
 
 class ChatPage(Answer, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +10,7 @@ import msgspec
 
 from ...auth.accounts import current_key
 from ...core.errors import NotFound
+from ...media.parts import ImagePart
 from ..chat import ChatCompletion
 from ..requests import ChatCompletionRequest, ChatMessage
 from ..stored.database import Row
@@ -122,9 +123,11 @@ def _decoded(content: bytes) -> Stored:
 
 def _shown(message: ChatMessage) -> dict[str, Any]:
     """Return a message as OpenAI's API shows stored messages."""
-    content: str | Sequence[str] = message.content
-    texts = [content] if isinstance(content, str) else content
-    parts = None if isinstance(content, str) else [{"type": "text", "text": text} for text in texts]
+    content = message.content
+    texts = [content] if isinstance(content, str) else [
+        part for part in content if isinstance(part, str)
+    ]  # fmt: skip
+    parts = None if isinstance(content, str) else [_shown_part(part) for part in content]
     optional = {
         "name": message.name,
         "refusal": message.refusal,
@@ -137,3 +140,9 @@ def _shown(message: ChatMessage) -> dict[str, Any]:
         "content_parts": parts,
         **{name: value for name, value in optional.items() if value is not None},
     }
+
+
+def _shown_part(part: str | ImagePart) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image_url", "image_url": {"url": part.url, "detail": part.detail}}

@@ -21,8 +21,9 @@ from scripted_engine import INFO, ScriptedEngine, prompt_of, say_once
 from toy_tokenizer import toy_tokenizer
 
 from piecework.server.config.mcp_allow import parse_mcp_allow
-from piecework.server.mcp import connection, transport
+from piecework.server.mcp import connection
 from piecework.server.openai.responses import mcp_loop
+from piecework.server.outgoing import pinned
 
 PATH = "/v1/responses"
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
@@ -249,7 +250,7 @@ async def test_answers_and_calls_are_bounded(
     told = await respond(client, asked(server_url, max_tool_calls=2))
     calls = [item["status"] for item in told["output"] if item["type"] == "mcp_call"]
     assert calls == ["completed", "completed", "failed"] and CALLED == ["add"] * 2
-    monkeypatch.setattr(transport, "MAX_BYTES", 30_000)
+    monkeypatch.setattr(connection, "MAX_BYTES", 30_000)
     say_once(engine, call("large"), "Sorry.")
     told = await respond(client, asked(server_url))
     assert told["output"][1]["status"] == "failed"
@@ -361,14 +362,14 @@ async def test_private_addresses_must_be_named(
     monkeypatch.setattr(loop, "getaddrinfo", resolved)
     host, port = next(iter(servers.hosts))
     if is_permitted:
-        assert await transport.checked_address(servers, host, port or 443) == address
+        assert await pinned.checked_address(servers, host, port or 443) == address
     else:
-        with pytest.raises(transport.Refused, match="not public"):
-            await transport.checked_address(servers, host, port or 443)
-    with pytest.raises(transport.Refused, match="not named"):
-        await transport.checked_address(servers, "b.example", 443)
-    with pytest.raises(transport.Refused, match="not named"):
-        await transport.checked_address(servers, host, 22)
+        with pytest.raises(pinned.Refused, match="not public"):
+            await pinned.checked_address(servers, host, port or 443)
+    with pytest.raises(pinned.Refused, match="not named"):
+        await pinned.checked_address(servers, "b.example", 443)
+    with pytest.raises(pinned.Refused, match="not named"):
+        await pinned.checked_address(servers, host, 22)
 
 
 @pytest.mark.parametrize("text", ["http://a.example", "a.example:0", "a b", "10.0.0.1/8", "x/y"])
@@ -412,6 +413,6 @@ async def test_a_compressed_answer_is_not_unpacked() -> None:
         await send({"type": "http.response.body", "body": small})
 
     with serve(other) as url:  # type: ignore[arg-type]
-        async with transport.http_client(url, "127.0.0.1", {}, 5) as client:
+        async with pinned.http_client(url, "127.0.0.1", {}, 5, most=2**20) as client:
             with pytest.raises(httpx2.ReadError, match="compresses"):
                 await client.get(url)

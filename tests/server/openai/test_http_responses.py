@@ -247,7 +247,7 @@ def test_a_client_that_leaves_ends_its_response(
         ({"input": [{"type": "computer_call"}]}, "input[0]", "send message or function_call"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content",
+            "input[0].content[0].image_url",
             "only text",
         ),
         (

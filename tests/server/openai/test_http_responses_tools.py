@@ -274,7 +274,7 @@ async def test_a_custom_call_that_is_cut_off_has_the_text_so_far(
                     ],
                 },
             ],
-            ["seen", "input_image"],
+            ["seen", "(image: this model reads only text)"],
         ),
     ],
 )  # fmt: skip

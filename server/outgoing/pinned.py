@@ -1,4 +1,4 @@
-"""The HTTP client of a connection to an MCP server.
+"""HTTP clients that connect to one checked address.
 
 The server's name is resolved once, and every request goes to that address. A name that resolves to
 another address later (DNS rebinding) and a redirect to another host therefore reach nothing else.
@@ -12,9 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import httpx2
 
-from ..config.mcp_allow import AllowedServers
+from .allowed import AllowedServers
 
-MAX_BYTES = 4 * 2**20  # Bytes that one connection may read.
 _CONNECT_SECONDS = 10.0
 
 
@@ -25,7 +24,7 @@ class Refused(Exception):
 async def checked_address(allowed: AllowedServers, host: str, port: int) -> str:
     """Return the address of a host. Raise `Refused` if one of its addresses is not allowed."""
     if not allowed.permits_host(host, port):
-        raise Refused(f"{host}:{port} is not named by --mcp-allow")
+        raise Refused(f"{host}:{port} is not named by {allowed.flag}")
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
@@ -38,18 +37,18 @@ async def checked_address(allowed: AllowedServers, host: str, port: int) -> str:
     for address in addresses:
         if not allowed.permits_address(address):
             raise Refused(
-                f"{host} has the address {address}, which is not public; name it in --mcp-allow"
+                f"{host} has the address {address}, which is not public; name it in {allowed.flag}"
             )
     return addresses[0]
 
 
 class PinnedTransport(httpx2.AsyncBaseTransport):
-    """Sends every request to one address, and reads at most `MAX_BYTES` in all."""
+    """Sends every request to one address, and reads at most `most` bytes in all."""
 
-    def __init__(self, url: httpx2.URL, address: str) -> None:
+    def __init__(self, url: httpx2.URL, address: str, most: int) -> None:
         self._host, self._port, self._scheme = url.host, url.port, url.scheme
         self._address = address
-        self._left = MAX_BYTES
+        self._most = self._left = most
         self._inner = httpx2.AsyncHTTPTransport(trust_env=False)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -74,7 +73,7 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         """Count bytes that were read. Raise `httpx2.ReadError` if there are too many."""
         self._left -= size
         if self._left < 0:
-            raise httpx2.ReadError(f"the server sent more than {MAX_BYTES} bytes")
+            raise httpx2.ReadError(f"the server sent more than {self._most} bytes")
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -99,11 +98,11 @@ class _Counted(httpx2.AsyncByteStream):
 
 
 def http_client(
-    url: str, address: str, headers: Mapping[str, str], seconds: float
+    url: str, address: str, headers: Mapping[str, str], seconds: float, *, most: int
 ) -> httpx2.AsyncClient:
-    """Return a client for one server at one address."""
+    """Return a client for one server at one address, which reads at most `most` bytes."""
     return httpx2.AsyncClient(
-        transport=PinnedTransport(httpx2.URL(url), address),
+        transport=PinnedTransport(httpx2.URL(url), address, most),
         # The transport refuses compressed answers.
         headers={**headers, "Accept-Encoding": "identity"},
         timeout=seconds,

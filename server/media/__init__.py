@@ -1,0 +1,1 @@
+"""Images of requests: from the parts that clients send to what the model reads."""

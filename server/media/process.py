@@ -1,0 +1,168 @@
+"""The client of the processes that decode and resize images.
+
+A file of a stranger may crash a decoder, or take it minutes. The process that works on it is ended
+then, the request gets an error, and the next request gets a new process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol, TypeVar
+
+from ...runtime.core.images import Preprocess, Preprocessed, PreprocessReady
+from ...runtime.process.ipc import Unreadable
+from ...runtime.process.message_pipe import HEAD_BYTES, pack, size, unpack
+from ..core.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+Message = TypeVar("Message", PreprocessReady, Preprocessed)
+COMMAND = (sys.executable, "-m", "piecework.runtime.multimodal.preprocess_process")
+SECONDS = 30.0  # Time for the images of one request.
+START_SECONDS = 120.0  # Time for the imports, and for a trial.
+_MOST_ANSWER = 2**31  # Bytes of an answer. A larger one is damaged.
+
+
+class ProcessEnded(Exception):
+    """The images of a request have ended the process that read them."""
+
+
+class Preprocessor(Protocol):
+    """Turns the text and the files of a prompt into ids and tensors."""
+
+    async def ready(self) -> PreprocessReady:
+        """Return what is known of the model's images. Raise `Unavailable`."""
+        ...
+
+    async def run(self, request: Preprocess) -> Preprocessed:
+        """Return the ids and images, or why they are refused.
+
+        Raise `ProcessEnded` if the images end the process or take too long, and `Unavailable`.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class PreprocessProcesses:
+    """A few processes, each of which works on one request at a time. Other requests wait in order.
+
+    A process starts when it is needed.
+    """
+
+    def __init__(self, arguments: Sequence[str], count: int = 2) -> None:
+        """`arguments` are those of the process: the model, and the tokenizer if it is another."""
+        self._command = (*COMMAND, *arguments)
+        self._room = asyncio.Semaphore(count)
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+        self._info: PreprocessReady | None = None
+
+    async def ready(self) -> PreprocessReady:
+        if self._info is None:
+            async with self._one():
+                pass
+        assert self._info is not None
+        return self._info
+
+    async def run(self, request: Preprocess) -> Preprocessed:
+        async with self._one() as process:
+            try:
+                async with asyncio.timeout(SECONDS):
+                    return await process.ask(request)
+            except TimeoutError:
+                raise ProcessEnded(f"reading the images takes more than {SECONDS:g} s") from None
+            except (EOFError, ConnectionError, Unreadable):
+                logger.warning("a process that reads images has ended (%s)", process.exit_code)
+                raise ProcessEnded("the process that read the images has ended") from None
+
+    async def close(self) -> None:
+        await asyncio.gather(*[process.end() for process in self._all])
+
+    @contextlib.asynccontextmanager
+    async def _one(self) -> AsyncIterator[_Process]:
+        """Yield a process that is ready. After an error, or if it is cancelled, it is ended."""
+        async with self._room:
+            process = self._idle.pop() if self._idle else await self._new()
+            try:
+                yield process
+            except BaseException:
+                self._all.discard(process)
+                await asyncio.shield(process.end())
+                raise
+            self._idle.append(process)
+
+    async def _new(self) -> _Process:
+        process = _Process()
+        self._all.add(process)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                info = await process.start(self._command)
+        except (OSError, EOFError, TimeoutError, Unreadable) as error:
+            info = PreprocessReady(error=f"its process does not start ({type(error).__name__})")
+        except BaseException:
+            self._all.discard(process)
+            await asyncio.shield(process.end())
+            raise
+        if info.error is not None:
+            self._all.discard(process)
+            await process.end()
+            raise Unavailable(
+                f"Images cannot be read: {info.error}.",
+                code="no_images",
+                headers={"Retry-After": "30"},
+            )
+        self._info = info
+        return process
+
+
+class _Process:
+    """One process. Call `start` once, then `ask`, one call at a time."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._process is None else self._process.returncode
+
+    async def start(self, command: Sequence[str]) -> PreprocessReady:
+        """Start the process and return its first message."""
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        return await self._read(PreprocessReady)
+
+    async def ask(self, request: Preprocess) -> Preprocessed:
+        """Send a request and return its answer. Raise `EOFError` if the process ends."""
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(pack(request))
+        await self._process.stdin.drain()
+        return await self._read(Preprocessed)
+
+    async def end(self) -> None:
+        """Kill the process."""
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        assert process.stdout is not None
+        # With output that is not read, asyncio does not notice the end of a process.
+        while await process.stdout.read(2**20):
+            pass
+        await process.wait()
+
+    async def _read(self, kind: type[Message]) -> Message:
+        assert self._process is not None and self._process.stdout is not None
+        read = self._process.stdout.readexactly
+        head = await read(HEAD_BYTES)
+        if size(head) > _MOST_ANSWER:
+            raise EOFError("the answer is damaged")
+        message = unpack(head, await read(size(head)))
+        assert isinstance(message, kind)
+        return message

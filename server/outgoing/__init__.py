@@ -1,0 +1,1 @@
+"""Connections to servers that clients name, to one checked address each."""
