@@ -203,10 +203,10 @@ class CpuPlatform(Platform):
         return _has_vectors() and leave_out_missing()
 
     def prepare_kernels(
-        self, formats: Callable[[], Iterable[str]], *, at_low_priority: bool = False
+        self, names: Callable[[], Iterable[str]], *, at_low_priority: bool = False
     ) -> bool:
         compiler.niceness = _NICENESS if at_low_priority else 0
-        prepare_kernels(formats)
+        prepare_kernels(names)
         return load_kernels() is not None
 
     def make_batch_invariant(self) -> bool:

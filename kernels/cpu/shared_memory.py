@@ -11,10 +11,12 @@ import json
 import mmap
 import os
 import secrets
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from .native.build import load_kernels
+from .native.build import Kernels, load_kernels
+from .native.parts import RANKS
 from .native.shared import MOST_RANKS, SharedMemoryGroup, region_bytes
 
 _FILE = "piecework ranks"
@@ -132,11 +134,16 @@ def _map(offer: dict[str, Any]) -> mmap.mmap:
     return memory
 
 
-def _kernels() -> ctypes.CDLL:
-    library = load_kernels()
-    if library is None:
+def _kernels() -> Kernels:
+    """Return the kernels with the collectives."""
+    kernels = load_kernels()
+    if kernels is None:
         raise NoSharedMemory("the C++ kernels cannot be built")
-    return library
+    try:
+        kernels.need(RANKS)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoSharedMemory(f"the C++ kernels lack collectives: {error}") from error
+    return kernels
 
 
 def _name_of(library: ctypes.CDLL) -> str:

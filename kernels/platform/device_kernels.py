@@ -66,11 +66,13 @@ class DeviceKernels(Device):
         return False
 
     def prepare_kernels(
-        self, formats: Callable[[], Iterable[str]], *, at_low_priority: bool = False
+        self, names: Callable[[], Iterable[str]], *, at_low_priority: bool = False
     ) -> bool:
-        """Compile missing kernels, together with those for weights in these formats of GGUF files.
+        """Compile missing kernels, together with those that the engine will call.
 
-        Return whether this process has the device's kernels.
+        `names` returns the formats of weights (names of GGUF files), the values of
+        `--kv-cache-dtype` and `--dtype`, and "ranks" if there are several ranks. Return whether
+        this process has the device's kernels.
         """
         return True
 

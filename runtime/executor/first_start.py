@@ -48,11 +48,19 @@ def starts_without_kernels(
     ):
         return True
     is_successor = role == "required"
-    formats = partial(_stored_formats, file)
-    has_kernels = platform.prepare_kernels(formats, at_low_priority=is_successor)
+    names = partial(_called, file, config, ranks)
+    has_kernels = platform.prepare_kernels(names, at_low_priority=is_successor)
     if is_successor and not has_kernels:
         raise ValueError("the kernels cannot be compiled; the warning above says why")
     return False
+
+
+def _called(file: Path, config: EngineConfig, ranks: Ranks) -> set[str]:
+    """Return the names of the kernels that not every engine calls, as `prepare_kernels` takes
+    them.
+    """
+    called = {config.kv_cache_dtype, config.dtype} | ({"ranks"} if ranks.size > 1 else set())
+    return called | _stored_formats(file)
 
 
 def _stored_formats(file: Path) -> set[str]:

@@ -57,7 +57,7 @@ def compile_program(
     formats.write_text(_with_formats())
     own = [formats, _OWN / "kernel_outputs.cpp", _OWN / "kernel_steps.cpp"]
     sources = [each for part in parts.all_parts() for each in parts.sources_of(part)]
-    sources += map(parts.Source, own)
+    sources = [*dict.fromkeys(sources), *map(parts.Source, own)]
     made = [folder / f"{source.name}.o" for source in sources]
 
     def compile_one(source: parts.Source, to: Path) -> None:
@@ -74,12 +74,16 @@ def compile_program(
 
 
 def _with_formats() -> str:
-    """C++ that adds all block formats before `main` begins."""
-    names = [f"piecework_format_{name}" for name in parts.formats()]
-    declared = "".join(f'extern "C" const void* {name}();\n' for name in names)
-    added = "".join(f"  piecework_add_format({name}()),\n" for name in names)
+    """C++ that adds all block formats and kinds of caches before `main` begins."""
+    formats = [f"piecework_format_{name}" for name in parts.formats()]
+    caches = [f"piecework_cache_{name}" for name in parts.CACHES]
+    declared = "".join(f'extern "C" const void* {name}();\n' for name in formats)
+    declared += "".join(f'extern "C" void {name}(void*);\n' for name in caches)
+    added = "".join(f"  piecework_add_format({name}()),\n" for name in formats)
+    added += "".join(f"  {name}(piecework_caches()),\n" for name in caches)
     return (
-        f'extern "C" void piecework_add_format(const void*);\n{declared}'
+        'extern "C" void piecework_add_format(const void*);\n'
+        f'extern "C" void* piecework_caches();\n{declared}'
         f"static const bool is_complete = (\n{added}  true);\n"
     )
 

@@ -10,9 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from native_variants import needs_kernels
 
+from piecework.kernels.cache_format import CACHE_DTYPES
 from piecework.kernels.cpu.native import build, parts
+from piecework.kernels.cpu.native.attention import has_cache
 from piecework.kernels.cpu.native.gguf_formats import gguf_formats
 from piecework.kernels.cpu.native.linear import NativeLinear
 
@@ -41,14 +44,44 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_each_file_belongs_to_one_part() -> None:
-    used = Counter(
-        source.path.name for part in parts.all_parts() for source in parts.sources_of(part)
+def test_each_file_belongs_to_one_part_or_to_the_core_and_some_parts() -> None:
+    sources = {part: parts.sources_of(part) for part in parts.all_parts()}
+    assert {each.path for own in sources.values() for each in own} == set(
+        parts.SOURCES.glob("*.cpp")
     )
-    files = {path.name for path in parts.SOURCES.glob("*.cpp")}
-    assert set(used) == files
-    assert used.pop("format.cpp") == len(parts.formats())
-    assert set(used.values()) == {1}
+    counts = Counter(source for own in sources.values() for source in own)
+    in_several = {source for source, count in counts.items() if count > 1}
+    assert {each.name for each in in_several} == {"attention_tiles", "shared"}
+    assert in_several < set(sources[parts.CORE])
+
+
+@needs_kernels
+def test_kinds_of_caches_are_parts() -> None:
+    """A model without such a cache compiles none of them."""
+    kernels = build.load_kernels()
+    assert kernels is not None
+    assert {*CACHE_DTYPES, "float32"} == set(parts.CACHES)
+    for name in parts.CACHES:
+        assert hasattr(kernels.part(name), f"piecework_cache_{name}")
+        assert not hasattr(kernels, f"piecework_cache_{name}")
+
+
+@needs_kernels
+def test_a_cache_that_cannot_be_compiled_is_left_to_torch_and_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels = build.load_kernels()
+    assert kernels is not None
+
+    def fail(*names: str) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(kernels, "need", fail)
+    with caplog.at_level(logging.WARNING):
+        assert has_cache(kernels, torch.bfloat16)
+        assert not has_cache(kernels, torch.int8)
+    (line,) = caplog.messages
+    assert "lack int8 caches" in line and "the disk is full" in line
 
 
 @needs_kernels

@@ -1,16 +1,35 @@
 // Paged attention as C functions: `call` is an AttentionCall, laid out as `attention.py` describes it.
 #include "attention.h"
 
+#include <cstdio>
+#include <cstdlib>
+
 namespace piecework {
+
+namespace {
+
+Caches caches = {{kernels_of<bf16, bf16>()}, {}};
+
+template <class T>
+CacheKernels<T> loaded(const CacheKernels<T>& kernels) {
+  if (kernels.attend_item) return kernels;
+  std::fprintf(stderr, "piecework: the kernels of this kind of KV cache are not loaded\n");
+  std::abort();
+}
+
+}  // namespace
+
+template int64_t make_items(const AttentionCall<bf16>& call, int threads, std::vector<Item>& items);
+template void merge_item(const AttentionCall<bf16>& call, const Item& item, Scratch& scratch, const float* partials);
 
 template <>
 CacheKernels<bf16> kernels_for(CacheKind kind) {
-  return kind == CacheKind::kAsQueries ? kernels_of<bf16, bf16>() : byte_kernels_for(kind);
+  return loaded(caches.narrow[static_cast<int>(kind)]);
 }
 
 template <>
 CacheKernels<float> kernels_for(CacheKind) {
-  return kernels_of<float, float>();
+  return loaded(caches.floats);
 }
 
 namespace {
@@ -32,7 +51,7 @@ void attention(const AttentionCall<T>& call, int most_threads) {
   const int count = static_cast<int>(items.size());
 #pragma omp parallel num_threads(threads)
   {
-    Scratch scratch(call.head_size, call.value_size, std::max(kMostRows, call.most_heads()));
+    Scratch scratch(call.head_size, call.value_size, std::max(kMostRows, call.most_heads()), prefers_dots());
 #pragma omp for schedule(static)
     for (int row = 0; row < call.tokens; ++row) kernels.store_row(call, row);
 #pragma omp for schedule(dynamic)
@@ -47,6 +66,9 @@ void attention(const AttentionCall<T>& call, int most_threads) {
 
 }  // namespace
 }  // namespace piecework
+
+// What the libraries of other kinds of caches add themselves to.
+extern "C" void* piecework_caches() { return &piecework::caches; }
 
 extern "C" void piecework_attention_bf16(const void* call, int threads) {
   piecework::attention(*static_cast<const piecework::AttentionCall<piecework::bf16>*>(call), threads);

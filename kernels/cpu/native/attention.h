@@ -77,8 +77,8 @@ void write_row(const AttentionCall<T>& call, const Item& item, int row, const fl
 
 // Whether blocks of rows are multiplied as pairs of bfloat16.
 template <class T>
-bool takes_pairs() {
-  return kHasDots && std::is_same_v<T, bf16> && prefers_dots();
+bool takes_pairs(const Scratch& scratch) {
+  return kHasDots && std::is_same_v<T, bf16> && scratch.prefers_dots;
 }
 
 // The factor that turns products into scores in base-2 logarithms.
@@ -100,7 +100,7 @@ void load_queries(const AttentionCall<T>& call, const Item& item, int rows, floa
       from[i] = call.q + (item.row + (row + i) / group) * call.q_stride + (first + (row + i) % group) * call.head_size;
     if (few) {
       tiles::load_few<C>(from, count, call.head_size, factor, few + row * call.head_size);
-    } else if (takes_pairs<T>()) {
+    } else if (takes_pairs<T>(scratch)) {
       if constexpr (std::is_same_v<T, bf16>)
         tiles::transpose_pairs(count, call.head_size, Scratch::pairs(scratch.queries(row)), kLanes,
                                [&](int i, int begin) { return tiles::load_pairs(from[i] + begin, call.head_size - begin); });
@@ -238,7 +238,7 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
     if (of == following && following) next = tile_of(*following, following->begin);
     if (of) find_tile(call, *of, next, then);
     if (!few) {
-      if (takes_pairs<T>()) {
+      if (takes_pairs<T>(scratch)) {
         if constexpr (std::is_same_v<T, bf16>) attend_pairs(rows, sight, tile, both[turn], score_factor(call), scratch);
       } else {
         attend_blocks(rows, sight, tile, both[turn], then, of ? next.count : 0, scratch);
@@ -259,7 +259,8 @@ void attend_item(const AttentionCall<T>& call, const Item& item, const Item* fol
   }
 }
 
-// The functions that depend on the cache's kind of number, compiled for each kind in attention.cpp and attention_bytes.cpp.
+// The functions that depend on the cache's kind of number: those of bfloat16 are in attention.cpp, others in a library for each kind
+// (attention_cache.cpp).
 template <class T>
 struct CacheKernels {
   // Heads [first, last) of one row.
@@ -274,14 +275,19 @@ struct CacheKernels {
 };
 
 template <class T, class C>
-CacheKernels<T> kernels_of() {
+constexpr CacheKernels<T> kernels_of() {
   return {store_keys<T, C>, store_values<T, C>, attend_item<T, C>};
 }
 
+// Those of the libraries that are loaded.
+struct Caches {
+  CacheKernels<bf16> narrow[kCacheKinds];  // By the kind of number.
+  CacheKernels<float> floats;
+};
+
+// The library of this kind must be loaded.
 template <class T>
 CacheKernels<T> kernels_for(CacheKind kind);
-
-CacheKernels<bf16> byte_kernels_for(CacheKind kind);
 
 // Merge the chunks of one head, which are `chunk_floats` apart and begin at `item`, with the chunks that it shares, into rows of `out`. A
 // chunk in which a row sees no key has no weight.
@@ -316,5 +322,9 @@ void merge_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch
   const int64_t chunk_floats = partial_floats((item.last - item.first) * call.heads_of(item.kv_head, item.heads), call.value_size);
   for (int h = 0; h < item.heads; ++h) merge_head(call, one_head(call, item, h), chunk_floats, scratch, partials);
 }
+
+// Compiled in attention.cpp.
+extern template int64_t make_items(const AttentionCall<bf16>& call, int threads, std::vector<Item>& items);
+extern template void merge_item(const AttentionCall<bf16>& call, const Item& item, Scratch& scratch, const float* partials);
 
 }  // namespace piecework

@@ -7,6 +7,8 @@ in a page.
 from __future__ import annotations
 
 import ctypes
+import logging
+import subprocess
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +16,11 @@ import torch
 
 from ... import ops
 from ...attention import AttentionBackend, AttentionMetadata, KVLayout
+from ...cache_format import CACHE_DTYPES
 from ...paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
-from .build import load_kernels
+from .build import Kernels, load_kernels
+
+logger = logging.getLogger(__name__)
 
 _FUNCTIONS = {torch.bfloat16: "piecework_attention_bf16", torch.float32: "piecework_attention_f32"}
 _POINTERS = (
@@ -29,6 +34,8 @@ _NUMBERS = (
 )
 # `CacheKind` of attention_cache.h.
 CACHE_KINDS = {None: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}
+# The parts of the kernels with other caches than bfloat16's.
+_PARTS = {torch.float32: "float32", **{dtype: name for name, dtype in CACHE_DTYPES.items()}}
 
 
 class AttentionCall(ctypes.Structure):
@@ -68,8 +75,11 @@ class NativeAttention(TorchAttention):
     are neither as long as keys nor their beginnings, and plans of graphs.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: Kernels) -> None:
+        self._library = library
         self._functions = {dtype: getattr(library, name) for dtype, name in _FUNCTIONS.items()}
+        # Whether the kernels have a dtype of the cache.
+        self._caches = {torch.bfloat16: True}
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> NativePlan:  # type: ignore[override]
         table = metadata.block_table.to(torch.int64).contiguous()
@@ -137,7 +147,13 @@ class NativeAttention(TorchAttention):
             and (layout.cache_dtype is None or layout.dtype == torch.bfloat16)
             and (layout.key_size == layout.value_size or layout.latent)
             and isinstance(plan, NativePlan)
+            and self._has_cache(layout.cache_dtype or layout.dtype)
         )
+
+    def _has_cache(self, dtype: torch.dtype) -> bool:
+        if (found := self._caches.get(dtype)) is None:
+            found = self._caches[dtype] = has_cache(self._library, dtype)
+        return found
 
     def _attend(
         self,
@@ -187,6 +203,18 @@ class NativeAttention(TorchAttention):
         if plan.torch_plan is None:
             plan.torch_plan = super().plan(plan.metadata, plan.page_size)
         return plan.torch_plan
+
+
+def has_cache(library: Kernels, dtype: torch.dtype) -> bool:
+    """Return whether there is attention over a cache of this dtype. It is compiled if needed."""
+    if dtype == torch.bfloat16:
+        return True
+    try:
+        library.need(name := _PARTS[dtype])
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("the CPU kernels lack %s caches, plain torch runs instead: %s", name, error)
+        return False
+    return True
 
 
 def native_or_torch() -> AttentionBackend:

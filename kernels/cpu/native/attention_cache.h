@@ -6,6 +6,7 @@ namespace piecework {
 
 // Numbered as in attention.py.
 enum class CacheKind : int32_t { kAsQueries, kE4M3, kE5M2, kInt8 };
+constexpr int kCacheKinds = 4;
 
 struct e5m2 {
   uint8_t bits;

@@ -200,7 +200,8 @@ void Scratch::weigh(const Sight& sight, const Tile& tile, int row, int rows, int
   }
 }
 
-Scratch::Scratch(int head_size, int value_size, int rows) : head_size(head_size), value_size(value_size), padded(round_up(value_size, kLanes)) {
+Scratch::Scratch(int head_size, int value_size, int rows, bool prefers_dots)
+    : head_size(head_size), value_size(value_size), padded(round_up(value_size, kLanes)), prefers_dots(prefers_dots) {
   static thread_local std::vector<float> memory;
   const size_t blocks = (rows + kRows - 1) / kRows, size = head_size, width = padded;
   const std::pair<float**, size_t> parts[] = {{&q_, blocks * kLanes * size}, {&keys, size * kTile}, {&values, kTile * width},

@@ -221,7 +221,7 @@ inline void scale_scores(int rows, int begin, int end, const float* by, float* s
 
 // The working memory of one thread, for up to `rows` query rows at a time.
 struct Scratch {
-  Scratch(int head_size, int value_size, int rows);
+  Scratch(int head_size, int value_size, int rows, bool prefers_dots);
 
   // For the first row of a block of kRows: q [D, kLanes] and peaks [kLanes]. For any row: totals [kLanes], whose sum is the total.
   float* queries(int row) const { return q_ + row / kRows * kLanes * head_size; }
@@ -253,6 +253,7 @@ struct Scratch {
   const int head_size, value_size, padded;  // D, E, and E rounded up to a multiple of kLanes.
   float *keys, *values, *sums;              // [D, kTile], [kTile, padded], [rows, padded]
   float* scores;                            // [kRows, kTile]
+  const bool prefers_dots;                  // Whether blocks of rows in bfloat16 use its dot products.
 
  private:
   static constexpr size_t kLine = 16;  // Numbers in a cache line.

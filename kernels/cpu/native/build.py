@@ -73,16 +73,19 @@ class Kernels(ctypes.CDLL):
                     if (table := getattr(part, f"piecework_format_{name}", None)) is not None:
                         table.restype = ctypes.c_void_p
                         self.piecework_add_format(ctypes.c_void_p(table()))
+                    elif (add := getattr(part, f"piecework_cache_{name}", None)) is not None:
+                        self.piecework_caches.restype = ctypes.c_void_p
+                        add(ctypes.c_void_p(self.piecework_caches()))
 
 
-def prepare_kernels(formats: Callable[[], Iterable[str]]) -> None:
-    """If the kernels must be compiled, compile them now together with those of some formats.
+def prepare_kernels(names: Callable[[], Iterable[str]]) -> None:
+    """If the kernels must be compiled, compile them now together with some parts.
 
-    Others are compiled one after another when they are asked for. `formats` may have names that are
-    no parts.
+    Other parts are compiled one after another when they are asked for. `names` may return names
+    that are no parts.
     """
     if _are_missing():
-        _prepared.extend(set(formats()).intersection(parts.formats()))
+        _prepared.extend(set(names()).intersection(parts.all_parts()) - {CORE})
         load_kernels()
 
 

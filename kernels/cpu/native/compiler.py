@@ -67,16 +67,17 @@ def compile_libraries(
     `subprocess.TimeoutExpired`.
     """
     place = next(iter(libraries)).parent
+    # Libraries may have files in common.
+    sources = sorted(set(chain.from_iterable(libraries.values())), key=lambda each: each.place)
     with (
         tempfile.TemporaryDirectory(prefix=f"{lock}{MAKING}", dir=place) as folder,
         ThreadPoolExecutor(choose_threads().number) as pool,
-        Progress(f"CPU kernels ({variant.name})", sum(map(len, libraries.values()))) as progress,
+        Progress(f"CPU kernels ({variant.name})", len(sources)) as progress,
     ):
         # Keep the compiler's temporary files in the same folder, whose free space was checked.
         environment = os.environ | {"TMPDIR": folder, "LC_ALL": "C"}
         check_flags(compiler, variant, environment)
         flags = [*FLAGS, *variant.flags, *openmp.compile]
-        sources = sorted(chain.from_iterable(libraries.values()), key=lambda each: each.place)
         if len(sources) > 1:
             header = pool.submit(_precompiled, compiler, flags, environment)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,11 +12,21 @@ SHIPPED = "shipped"  # Folder of the libraries that come with the package.
 
 CORE = "core"  # What every model needs.
 RECURRENT = "recurrent"  # Layers with a recurrent state.
-_RECURRENT_FILES = ("recurrent", "recurrent_prompts", "recurrent_scan")
+RANKS = "ranks"  # Collectives of ranks that share memory.
+# Attention over KV caches of these kinds, by the values of `--kv-cache-dtype`, and of models in
+# float32.
+CACHES = ("fp8_e4m3", "fp8_e5m2", "int8", "float32")
+_FILES = {
+    RECURRENT: ("recurrent", "recurrent_prompts", "recurrent_scan"),
+    RANKS: ("collectives", "reduce_norm"),
+}
+# Files of these parts that the core has too. Libraries do not share functions.
+_SHARED_FILES = {RANKS: ("shared",), **dict.fromkeys(CACHES, ("attention_tiles",))}
+_CACHE_FILE = "attention_cache"  # Compiled once for each of `CACHES`.
 _FORMAT_FILE = "format"  # Compiled once for each block format of GGUF files.
 _LISTS = ("block", "formats")  # Headers in the folder of the formats that are no format.
 # Files that take the longest to compile, longest first.
-_LONGEST = ("step", "recurrent_prompts", "attention_bytes", "attention", _FORMAT_FILE)
+_LONGEST = ("step", _FORMAT_FILE, "recurrent_prompts", _CACHE_FILE, "attention")
 
 
 class Source(NamedTuple):
@@ -44,17 +55,26 @@ def formats() -> list[str]:
 
 
 def all_parts() -> list[str]:
-    return [CORE, RECURRENT, *formats()]
+    return [CORE, *_FILES, *CACHES, *formats()]
 
 
 def sources_of(part: str) -> tuple[Source, ...]:
     """Return the files of a part."""
-    if part == RECURRENT:
-        return tuple(Source(SOURCES / f"{name}.cpp") for name in _RECURRENT_FILES)
-    if part != CORE:
-        return (Source(SOURCES / f"{_FORMAT_FILE}.cpp", (f"-DPIECEWORK_FORMAT={part}",)),)
-    others = (*_RECURRENT_FILES, _FORMAT_FILE)
-    return tuple(Source(path) for path in sorted(SOURCES.glob("*.cpp")) if path.stem not in others)
+    if part == CORE:
+        others = {*chain.from_iterable(_FILES.values()), _CACHE_FILE, _FORMAT_FILE}
+        paths = sorted(SOURCES.glob("*.cpp"))
+        return tuple(Source(path) for path in paths if path.stem not in others)
+    if part in CACHES:
+        own = [_source(_CACHE_FILE, f"-DPIECEWORK_CACHE={part}")]
+    elif part in _FILES:
+        own = [_source(name) for name in _FILES[part]]
+    else:
+        own = [_source(_FORMAT_FILE, f"-DPIECEWORK_FORMAT={part}")]
+    return (*own, *(_source(name) for name in _SHARED_FILES.get(part, ())))
+
+
+def _source(name: str, *flags: str) -> Source:
+    return Source(SOURCES / f"{name}.cpp", flags)
 
 
 def all_sources() -> list[tuple[str, str]]:

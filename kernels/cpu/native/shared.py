@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from ...collectives import CollectiveError
+from .build import Kernels
+from .parts import RANKS
 from .reduce_norm import all_reduce_norm
 
 SLOT_BYTES = 2**20  # Bytes that a rank passes at once. Longer messages are split.
@@ -66,7 +68,7 @@ class SharedMemoryGroup:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
+        kernels: Kernels,
         memory: mmap.mmap,
         rank: int,
         size: int,
@@ -74,9 +76,9 @@ class SharedMemoryGroup:
         seconds: float,
         is_crowded: bool = False,
     ) -> None:
-        assert len(memory) >= region_bytes(library, size) and 0 <= rank < size <= MOST_RANKS
+        assert len(memory) >= region_bytes(kernels, size) and 0 <= rank < size <= MOST_RANKS
         self.rank, self.size, self.seconds = rank, size, seconds
-        self.library = library
+        self.library = library = kernels.part(RANKS)
         # Keeps the memory alive, and the memory keeps its file, as long as the group exists.
         self._memory = (ctypes.c_char * len(memory)).from_buffer(memory)
         library.piecework_join.restype = ctypes.c_void_p
@@ -202,7 +204,8 @@ class SharedMemoryGroup:
         return CollectiveError(f"{me}, and rank {failure.rank} has given up")
 
 
-def region_bytes(library: ctypes.CDLL, size: int) -> int:
+def region_bytes(kernels: Kernels, size: int) -> int:
     """Return the bytes of the memory of `size` ranks. Pages that are never touched take none."""
+    library = kernels.part(RANKS)
     library.piecework_shared_bytes.restype = ctypes.c_int64
     return int(library.piecework_shared_bytes(size, ctypes.c_int64(SLOT_BYTES)))

@@ -17,6 +17,7 @@ namespace {
 // What the last thread does at the end of a phase. Not a template parameter, because each phase would be compiled for each of them.
 using Last = std::function<void()>;
 using Done = std::function<void(int)>;
+// For the same reason, what is done with a whole row is not inlined.
 
 // Up to this number, each thread computes all rows itself, which is faster than waiting for another thread.
 constexpr int kFewTokens = 2;
@@ -131,7 +132,7 @@ class Forward {
     return ranks_ ? sum_of_ranks(model_, t, thread) : row(added_, t, model_.hidden);
   }
 
-  void add_to_residual(int t, StepThread& thread) {
+  __attribute__((noinline)) void add_to_residual(int t, StepThread& thread) {
     const bf16* from = added(t, thread);
     bf16* summand = thread.summand.data();
     if (thread.after->weight) thread.after->apply(from, model_.hidden, summand), from = summand;
@@ -207,7 +208,7 @@ class Forward {
     return most;
   }
 
-  const bf16* normalised(const Norm& norm, int t, StepThread& thread) {
+  __attribute__((noinline)) const bf16* normalised(const Norm& norm, int t, StepThread& thread) {
     bf16* normed = row(thread.rows.normed, t, model_.hidden);
     if (norm.weight)
       norm.apply(residual(t, thread), model_.hidden, normed);
@@ -270,7 +271,7 @@ class Forward {
   }
 
   // Normalise and rotate a query or a key.
-  void turn(const Layer& layer, int t, int h) {
+  __attribute__((noinline)) void turn(const Layer& layer, int t, int h) {
     const int64_t place = step_.positions[t] * layer.turned;
     bf16* head = row(qkv_, t, width_) + h * model_.head_size;
     const Norm& norm = h < model_.heads ? layer.q_norm : layer.k_norm;

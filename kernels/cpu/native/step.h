@@ -128,7 +128,7 @@ struct StepThread {
   StepThread(const Model& model, int own_tokens, int own_samples, int narrow_size, StepRows& shared)
       : own(own_tokens, own_samples, narrow_size, model),
         rows(own_tokens > 0 ? own : shared),
-        attention(model.head_size, model.head_size, std::max(kMostRows, model.heads)),
+        attention(model.head_size, model.head_size, std::max(kMostRows, model.heads), prefers_dots()),
         summand(model.hidden),
         gates(kMostTokens * kPanel),
         sums(model.member ? model.hidden : 0) {}

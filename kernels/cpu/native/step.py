@@ -25,6 +25,7 @@ from ...step_parts import (
     NoParts,
     part_of,
 )
+from .attention import has_cache
 from .build import load_kernels
 from .linear import PANEL, SCALED_COLUMNS
 from .linear_struct import Layout, LinearStruct
@@ -215,6 +216,8 @@ def make_native_step(
     """
     library = load_kernels()
     if library is None or not is_known(model, layouts):
+        return None
+    if not all(has_cache(library, each.cache_dtype or each.dtype) for each in layouts):
         return None
     if not part_of(model).layers[0].attention.output.is_split:
         return NativeStep(library, model, layouts, k_cache, v_cache, second=second)

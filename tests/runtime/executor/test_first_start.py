@@ -32,9 +32,9 @@ class Device:
         return True
 
     def prepare_kernels(
-        self, formats: Callable[[], Iterable[str]], *, at_low_priority: bool = False
+        self, names: Callable[[], Iterable[str]], *, at_low_priority: bool = False
     ) -> bool:
-        self.compiled = set(formats())
+        self.compiled = set(names())
         return self._can_compile
 
 
@@ -73,11 +73,13 @@ def test_settings_whose_results_or_readers_would_notice_wait(
     folder: Path, changes: dict[str, Any]
 ) -> None:
     device = Device()
-    assert not starts(folder, device, **changes) and device.compiled == set()
+    assert not starts(folder, device, **changes) and device.compiled == {"auto"}
 
 
 def test_ranks_wait(folder: Path) -> None:
-    assert not starts(folder, Device(), SimpleNamespace(size=2))
+    device = Device()
+    assert not starts(folder, device, SimpleNamespace(size=2))
+    assert device.compiled is not None and "ranks" in device.compiled
 
 
 def test_a_large_model_waits(folder: Path) -> None:
@@ -95,11 +97,14 @@ def test_a_user_can_have_every_model_wait(folder: Path, monkeypatch: pytest.Monk
     assert not starts(folder, Device())
 
 
-def test_the_formats_of_a_file_are_compiled_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_engine_will_call_is_compiled_with_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PIECEWORK_KERNELS", "required")
     device = Device()
-    assert not starts(Path(resolve_model_path("smollm2-135m")), device)
-    assert device.compiled == {"Q4_1", "Q8_0", "F32"}
+    file = Path(resolve_model_path("smollm2-135m"))
+    assert not starts(file, device, kv_cache_dtype="int8", dtype="float32")
+    assert device.compiled == {"Q4_1", "Q8_0", "F32", "int8", "float32"}
 
 
 def test_a_successor_without_kernels_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
