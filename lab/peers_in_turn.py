@@ -4,9 +4,11 @@
         --server 'llama=llama-server -m FILE --port {port}' --loads prompt512,one,eight
 
 All servers run all the time, and an idle one takes no processor, so that a slow minute of the
-machine meets each of them. The first server is compared with every other one: the median of its
-rates, and of the ratios of each round, with the least and the highest ratio. Prompts are random
-token ids, other ones in each round. A load that a server fails is left out for it.
+machine meets each of them. The first server is compared with every other one, by the clock and by
+the processor time of all processes of a server, which says more on a busy machine if each server
+has one thread: the median of each, and of the ratios of each round, with the least and the highest
+ratio. Prompts are random token ids, other ones in each round. A load that a server fails is left
+out for it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from contextlib import ExitStack
 from statistics import median
 from typing import NamedTuple
 
+import psutil
 import uvloop
 
 from ..bench.client import RequestFailed, ServerUnusable
@@ -26,17 +29,19 @@ from ..bench.target import Target
 from ..bench.workloads import Workload
 
 
+class Times(NamedTuple):
+    """Seconds that a load took."""
+
+    clock: float
+    processor: float
+
+
 class Load(NamedTuple):
     """Tokens of each prompt and each answer, and requests, which are sent at once."""
 
     prompt: int
     answer: int
     requests: int
-
-    @property
-    def tokens(self) -> int:
-        """The tokens whose rate is told."""
-        return self.requests * (self.answer if self.answer > 1 else self.prompt)
 
 
 LOADS = {
@@ -49,7 +54,9 @@ LOADS = {
 }
 
 
-async def _rate(target: Target, load: Load, seed: int, vocab_size: int) -> float | None:
+async def _times(
+    target: Target, process: psutil.Process, load: Load, seed: int, vocab_size: int
+) -> Times | None:
     settings = ServingSettings(
         num_prompts=load.requests,
         max_concurrency=load.requests,
@@ -61,45 +68,60 @@ async def _rate(target: Target, load: Load, seed: int, vocab_size: int) -> float
     workload = Workload(
         random_input_len=load.prompt, random_output_len=load.answer, vocab_size=vocab_size
     )
+    before = _processor(process)
     result = await measure(target, settings, workload)
     if result.completed < load.requests or result.output_tokens != load.requests * load.answer:
         return None
-    return load.tokens / result.duration
+    return Times(result.duration, _processor(process) - before)
+
+
+def _processor(process: psutil.Process) -> float:
+    """Return the processor time of a process and its descendants."""
+    spent = (each.cpu_times() for each in (process, *process.children(recursive=True)))
+    return float(sum(each.user + each.system for each in spent))
 
 
 async def _run(arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
-        targets: dict[str, Target] = {}
+        servers: dict[str, tuple[Target, psutil.Process]] = {}
         for label, command in arguments.server:
             process, port = stack.enter_context(running_server(label, command))
             target = Target(base_url=f"http://127.0.0.1:{port}", keep_alive=False)
             try:
-                targets[label] = await first_token(label, target, process)
+                named = await first_token(label, target, process)
+                servers[label] = named, psutil.Process(process.pid)
             except ServerUnusable as error:
                 print(error, file=sys.stderr)
         for name in arguments.loads.split(","):
-            rates: dict[str, list[float]] = {label: [] for label in targets}
+            found: dict[str, list[Times]] = {label: [] for label in servers}
             for turn in range(arguments.rounds + 1):
-                for label, target in targets.items():
+                for label, server in servers.items():
                     try:
-                        rate = await _rate(target, LOADS[name], turn, arguments.vocab_size)
+                        times = await _times(*server, LOADS[name], turn, arguments.vocab_size)
                     except (RequestFailed, ServerUnusable) as error:
                         print(f"{label}, {name}: {error}", file=sys.stderr)
                         continue
-                    if rate is not None and (turn > 0 or arguments.rounds == 0):
-                        rates[label].append(rate)
-            _tell(name, rates)
+                    if times is not None and (turn > 0 or arguments.rounds == 0):
+                        found[label].append(times)
+            _tell(name, found)
 
 
-def _tell(name: str, rates: dict[str, list[float]]) -> None:
-    own, *_ = rates.values()
-    for label, found in rates.items():
-        if not found:
-            print(f"| {name} | {label} | - | - |", flush=True)
-            continue
-        ratios = sorted(mine / its for mine, its in zip(own, found, strict=False))
-        told = f"{median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
-        print(f"| {name} | {label} | {median(found):,.1f} | {told} |", flush=True)
+def _tell(name: str, found: dict[str, list[Times]]) -> None:
+    own, *_ = found.values()
+    for label, its in found.items():
+        cells = [
+            _cell([times[kind] for times in own], [times[kind] for times in its])
+            for kind in range(len(Times._fields))
+        ]
+        print(f"| {name} | {label} | {' | '.join(cells)} |", flush=True)
+
+
+def _cell(own: list[float], its: list[float]) -> str:
+    ratios = sorted(seconds / mine for mine, seconds in zip(own, its, strict=False))
+    if not ratios:
+        return "-"
+    told = f"{median(ratios):.2f}x, {ratios[0]:.2f} to {ratios[-1]:.2f}"
+    return f"{1000 * median(its):,.0f} ms ({told})"
 
 
 def _server(text: str) -> tuple[str, str]:
@@ -122,7 +144,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := set(arguments.loads.split(",")) - set(LOADS):
         parser.error(f"--loads: {unknown.pop()!r} is not one of {','.join(LOADS)}")
-    print("| load | server | tokens a second | ratio |\n|---|---|---|---|")
+    print("| load | server | by the clock | of the processor |\n|---|---|---|---|")
     uvloop.run(_run(arguments))
     return 0
 
