@@ -106,7 +106,8 @@ async function lookUntilThere() {
       const { kind, model } = status.value;
       const cards = list.value?.data ?? [];
       take(cards.map((card) => ({ id: card.id, kind: card.status?.kind ?? kind,
-        state: card.status?.value ?? null, context: card.max_model_len ?? null })), kind);
+        state: card.status?.value ?? null, context: card.max_model_len ?? null,
+        images: card.input_modalities?.includes('image') ?? false })), kind);
       const several = cards.some((card) => card.status);
       element('state').textContent = several ? `${cards.length} models` : model;
       if (list.reason) throw list.reason;

@@ -16,8 +16,8 @@ const NEAR = 80;
 const TALLEST = 240;
 
 /**
- * `models()`: those that chat, `{id, state, context}` each. Answers that run go on while others
- * are looked at.
+ * `models()`: those that chat, `{id, state, context, images}` each. Answers that run go on while
+ * others are looked at.
  */
 export class Chat {
   constructor(models) {
@@ -59,6 +59,7 @@ export class Chat {
       { class: 'icon-button primary' });
     this.picker = h('select', { 'aria-label': 'Model', class: 'picker', onchange: () => {
       this.tree.info.model = this.picker.value;
+      this.#drawContext();
     } });
     this.problem = h('p', { class: 'problem', role: 'alert' });
     this.attachments = new Attachments((text) => {
@@ -80,6 +81,7 @@ export class Chat {
               iconButton('sliders', 'Settings', () => this.#settings()), this.attachments.button,
               h('span', { class: 'spring' }), this.context.element, this.button)))));
     this.attachments.takeDrops(this.element);
+    this.attachments.takePastes(this.input);
     this.sticks = true;
   }
 
@@ -175,9 +177,13 @@ export class Chat {
     this.#drawContext();
   }
 
+  #model() {
+    return this.models().find(({ id }) => id === this.picker.value);
+  }
+
   #drawContext() {
-    const model = this.models().find(({ id }) => id === this.picker.value);
-    this.context.draw(this.tree.path(), model?.context);
+    this.context.draw(this.tree.path(), this.#model()?.context);
+    this.attachments.takesImages = this.#model()?.images ?? false;
   }
 
   #view(node) {
@@ -294,7 +300,7 @@ export class Chat {
     let saved = performance.now();
     const before = tree.path(tree.nodes.get(node.parent));
     await answer(node, { ...members, model: this.picker.value || undefined,
-      messages: messagesOf(before, tree.info.settings.system) }, {
+      messages: messagesOf(before, tree.info.settings.system, this.#model()?.images) }, {
       signal: controller.signal,
       onchange: () => {
         this.views.get(node.id)?.refresh();

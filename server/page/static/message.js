@@ -1,6 +1,7 @@
 // One message as it is shown: text, thought, calls, figures, and what can be done with it.
 
 import { speedOf } from './answer.js';
+import { thumbnail } from './attach.js';
 import { announce, copyButton, h, icon, iconButton } from './dom.js';
 import { MarkdownView } from './markdown.js';
 
@@ -37,9 +38,9 @@ export class MessageView {
     this.due = 0;
     if (node.role !== 'assistant') {
       this.body.append(node.text);
-      this.extras.append(...(node.files ?? []).map(({ name, text }) => h('details', {
-        class: 'call',
-      }, h('summary', {}, name), h('pre', { tabindex: '0' }, text))));
+      this.extras.append(...(node.files ?? []).map((file) => (file.image ? thumbnail(file)
+        : h('details', { class: 'call' }, h('summary', {}, file.name),
+          h('pre', { tabindex: '0' }, file.text)))));
       this.body.hidden = !node.text;
     }
     this.refresh();

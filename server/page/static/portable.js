@@ -1,6 +1,7 @@
 // Conversations as a file and back. A file may come from anybody: what is read are known members of
 // known kinds, under new ids, and nothing of it is more than text.
 
+import { IMAGE_URL } from './attach.js';
 import { newId } from './dom.js';
 import { cleanSettings } from './settings.js';
 import { get, messagesOfConversation, put } from './store.js';
@@ -104,7 +105,8 @@ function messageOf(told, conversation, ids) {
     id: text(call?.id), name: text(call?.name), arguments: text(call?.arguments),
   }));
   const files = (Array.isArray(told.files) ? told.files.slice(0, MOST_FILES) : []).map((file) => ({
-    name: text(file?.name).slice(0, 200), text: text(file?.text),
+    name: text(file?.name).slice(0, 200),
+    ...(IMAGE_URL.test(text(file?.image)) ? { image: file.image } : { text: text(file?.text) }),
   }));
   return {
     id: newId(), conversation, parent: top ? null : ids.get(told.parent), role: told.role,

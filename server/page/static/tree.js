@@ -67,14 +67,26 @@ export function fenced(text, language = '') {
   return `${fence}${language}\n${text.replace(/\n$/, '')}\n${fence}`;
 }
 
-/** A message's text, behind its files. */
+/** A message's text, behind its files. Images are told by their names. */
 export function contentOf(node) {
-  const files = (node.files ?? []).map(({ name, text }) => `File: ${name}\n${fenced(text)}`);
+  const files = (node.files ?? []).map(({ name, text, image }) => (
+    image ? `(image: ${name})` : `File: ${name}\n${fenced(text)}`));
   return [...files, node.text].filter((part) => part !== '').join('\n\n');
 }
 
-/** What the API is sent for these nodes. */
-export function messagesOf(nodes, system) {
+/** The content of a message for the API: text, or parts where it has images. */
+function partsOf(node) {
+  const images = (node.files ?? []).filter(({ image }) => image);
+  if (!images.length) return contentOf(node);
+  const text = contentOf({ ...node, files: node.files.filter(({ image }) => !image) });
+  return [
+    ...images.map(({ image }) => ({ type: 'image_url', image_url: { url: image } })),
+    ...(text ? [{ type: 'text', text }] : []),
+  ];
+}
+
+/** What the API is sent for these nodes; images by their names if the model does not read them. */
+export function messagesOf(nodes, system, takesImages = false) {
   const messages = system ? [{ role: 'system', content: system }] : [];
   for (const node of nodes) {
     if (node.role === 'assistant') {
@@ -86,7 +98,7 @@ export function messagesOf(nodes, system) {
     } else if (node.role === 'tool') {
       messages.push({ role: 'tool', tool_call_id: node.call, content: node.text });
     } else {
-      messages.push({ role: node.role, content: contentOf(node) });
+      messages.push({ role: node.role, content: (takesImages ? partsOf : contentOf)(node) });
     }
   }
   return messages;

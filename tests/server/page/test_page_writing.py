@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_fixtures import wait_for
+from http_fixtures import make_app, serve, wait_for
+from image_stand_in import StandIn, base64_of, data_url, image_file
 from scripted_engine import ScriptedEngine, prompt_of, say_once
 
 pytestmark = pytest.mark.slow
@@ -146,3 +147,53 @@ def test_formulas_and_colours_are_loaded_when_they_are_needed(
     family = "getComputedStyle(document.querySelector('.katex')).fontFamily"
     assert "KaTeX_Main" in page.evaluate(family)
     assert window.text().endswith("End \\(x \\]")
+
+
+def test_images_are_attached_kept_and_sent_again(
+    engine: ScriptedEngine, open_window: Any, tmp_path: Path
+) -> None:
+    say_once(engine, "A red square.", "Still red.")
+    stand_in = StandIn(engine.tokenizer)
+    (tmp_path / "red.png").write_bytes(image_file())
+    with serve(make_app(engine, preprocessor=stand_in)) as url:
+        window = open_window(url)
+        page, sent = window.page, sent_by(window.page)
+        page.get_by_label("Files to attach").set_input_files([tmp_path / "red.png"])
+        page.locator(".files img.thumbnail").wait_for()
+        # A picture is dropped, another is pasted.
+        for kind, target in (("drop", ".chat"), ("paste", "textarea")):
+            page.evaluate(
+                """([kind, target, data]) => {
+                    const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
+                    const transfer = new DataTransfer();
+                    transfer.items.add(new File([bytes], `${kind}.png`, { type: 'image/png' }));
+                    const about = { bubbles: true, cancelable: true };
+                    document.querySelector(target).dispatchEvent(kind === 'drop'
+                        ? new DragEvent(kind, { ...about, dataTransfer: transfer })
+                        : new ClipboardEvent(kind, { ...about, clipboardData: transfer }));
+                }""",
+                [kind, target, base64_of(image_file())],
+            )
+            page.locator(".files").get_by_text(f"{kind}.png").wait_for()
+        page.get_by_role("button", name="Remove drop.png").click()
+        window.say("What is it?")
+        window.until_answered()
+        part = {"type": "image_url", "image_url": {"url": data_url(image_file())}}
+        content = [part, part, {"type": "text", "text": "What is it?"}]
+        assert sent[-1]["messages"] == [{"role": "user", "content": content}]
+        assert page.locator(".message.user img.thumbnail").count() == 2
+        page.reload()
+        page.locator(".message.user img.thumbnail").first.wait_for()
+        window.say("And now?")
+        page.wait_for_selector('.prose p:text-is("Still red.")')
+        assert sent[-1]["messages"][0]["content"] == content
+        assert [len(request.images) for request in stand_in.requests] == [2, 2]
+
+
+def test_a_model_of_text_is_not_offered_images(
+    engine: ScriptedEngine, url: str, open_window: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "red.png").write_bytes(image_file())
+    page = open_window(url).page
+    page.get_by_label("Files to attach").set_input_files([tmp_path / "red.png"])
+    page.wait_for_selector(".problem:has-text('red.png is not text')")
