@@ -35,7 +35,7 @@ SERVED_MODEL := $(if $(filter smollm2-135m,$(MODEL)),$(MODEL_STAMP))
 NEEDS_311 := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	"piecework needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")
 
-.PHONY: help serve test test-all lint install dev wheel bench bench-cpu attack soak clean
+.PHONY: help serve test test-all lint install dev gpu wheel bench bench-cpu attack soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ lint: $(STAMPS)/dev ## ruff and mypy
 install: $(STAMPS)/project ## the project, editable, and what it runs on
 
 dev: $(STAMPS)/dev $(MODEL_STAMP) ## the same with the test tools and the small model
+
+gpu: $(STAMPS)/dev ## on a machine with an NVIDIA GPU: what holds and how fast it is, in ten minutes at most
+	@$(BIN)/python -m piecework.bench.gpu_suite $(ARGS)
 
 wheel: $(STAMPS)/project ## in dist, with the kernels of every CPU of this architecture: it needs no compiler for them
 	$(BIN)/python -m piecework.kernels.cpu.native.ship $(if $(VARIANTS),--variants $(VARIANTS))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +17,8 @@ from ..kernels.cache_format import CACHE_DTYPES, pages_shape, store
 from ..kernels.paged_attention import TorchAttention
 from ..kernels.platform.detect import detect
 from ..kernels.platform.platform import Platform
-from ..runtime.core.generation import GenerateRequest
-from ..runtime.core.sampling_params import SamplingParams
-from .gpu_engines import LLAMA_TINY, QWEN3_TINY, Scale, close, make_engine
+from .gpu_check import Check, checked, run
+from .gpu_engines import Scale
 from .gpu_quantized import Fusion, fusions, products
 
 # Maximum of |result - plain torch| / |plain torch|.
@@ -34,59 +31,21 @@ _STEPS: dict[str, list[tuple[int, int]]] = {
     "mixed": [(1, 700), (90, 30), (1, 0), (5, 5)],
 }
 _SHAPES = {"8 heads of 4": (32, 8, 128), "7 queries a key": (14, 2, 64), "a head each": (4, 4, 80)}
-_MODES: dict[str, dict[str, Any]] = {
-    "piecewise": {
-        "piecewise_cuda_graph": True,
-        "piecewise_cuda_graph_compiler": "eager",
-        "cuda_graph_backend_decode": "disabled",
-    },
-    "breakable": {
-        "cuda_graph_backend_prefill": "breakable",
-        "cuda_graph_backend_decode": "disabled",
-    },
-    "full decode": {"cuda_graph_backend_prefill": "disabled", "cuda_graph_backend_decode": "full"},
-    "steps that do not overlap": {"disable_overlap_schedule": True, "disable_cuda_graph": True},
-    "torch's attention": {"attention_backend": "torch", "disable_cuda_graph": True},
-}
-
-
-OFF: dict[str, Any] = {"disable_cuda_graph": True}
-# Maximum share of tokens that differ. The logits of a random model are close, so one near tie in
-# bfloat16 changes all later tokens.
-_OTHER_TOKENS = {"float32": 0.0, "bfloat16": 0.75}
-
-
-# No check starts with less time than this left, because an unfinished part reports nothing.
-_LONGEST_CHECK_SECONDS = 25.0
-
-
-class Check(NamedTuple):
-    """One comparison. `detail` has the difference, or the error."""
-
-    name: str
-    ok: bool
-    detail: str
 
 
 def correctness(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Compare kernels with plain torch, then tokens of small models with and without graphs."""
+    """Compare kernels with plain torch."""
     platform = detect(device)
-    checks: list[Check] = []
-    for check in chain(
-        _attention_checks(platform),
-        _op_checks(platform),
-        _quantized_checks(platform),
-        _sampling_checks(platform),
-        _model_checks(scale, folder, platform),
-    ):
-        checks.append(check)
-        if time.monotonic() > scale.until - _LONGEST_CHECK_SECONDS:
-            checks.append(Check("the remaining checks", False, "no time was left"))
-            break
-    return {
-        "ok": all(check.ok for check in checks),
-        "checks": [check._asdict() for check in checks],
-    }
+    return run(
+        scale,
+        chain(
+            _attention_checks(platform),
+            _op_checks(platform),
+            _quantized_checks(platform),
+            _expert_checks(platform),
+            _sampling_checks(platform),
+        ),
+    )
 
 
 def _attention_checks(platform: Platform) -> Iterator[Check]:
@@ -109,7 +68,7 @@ def _attention_checks(platform: Platform) -> Iterator[Check]:
                 if platform.attention_obstacle(backend, layout) is not None:
                     continue
                 name = f"{backend} attention, {step}, {shape}, window {window}, {dtype}, {cache}"
-                yield _checked(
+                yield checked(
                     name, lambda b=backend, n=lens, of=layout: _attend(platform, b, n, of)
                 )
 
@@ -219,7 +178,7 @@ def _op_checks(platform: Platform) -> Iterator[Check]:
                 op = what.partition(" ")[0]
                 for name, version in versions.items():
                     if _takes(version, op, given):
-                        yield _checked(
+                        yield checked(
                             f"{what}, {tokens} tokens, {dtype}{name}",
                             lambda v=version, o=op, g=given: _op_error(v, o, g),
                         )
@@ -233,12 +192,38 @@ def _quantized_checks(platform: Platform) -> Iterator[Check]:
         for what, product in products(tokens, 512, 384, like.dtype, like.device).items():
             for name, version in versions.items():
                 if version is not reference and _takes(version, product.op, product.arguments):
-                    yield _checked(
+                    yield checked(
                         f"{what}, {tokens} tokens{name}",
                         lambda v=version, p=product: _op_error(v, p.op, p.arguments),
                     )
         for what, fusion in fusions(tokens, 384, 512, (4, 2, 64), like).items():
-            yield _checked(f"{what}, {tokens} tokens", lambda f=fusion: _fusion_error(f))
+            yield checked(f"{what}, {tokens} tokens", lambda f=fusion: _fusion_error(f))
+
+
+def _expert_checks(platform: Platform) -> Iterator[Check]:
+    """Check layers of experts: which are chosen, few and many rows of each, and GPT-OSS's gates."""
+    generator = torch.Generator(platform.device()).manual_seed(4)
+    experts, each, hidden, inner = 16, 4, 256, 128
+
+    def random(*size: int) -> torch.Tensor:
+        numbers = torch.randn(*size, generator=generator, device=platform.device())
+        return numbers.to(torch.bfloat16)
+
+    gate_up, down = random(experts * 2 * inner, hidden) / 16, random(experts * hidden, inner) / 12
+    for tokens in (1, 33, 500):
+        forms = (each, False, True, 4, 2, 2, 1.0, 1e-20)
+        routing = (random(tokens, experts).float(), None, *forms)
+        yield checked(
+            f"choice of experts, {tokens} tokens",
+            lambda given=routing: _op_error(ops, "choose_experts", given),
+        )
+        ids, weights = reference.choose_experts(*routing)
+        for limit in (0.0, 7.0):
+            given = random(tokens, hidden), ids, weights, gate_up, None, down, None, limit, False
+            yield checked(
+                f"experts, {tokens} tokens, limit {limit:g}",
+                lambda given=given: _op_error(ops, "fused_moe", given),
+            )
 
 
 def _fusion_error(fusion: Fusion) -> float:
@@ -283,7 +268,7 @@ def _sampling_checks(platform: Platform) -> Iterator[Check]:
             uniform = torch.rand(
                 2, generator=generator, device=platform.device(), dtype=torch.float64
             )
-            yield _checked(
+            yield checked(
                 f"{name} of {vocab} tokens",
                 lambda p=probs, f=filters, u=uniform: _other_draws(p, *f, u),
                 allowed=0.0,
@@ -296,91 +281,7 @@ def _other_draws(*arguments: torch.Tensor) -> float:
     )
 
 
-def _model_checks(scale: Scale, folder: Path, platform: Platform) -> Iterator[Check]:
-    """Compare greedy tokens of small models: equal in float32, near ties differ in bfloat16."""
-    modes = {
-        name: settings
-        for name, settings in _MODES.items()
-        if platform.graphs_are_real or name != "breakable"
-    }
-    for model, dtype in (
-        (LLAMA_TINY, "float32"),
-        (QWEN3_TINY, "float32"),
-        (LLAMA_TINY, "bfloat16"),
-    ):
-        answer = partial(_tokens, scale, folder, platform, model, dtype)
-        expected: list[int] = []
-        yield _checked(
-            f"{model['model_type']} in {dtype}, no graphs",
-            lambda e=expected, a=answer: e.extend(a(OFF)) or 0.0,
-        )
-        for name, settings in modes.items():
-            differ = partial(_share_of_other_tokens, answer, settings, expected)
-            yield _checked(
-                f"{model['model_type']} in {dtype}, {name}", differ, allowed=_OTHER_TOKENS[dtype]
-            )
-
-
-def _share_of_other_tokens(
-    answer: Callable[[dict[str, Any]], list[int]], settings: dict[str, Any], expected: list[int]
-) -> float:
-    actual = answer(settings)
-    return sum(one != other for one, other in zip(expected, actual, strict=True)) / len(expected)
-
-
-def _tokens(
-    scale: Scale,
-    folder: Path,
-    platform: Platform,
-    model: dict[str, Any],
-    dtype: str,
-    settings: dict[str, Any],
-) -> list[int]:
-    """Return a small model's answers to three prompts, each asked twice for a cached prefix."""
-    engine = make_engine(
-        scale, folder / model["model_type"], platform.device_type, model=model,
-        max_total_tokens=2048, max_running_requests=4,
-        **{
-            "dtype": dtype, "context_length": 256, "chunked_prefill_size": 64,
-            "piecewise_cuda_graph_tokens": "16,32,64",
-        } | settings,
-    )  # fmt: skip
-    params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
-    answers: dict[str, list[int]] = {}
-    for repeat in range(2):
-        for number, length in enumerate((3, 100, 41)):
-            rid = f"{repeat}-{number}"
-            answers[rid] = []
-            engine.core.add(
-                GenerateRequest(rid=rid, input_ids=list(range(5, 5 + length)), params=params)
-            )
-        while engine.core.has_work:
-            for output in engine.core.step().outputs:
-                answers[output.rid] += output.token_ids
-    failed, replays = (
-        engine.runner.graphs.info().failed_sizes,
-        engine.core.stats().graph_replays_total,
-    )
-    close(engine)
-    # An engine without its graphs gives the same answers, so check that the graphs ran.
-    if failed:
-        raise RuntimeError(f"sizes without a graph: {failed}")
-    if platform.graphs_are_real and "disable_cuda_graph" not in settings and not replays:
-        raise RuntimeError("no step was replayed")
-    return [token for rid in sorted(answers) for token in answers[rid]]
-
-
 def _within(actual: torch.Tensor, expected: torch.Tensor, tolerance: float | None = None) -> float:
     """Return the distance as a share of `tolerance`, or else of the tolerance of the dtype."""
     distance = (actual.double() - expected.double()).norm() / expected.double().norm()
     return float(distance) / (tolerance or _TOLERANCE[expected.dtype])
-
-
-def _checked(name: str, measure: Any, allowed: float = 1.0) -> Check:
-    try:
-        error = measure()
-    except Exception as error_raised:
-        return Check(
-            name, False, " ".join(f"{type(error_raised).__name__}: {error_raised}".split())[:300]
-        )
-    return Check(name, bool(error <= allowed), f"{error:.3g} of {allowed:.3g} allowed")

@@ -19,7 +19,7 @@ from ..runtime.engine.build import Engine
 from ..runtime.graphs.compile_process import start
 from ..runtime.quantization.methods import NOTHING_PACKED
 from .gpu_attention import attention
-from .gpu_checks import OFF, correctness
+from .gpu_checks import correctness
 from .gpu_diffusion import diffusion
 from .gpu_engines import (
     LeftOut,
@@ -34,6 +34,7 @@ from .gpu_engines import (
     no_grad,
     prefill_batch,
 )
+from .gpu_models import OFF, correctness_models, two_ranks
 from .gpu_ops import op_times
 from .gpu_peer import load_transformers, load_vllm
 from .gpu_prompts import gsm8k_prompts
@@ -71,7 +72,7 @@ def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
 def prefill(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     """Measure the forward of one prompt of each size. `replayed` says whether a graph ran it."""
     if (
-        settings.get("cuda_graph_backend_prefill") == "breakable"
+        settings.get("cuda_graph_backend_prefill") in ("breakable", "full")
         and not detect(device).graphs_are_real
     ):
         raise LeftOut(f"{device} records no graphs")
@@ -248,6 +249,8 @@ _FOR_LOAD = {
 PARTS: dict[str, Part] = {
     "floors": floors,
     "correctness": correctness,
+    "correctness_models": correctness_models,
+    "two_ranks": two_ranks,
     "inductor_pieces": inductor_pieces,
     "attention": attention,
     "ops": op_times,
@@ -262,6 +265,7 @@ PARTS: dict[str, Part] = {
         load, _EAGER_PIECES | _FOR_LOAD | {"disable_overlap_schedule": True}
     ),
     "prefill_breakable": partial(prefill, {"cuda_graph_backend_prefill": "breakable"}),
+    "prefill_full": partial(prefill, {"cuda_graph_backend_prefill": "full"}),
     "startup_cold": startup,
     "startup_warm": startup,
     "diffusion_eager": partial(diffusion, False),

@@ -107,7 +107,8 @@ def _floors(results: Mapping[str, Any]) -> list[str]:
 
 
 def _checks(parts: Mapping[str, Any]) -> list[str]:
-    checks = parts.get("correctness", {}).get("result", {}).get("checks", [])
+    results = [part.get("result", {}) for part in parts.values()]
+    checks = [check for result in results for check in result.get("checks", ())]
     if not checks:
         return []
     wrong = [check for check in checks if not check["ok"]]

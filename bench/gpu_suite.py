@@ -35,13 +35,19 @@ _PART_SECONDS = 160.0
 _ERROR_CHARACTERS = 1500
 _MOST_WARNINGS = 10
 _POLL_SECONDS = 0.05
-_HARDWARE_TESTS = "hardware_tests"  # Tests with the mark `gpu`.
+_HARDWARE_TESTS = "hardware_tests"  # Tests with the marks `gpu` and `on_gpu`.
+# Parts that run side by side, because they measure no time. Checks do not share theirs with
+# compilers that use every core.
+_BESIDE = (
+    ("correctness", "correctness_models", "two_ranks"),
+    ("inductor_pieces", _HARDWARE_TESTS),
+)
 _TEST_PROCESSES = 6  # Parallel tests, if pytest-xdist is installed.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 if every requested part succeeded or was left out, else 1, or 2 for an unknown
-    part.
+    part or a missing GPU.
     """
     arguments = _parser().parse_args(argv)
     if arguments.result is not None:
@@ -54,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{', '.join([*_part_names(), _HARDWARE_TESTS])}",
             file=sys.stderr,
         )
+        return 2
+    if (obstacle := _obstacle(arguments.device)) is not None:
+        print(obstacle, file=sys.stderr)
         return 2
     report = _run_suite(names, arguments)
     print(markdown(report))
@@ -98,6 +107,18 @@ def _part_names() -> list[str]:
     from .gpu_parts import PARTS
 
     return list(PARTS)
+
+
+def _obstacle(device: str) -> str | None:
+    """Return why no part can run, or None."""
+    import torch
+
+    if device != "cuda" or torch.cuda.is_available():
+        return None
+    return (
+        f"torch {torch.__version__} finds no NVIDIA GPU: check nvidia-smi and the driver, and "
+        "install a torch that was built for CUDA"
+    )
 
 
 def _all_parts(arguments: argparse.Namespace) -> list[str]:
@@ -150,12 +171,15 @@ def _run_suite(names: Sequence[str], arguments: argparse.Namespace) -> dict[str,
 def _turns(names: Sequence[str]) -> list[list[str]]:
     """Return the groups of parts that run at the same time.
 
-    Parts that measure no time form one group. Every other part runs alone.
+    Parts that measure no time form groups (`_BESIDE`). Every other part runs alone.
     """
-    beside = {"correctness", "inductor_pieces", _HARDWARE_TESTS}
-    together = [name for name in names if name in beside]
-    alone = [[name] for name in names if name not in together[1:]]
-    return [together if turn[0] in beside else turn for turn in alone]
+    turns: list[list[str]] = []
+    for name in names:
+        group = next((group for group in _BESIDE if name in group), (name,))
+        turn = [other for other in names if other in group]
+        if turn not in turns:
+            turns.append(turn)
+    return turns
 
 
 class _PartProcess:
@@ -257,13 +281,13 @@ def _test_command() -> list[str]:
     files = [
         str(path)
         for path in sorted(_TESTS.rglob("test_*.py"))
-        if "pytest.mark.gpu" in path.read_text()
+        if re.search(r"pytest\.mark\.(gpu|on_gpu)\b", path.read_text(encoding="utf-8"))
     ]
     side_by_side = ["-n", str(_TEST_PROCESSES)] if find_spec("xdist") else []
     flags = [
         "-q",
         "-m",
-        "gpu",
+        "gpu or on_gpu",
         "-p",
         "no:cacheprovider",
         "--continue-on-collection-errors",

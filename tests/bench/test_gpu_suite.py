@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from gpu_pages import page_of
 from piecework.bench import gpu_attention, gpu_diffusion, gpu_peer, gpu_suite
 from piecework.bench.gpu_checks import correctness, made_up_step
 from piecework.bench.gpu_engines import TINY, LeftOut, milliseconds
+from piecework.bench.gpu_models import _model_checks, two_ranks
 from piecework.bench.gpu_parts import PARTS, Part
 from piecework.bench.gpu_report import markdown
 from piecework.kernels.attention import KVLayout
@@ -273,13 +275,31 @@ def test_a_part_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
 
 
 def test_what_measures_nothing_runs_side_by_side() -> None:
-    names = ["floors", "correctness", "inductor_pieces", "ops", "hardware_tests"]
+    """But checks do not share their time with compilers."""
+    names = ["floors", "correctness", "two_ranks", "inductor_pieces", "ops", "hardware_tests"]
     assert gpu_suite._turns(names) == [
         ["floors"],
-        ["correctness", "inductor_pieces", "hardware_tests"],
+        ["correctness", "two_ranks"],
+        ["inductor_pieces", "hardware_tests"],
         ["ops"],
     ]
     assert gpu_suite._turns(["ops", "hardware_tests"]) == [["ops"], ["hardware_tests"]]
+
+
+def test_models_give_the_same_tokens_in_every_way_and_on_two_ranks(tmp_path: Path) -> None:
+    """On a CPU nothing is recorded, so two ways of one model with experts are enough."""
+    found = two_ranks(TINY, tmp_path, "cpu")
+    assert found["ok"] and len(found["checks"]) == 6, found
+    checks = list(islice(_model_checks(TINY, tmp_path, CpuPlatform()), 2))
+    assert all(check.ok for check in checks), checks
+
+
+def test_without_a_gpu_the_suite_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_suite.main(["--output", str(tmp_path)]) == 2
+    assert "finds no NVIDIA GPU" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_correctness_tells_what_it_has_when_its_time_is_up(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_a_step_is_that_of_plain_torch(native: Any, dtype: torch.dtype, **shape:
     assert_same_steps(native, dtype, **shape)
 
 
+@pytest.mark.on_gpu
 @settings(max_examples=3)
 @given(**SHAPES)
 def test_a_step_of_triton_is_that_of_plain_torch(**shape: Any) -> None:

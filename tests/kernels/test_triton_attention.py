@@ -16,6 +16,8 @@ from piecework.kernels.paged_attention import TorchAttention
 from piecework.kernels.triton import device as devices
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 
+pytestmark = pytest.mark.on_gpu
+
 SMALL = Blocks(16, 16)
 """Tiles so small that short sequences have many."""
 

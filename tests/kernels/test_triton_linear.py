@@ -13,6 +13,8 @@ from triton_interpreter import DEVICE
 from piecework.kernels import reference
 from piecework.kernels.triton import linear
 
+pytestmark = pytest.mark.on_gpu
+
 FP8 = torch.float8_e4m3fn
 NUMBERS = st.sampled_from([torch.int8, FP8, torch.float8_e5m2])
 SEEDS = st.integers(0, 1000)

@@ -17,6 +17,8 @@ from piecework.kernels import reference
 from piecework.kernels.triton import moe
 from piecework.kernels.triton.moe import choose_experts, fused_moe
 
+pytestmark = pytest.mark.on_gpu
+
 
 @pytest.mark.parametrize(
     ("tokens", "experts", "each", "limit", "weighs_input", "parts"),
@@ -104,6 +106,7 @@ class _Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="launches are counted in the interpreter")
 def test_a_layer_is_at_most_twelve_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer of SGLang is about eight; in torch's operations it was 54."""
     operations, kernels = _Operations(), []

@@ -14,6 +14,8 @@ from piecework.kernels import ops, reference
 from piecework.kernels.triton import ops as triton_ops
 from piecework.kernels.triton import quantize
 
+pytestmark = pytest.mark.on_gpu
+
 
 def random(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3).to(

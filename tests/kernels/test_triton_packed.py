@@ -20,6 +20,8 @@ from piecework.kernels.triton.packed_formats import FORMATS, pack_blocks, values
 from piecework.kernels.triton.packed_linear import PackedExperts, PackedLinear, refusal
 from tests.gguf_blocks import random_blocks
 
+pytestmark = pytest.mark.on_gpu
+
 GGUF = [name for name, form in FORMATS.items() if form.read is not None]
 KERNELS = PackedLinear(torch.float32, torch.device(DEVICE))
 

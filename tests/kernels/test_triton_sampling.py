@@ -13,6 +13,8 @@ from piecework.kernels import ops, reference
 from piecework.kernels.triton import ops as triton_ops
 from piecework.kernels.triton.sampling import sample_filtered
 
+pytestmark = pytest.mark.on_gpu
+
 
 def arguments(probs: torch.Tensor, filters: Filters) -> list[torch.Tensor]:
     return [each.to(DEVICE) for each in (probs, *columns(filters, probs.shape[1]))]

@@ -20,6 +20,8 @@ from piecework.runtime.quantization.methods import describe, linear_kinds
 from piecework.runtime.quantization.on_load import COLUMNS
 from tests.runtime.quantization.test_mxfp4 import make_pair
 
+pytestmark = pytest.mark.on_gpu
+
 HERE = torch.device(DEVICE)
 KERNELS = PackedLinear(torch.float32, HERE)
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
