@@ -60,6 +60,7 @@ class CpuPlatform(Platform):
     default_max_running_requests = 64
     # The page cache, the web process and other servers need the rest of the host's memory.
     default_mem_fraction = 0.2
+    default_encoder_budget = 64
     runs_beside_host = False
     has_own_memory = False
     slow_dtypes = frozenset({torch.float16})

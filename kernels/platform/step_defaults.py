@@ -14,6 +14,8 @@ class StepDefaults:
     default_page_size: int = 16
     default_chunked_prefill_size: int = 2048
     default_max_running_requests: int = 256
+    # Patches of images that are encoded between two steps.
+    default_encoder_budget: int = 16384
     # Share of the memory left after loading weights that the KV cache takes. None: measure what
     # steps need, and take the rest.
     default_mem_fraction: float | None = None

@@ -81,7 +81,7 @@ class KVCache:
         assert request.node is None
         # Log-probabilities of a prompt need the logits of every position.
         limit = 0 if request.prompt_logprobs_due else request.num_tokens - 1
-        path, end = self.tree.match(request.tokens[:limit], request.namespace)
+        path, end = self.tree.match(request.names[:limit], request.namespace)
         columns: list[list[Any]] = [
             [block for node in path for block in node.columns[number]]
             for number in range(len(self.managers))
@@ -226,7 +226,7 @@ class KVCache:
 
     def _share(self, request: Holder) -> None:
         """Put the computed whole pages of a request into the prefix tree and lock them."""
-        tokens = request.tokens[: request.num_computed]
+        tokens = request.names[: request.num_computed]
         whole = len(tokens) // self.page_size
         if not self.shares_prefixes or whole <= request.shared_pages:
             return

@@ -17,6 +17,7 @@ from .plug_ins import PlugInsConfig
 from .quantization_registry import ON_LOAD, find_formats
 from .speculation import HEADS, SpeculationConfig
 from .tiers import TiersConfig
+from .vision import VisionConfig
 
 MODEL_IMPLS = ("auto", "piecework", "transformers")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -58,7 +59,7 @@ _POSITIVE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig, PlugInsConfig):
+class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig, PlugInsConfig, VisionConfig):
     """Settings of one engine. None means: chosen for this machine. Raises `ValueError`."""
 
     model_path: str = option(
@@ -341,6 +342,7 @@ class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig, PlugInsConfig):
         self.check_speculation()
         self.check_tiers(self.tp_size)
         self.check_lora()
+        self.check_vision()
         check_threads(self.num_threads)
         check_experts(self.tp_size, self.ep_size)
         self.check_plug_ins(self.tp_size, self.speculative_algorithm)

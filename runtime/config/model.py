@@ -79,6 +79,7 @@ class ModelConfig:
         windows: The sliding window of each layer. None: the layer has full attention.
         dtype: The format of the stored weights.
         kept_layers: Layers whose inputs `Decoder` appends to its hidden states.
+        takes_images: Whether an encoder is loaded, whose results replace embeddings.
     """
 
     architecture: str
@@ -101,6 +102,7 @@ class ModelConfig:
     eos_token_ids: list[int] = field(default_factory=list)
     dtype: str = "bfloat16"
     kept_layers: list[int] = field(default_factory=list)
+    takes_images: bool = False
 
     def __post_init__(self) -> None:
         self.check_positive(*_POSITIVE)

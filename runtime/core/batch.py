@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,6 +18,8 @@ from ...kernels.step_parts import StepCall
 from .ahead import Sampler, with_proposals
 from .page_tables import KeptTables, TableRows, new_tables, numpy_dtype
 from .request import Request, Scheduled
+from .step_images import StepImages
+from .turns import turns_of
 
 
 def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
@@ -44,11 +46,15 @@ class Batch:
         snapshots: Pairs of slots (from, to), copied after the step.
         call: The arguments of the native step, reused for the next step.
         adapter_slots: [T] int32: the slot of each token's adapter, or -1. None: no token has one.
+        turns: [T] int64: the positions by which the model rotates. `positions`, unless an image
+            before a token takes fewer positions than tokens (M-RoPE).
+        images: The rows of images. None: there are none.
     """
 
     scheduled: list[Scheduled]
     input_ids: torch.Tensor
     positions: torch.Tensor
+    turns: torch.Tensor
     metadata: AttentionMetadata
     samplers: list[Sampler]
     sample_rows: torch.Tensor
@@ -59,6 +65,7 @@ class Batch:
     num_tokens: int
     call: StepCall | None = None
     adapter_slots: torch.Tensor | None = None
+    images: StepImages | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -152,13 +159,7 @@ def build_batch(
     query_lens = [num_new for _, num_new in scheduled]
     assert min(query_lens) > 0
     seq_lens = [request.num_computed + num_new for request, num_new in scheduled]
-    reach_end, ending, pending = [], [], []
-    for row, ((request, _), seq_len) in enumerate(zip(scheduled, seq_lens, strict=True)):
-        reach_end.append(seq_len >= request.num_tokens)
-        if reach_end[row] and request.params.max_new_tokens > 0:
-            ending.append(row)
-        if request.num_placeholders:
-            pending.append(row)
+    reach_end, ending, pending = _ends(scheduled, seq_lens)
     samplers = [sampler for row in ending for sampler in with_proposals(scheduled[row].request)]
     own = numpy_dtype(slot_dtype)
     if kept is None:
@@ -181,6 +182,9 @@ def build_batch(
     adapters = _adapter_slots(scheduled)
     if adapters is not None:
         arrays.append(adapters)
+    turns = turns_of(scheduled, positions)
+    if turns is not None:
+        arrays.append(turns)
     if pending:
         rows = [scheduled[row].request.sampled_row for row in pending]
         arrays += [np.array([last_rows[row] for row in pending]), np.array(rows)]
@@ -192,6 +196,7 @@ def build_batch(
     ]
     state_slots = next(tensors) if states else None
     adapter_slots = next(tensors) if adapters is not None else None
+    turned = places if turns is None else next(tensors)
     if pending:
         assert sampled is not None
         ids.index_copy_(0, next(tensors), sampled.index_select(0, next(tensors)))
@@ -199,6 +204,7 @@ def build_batch(
         scheduled=scheduled,
         input_ids=ids,
         positions=places,
+        turns=turned,
         metadata=_metadata(query_lens, seq_lens, of_layers, state_slots),
         samplers=samplers,
         sample_rows=sample_rows,
@@ -209,6 +215,20 @@ def build_batch(
         num_tokens=num_tokens,
         adapter_slots=adapter_slots,
     )
+
+
+def _ends(
+    scheduled: list[Scheduled], seq_lens: list[int]
+) -> tuple[list[bool], list[int], list[int]]:
+    """Return `Batch.reach_end`, the rows of `samplers`, and those that begin with a placeholder."""
+    reach_end, ending, pending = [], [], []
+    for row, ((request, _), seq_len) in enumerate(zip(scheduled, seq_lens, strict=True)):
+        reach_end.append(seq_len >= request.num_tokens)
+        if reach_end[row] and request.params.max_new_tokens > 0:
+            ending.append(row)
+        if request.num_placeholders:
+            pending.append(row)
+    return reach_end, ending, pending
 
 
 def _asks_no_more(samplers: list[Sampler], scheduled: list[Scheduled]) -> bool:
@@ -282,7 +302,10 @@ class Layout:
         slot_dtype: torch.dtype,
         *,
         only_windows: bool = False,
+        images: Callable[[list[Scheduled]], StepImages | None] | None = None,
     ) -> None:
+        """`images` returns the rows of images of a step, for a model that takes images."""
+        self._images = images
         self._form = (page_size, device, slot_dtype)
         self._only_windows = only_windows
         self._decodes: _Decodes | None = None
@@ -298,6 +321,8 @@ class Layout:
             batch = build_batch(
                 scheduled, *self._form, sampled, only_windows=self._only_windows, kept=self._kept
             )
+            if self._images is not None:
+                batch.images = self._images(scheduled)
         except BaseException:
             self.forget()
             raise
@@ -323,6 +348,7 @@ def _go_on_alike(batch: Batch) -> bool:
         or request.num_placeholders
         or request.window
         or request.state is not None
+        or request.turns is not None
         for request, _ in batch.scheduled
     )
 

@@ -1,6 +1,6 @@
 """The context of a forward: the plan of the step, the KV cache and the recurrent states.
 
-Only ops that keep something of a request read it: attention, and layers with a recurrent state.
+Only ops that depend on the requests read it: attention, layers with a recurrent state, and images.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from ...kernels.attention import AttentionBackend, AttentionMetadata, KVLayout
 from ...kernels.state import StateMetadata
+from .step_images import StepImages
 
 
 class KVTensors(Protocol):
@@ -45,6 +46,7 @@ class ForwardContext:
         states, state_metadata: The recurrent states, and the slots that the step continues.
         metadata: None in graphs, because their tensors change in place.
         memo: Plans that one layer makes and later layers reuse.
+        images: The rows of images, or None if the step has none.
     """
 
     backend: AttentionBackend
@@ -55,6 +57,7 @@ class ForwardContext:
     metadata: AttentionMetadata | None = None
     memo: dict[str, Any] = field(default_factory=dict)
     window_plan: Any = None
+    images: StepImages | None = None
 
     def plan_of(self, layer: int) -> Any:
         """Return the backend's plan for a layer."""
@@ -115,8 +118,10 @@ class PagedAttention:
     pool: KVTensors
     states: StateTensors | None = None
 
-    def step(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
-        """Return the context of the step that `metadata` describes."""
+    def step(
+        self, metadata: AttentionMetadata, images: StepImages | None = None
+    ) -> AbstractContextManager[None]:
+        """Return the context of the step that `metadata` and `images` describe."""
         slots, page_size = metadata.state_slots, self.pool.page_size
         return self.planned(
             self.backend.plan(metadata, page_size),
@@ -125,6 +130,7 @@ class PagedAttention:
             self.backend.plan(metadata.window, page_size)
             if metadata.window is not None and any(self.pool.second)
             else None,
+            images,
         )
 
     def planned(
@@ -133,6 +139,7 @@ class PagedAttention:
         state_metadata: StateMetadata | None = None,
         metadata: AttentionMetadata | None = None,
         window_plan: Any = None,
+        images: StepImages | None = None,
     ) -> AbstractContextManager[None]:
         """Return the context of a step that the backend has already planned."""
         return forward_context(
@@ -144,5 +151,6 @@ class PagedAttention:
                 state_metadata=state_metadata,
                 metadata=metadata,
                 window_plan=window_plan,
+                images=images,
             )
         )

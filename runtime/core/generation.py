@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 
+import numpy as np
+import numpy.typing as npt
+
 from .images import ImageInput
 from .sampling_params import SamplingParams
 
@@ -60,6 +63,16 @@ class GenerateRequest:
             return self.tenant.encode()
         # A digest, so that no tenant's name is the namespace of an adapter.
         return blake2b(f"{self.adapter} {self.tenant}".encode(), digest_size=16).digest()
+
+    def names(self) -> npt.NDArray[np.int64]:
+        """Return the ids of prompt and output by which the prefix cache knows them.
+
+        Positions of images have the names of their image.
+        """
+        names = np.array([*self.input_ids, *self.output_ids], np.int64)
+        for image in self.images:
+            names[image.start : image.end] = image.names()
+        return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,10 @@ class Request:
         prompt_logprobs_due: Whether log-probabilities of the prompt are still to be computed.
         adapter: That of `GenerateRequest`.
         adapter_slot: Where the device has the adapter while the request runs; -1: nowhere.
+        images: The images of the prompt, in order. The last one ends before `images_end`.
+        turns: The positions [prompt] by which tokens of the prompt are rotated, if these are others
+            than those of the text (M-RoPE). Rows of images get theirs from the encoder.
+        turn_shift: What is added to later positions before they rotate.
         needs_last_token: Whether a logits processor must know the last token before the next one is
             sampled.
 
@@ -82,6 +86,11 @@ class Request:
         self.loaded = message.loaded
         self.predicted = 0, 0
         self.adapter, self.adapter_slot = message.adapter, -1
+        self.images = message.images
+        self.images_end = self.images[-1].end if self.images else 0
+        self._image_names = [(image.start, image.end, image.names()) for image in self.images]
+        self.turns: npt.NDArray[np.int64] | None = None
+        self.turn_shift = 0
         self.seed = seed
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
@@ -139,6 +148,19 @@ class Request:
     def tokens(self) -> npt.NDArray[np.int64]:
         """The tokens of prompt and output that the host knows."""
         return self._tokens[: self.num_known]
+
+    @property
+    def names(self) -> npt.NDArray[np.int64]:
+        """The known tokens, by the ids under which the prefix cache keeps them.
+
+        Positions of images have the names of their image (`ImageInput.names`).
+        """
+        if not self._image_names:
+            return self.tokens
+        names = self.tokens.copy()
+        for start, end, own in self._image_names:
+            names[start:end] = own
+        return names
 
     @property
     def output_tokens(self) -> npt.NDArray[np.int64]:

@@ -11,6 +11,7 @@ from ..core.logits_processor import MakesProcessors
 from ..core.request import Request
 from ..lora.adapter import DISABLED, AdapterFault
 from ..lora.store import AdapterStore
+from ..multimodal.encodings import Encodings
 from ..sampling.grammar_cache import Grammars
 from ..sampling.logits_processors import processors_for, with_plug_ins
 from ..sampling.plug_ins import PlugIns
@@ -22,6 +23,7 @@ class Model(Protocol):
     vocab_size: int
     eos_token_ids: frozenset[int]
     adapters: AdapterStore | None
+    images: Encodings | None
 
 
 def admit(
@@ -56,6 +58,10 @@ def admit(
         raise ValueError(
             f"logit_bias, stop_token_ids and thought_end_ids take token ids of 0 to {vocab - 1}"
         )
+    if message.images:
+        if model.images is None:
+            raise ValueError("this engine takes no images")
+        model.images.check(message.images, len(message.input_ids))
     ends = frozenset() if params.ignore_eos else model.eos_token_ids.union(message.eos_token_ids)
     if params.grammar is not None and grammars is None:
         raise ValueError("this engine has no grammars")
@@ -71,6 +77,8 @@ def admit(
         grammar=grammars.matcher(params.grammar) if params.grammar and grammars else None,
         make_processors=make_processors,
     )
+    if model.images is not None:
+        model.images.prepare(request)
     if message.adapter:
         if model.adapters is None:
             raise AdapterFault("adapters are off: start with --enable-lora", DISABLED)

@@ -66,7 +66,7 @@ class EngineCore:
         self._runner, self._ranks = runner, ranks
         self.cache = cache
         limits = {"token_budget": token_budget, "max_running_requests": max_running_requests}
-        self._scheduler = Scheduler(cache, **limits, adapters=runner.adapters)
+        self._scheduler = Scheduler(cache, **limits, adapters=runner.adapters, images=runner.images)
         self._context_length, self._draw_seed = context_length, draw_seed
         self._overlap = overlap
         self.grammars, self._speculation = grammars, speculation
@@ -178,6 +178,9 @@ class EngineCore:
                 self._deliver(read)
             for request in self._scheduler.running:
                 request.propose(proposals.get(request.rid, []))
+        if self._runner.images is not None and self._runner.images.pending:
+            self._computing = self._runner.images.next_askers()
+            self._runner.images.advance()
         previous, self._in_flight = self._in_flight, None
         if self._quarantine:
             # Nothing is in flight: the step was withdrawn when the quarantine began, and since then

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from ..core.generation import GenerateRequest
@@ -109,8 +108,7 @@ class LoadingRequests:
         """Return what is worth loading for a request, or None."""
         if self._tiers is None or message.params.prompt_logprobs is not None:
             return None  # Log-probabilities of a prompt need the logits of every position.
-        tokens = np.array([*message.input_ids, *message.output_ids], np.int64)
-        found = self._tiers.find(tokens, message.namespace)
+        found = self._tiers.find(message.names(), message.namespace)
         if found is None or not self._token_seconds or not self._byte_seconds:
             return found
         sooner = found.num_bytes * self._byte_seconds < found.gained * self._token_seconds

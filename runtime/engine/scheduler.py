@@ -45,6 +45,14 @@ class Adapters(Protocol):
         ...
 
 
+class Images(Protocol):
+    """The encoded images (`multimodal.encodings.Encodings`)."""
+
+    def ready(self, request: Request, num_new: int) -> int:
+        """Return how many of the next `num_new` tokens come before an image that is not encoded."""
+        ...
+
+
 def has_begun(request: Request) -> bool:
     """Whether a request has run, even if it was preempted since."""
     return request.cached_tokens is not None
@@ -68,12 +76,13 @@ class Scheduler:
         token_budget: int,
         max_running_requests: int,
         adapters: Adapters | None = None,
+        images: Images | None = None,
     ) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.prompt_tokens = self.cached_tokens = self.preemptions = 0
         self.started: dict[str, float] = {}
-        self._cache, self._adapters = cache, adapters
+        self._cache, self._adapters, self._images = cache, adapters, images
         self._token_budget = token_budget
         self._max_running = max_running_requests
         self._shares = FairShares(token_budget)
@@ -142,14 +151,17 @@ class Scheduler:
         The prompts are those of running requests and of the first waiting ones that may start.
         """
         left, coming = dict[Request, int](), dict[_Page | None, int]()
+        held = dict[Request, int]()
         for request in self.running:
             count = request.num_tokens - request.num_computed
             # A request that was preempted computes its output like a prompt.
-            if request.num_computed < request.num_prompt or count > self._shares.quantum:
-                left[request] = count
+            if not (ready := self._ready(request, count)):
+                held[request] = 0  # Its next image is being encoded.
+            elif request.num_computed < request.num_prompt or count > self._shares.quantum:
+                left[request] = ready
                 coming[self._next_page(request)] = request.priority
-        budget = self._token_budget - len(self.running) + len(left)
-        total, held = sum(left.values()), dict[Request, int]()
+        budget = self._token_budget - len(self.running) + len(left) + len(held)
+        total = sum(left.values())
         may_start = filter(self._may_run, self.waiting)
         for request in islice(may_start, max(0, self._max_running - len(self.running))):
             if len(left) >= _LOOKED_AT and total >= budget:
@@ -158,9 +170,11 @@ class Scheduler:
             page = self._next_page(request)
             if page is not None and coming.get(page, request.priority - 1) >= request.priority:
                 held[request] = 0  # A running request computes what this one can use.
+            elif ready := self._ready(request, request.num_tokens - request.num_computed):
+                left[request] = ready
+                total += ready
             else:
-                left[request] = request.num_tokens - request.num_computed
-                total += left[request]
+                held[request] = 0
             self._cache.release(request)
         prompts = sorted(left, key=_ORDER)
         urgent = sum(request.priority == prompts[0].priority for request in prompts)
@@ -175,7 +189,9 @@ class Scheduler:
             position += 1
             if self._in_flight and request.awaits_token:
                 continue
-            num_new = min(budget, request.num_tokens - request.num_computed)
+            num_new = self._ready(request, min(budget, request.num_tokens - request.num_computed))
+            if not num_new:
+                continue
             share = shares.get(request)
             if share is not None and not (num_new := min(num_new, share)):
                 continue
@@ -220,7 +236,7 @@ class Scheduler:
             self._cache.attach(request)
             beginning = self._next_page(request)
             prefix = coming.get(beginning)
-            if prefix is not None and np.array_equal(request.tokens[:-1][: len(prefix)], prefix):
+            if prefix is not None and np.array_equal(request.names[:-1][: len(prefix)], prefix):
                 # Another request of this step computes the same prefix. In the next step, this
                 # request finds it in the cache.
                 self._cache.release(request)
@@ -229,6 +245,7 @@ class Scheduler:
             share = min(budget, uncomputed, shares[request])
             # The whole sequence must fit, with one spare page for each running request.
             fits = not self.running or self._cache.has_room(request, uncomputed, len(self.running))
+            share = self._ready(request, share)
             if fits and not share:
                 self._cache.release(request)
                 continue
@@ -249,7 +266,7 @@ class Scheduler:
                 self.prompt_tokens += request.num_prompt
                 self.cached_tokens += request.cached_tokens
             if beginning is not None and (end := self._cache.next_prefix(request, num_new)):
-                coming.setdefault(beginning, request.tokens[:end])
+                coming.setdefault(beginning, request.names[:end])
             scheduled.append(Scheduled(request, num_new))
             budget -= num_new
         is_same = without_slot is not None and without_slot is self._without_slot
@@ -273,7 +290,7 @@ class Scheduler:
         Return None if that page is not full, or if the request does not share prefixes.
         """
         begin = request.shared_pages * self._cache.page_size
-        page = request.tokens[begin : begin + self._cache.page_size]
+        page = request.names[begin : begin + self._cache.page_size]
         if (
             len(page) < self._cache.page_size
             or request.prompt_logprobs_due
@@ -281,6 +298,12 @@ class Scheduler:
         ):
             return None
         return id(request.node), request.namespace, page.tobytes()
+
+    def _ready(self, request: Request, num_new: int) -> int:
+        """Return how many of the next `num_new` tokens can be computed now."""
+        if self._images is None or request.num_computed >= request.images_end:
+            return num_new
+        return self._images.ready(request, num_new)
 
     def _may_run(self, request: Request) -> bool:
         return self._adapters is None or self._adapters.may_run(request)

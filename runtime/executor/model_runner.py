@@ -33,13 +33,14 @@ from ..distributed.ranks import ALONE, Ranks
 from ..files.resolve import resolve_model_path
 from ..graphs.graph_runner import GraphCounts, GraphRunner
 from ..graphs.pieces import seen_lengths
-from ..layers.attention import register_attention
+from ..layers.images import register_ops
 from ..loader.check import check_engine
 from ..loader.draft_heads import Placement, load_head
 from ..loader.loader import load_model, random_model
 from ..loader.parallel import Shard
 from ..lora.build import make_adapters
 from ..models.causal_lm import CausalLM
+from ..multimodal.build import make_encodings
 from ..quantization.methods import describe, linear_kinds
 from .cache_remarks import cache_remarks
 from .first_start import starts_without_kernels
@@ -61,6 +62,7 @@ class ModelRunner:
 
     Attributes:
         adapters: The adapters (LoRA), or None if they are off.
+        images: The encoder of images, or None if the model takes none.
         head: Drafts tokens from the model's hidden states. Its keys and values are in the pages of
             the model's.
         listener: Gets the hidden states of each step.
@@ -78,7 +80,7 @@ class ModelRunner:
         self._replicas = config.replicas
         self._take_place(config)
         self.platform.check_kv_cache_dtype(config.kv_cache_dtype)
-        register_attention(self.platform.dispatch_key)
+        register_ops(self.platform.dispatch_key)
         self.platform.begin_trials()
         self.device = self.platform.device()
         self.dtype: torch.dtype = (
@@ -97,12 +99,14 @@ class ModelRunner:
                 config.cpu_activations,
             )
         with self.clock.phase("weights"):
+            self.images = make_encodings(path, config, self.platform, self.dtype, kernels)
             self.model = self._load(path, config, kernels, progress=progress)
             how = Placement(self.dtype, self.device, kernels, self.platform.lacking_dtypes)
             self.head = load_head(path, config, self.model, how, progress=progress)
             self.platform.give_back_memory()
             self.adapters = make_adapters(config, self.model, self.platform, self.dtype)
-        self._loaded = nn.ModuleList(each for each in (self.model, self.head) if each is not None)
+        parts = self.model, self.head, None if self.images is None else self.images.tower
+        self._loaded = nn.ModuleList(each for each in parts if each is not None)
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
         of_head = [] if self.head is None else self.head.kv_layouts(self.dtype)
         layouts = [*self.model.kv_layouts(self.dtype), *of_head]
@@ -110,17 +114,14 @@ class ModelRunner:
         self._layouts = in_cache_dtype(layouts, config.kv_cache_dtype, scales)
         self._state_layouts = self.model.state_layouts(self.dtype)
         # A trial may end differently on another rank, so rank 0 decides.
-        self.attention_backend = ranks.broadcast_object(
-            self.platform.choose_attention(config.attention_backend, self._layouts)
-        )
-        backend = with_chunks(
-            self.platform.make_attention_backend(self.attention_backend), self._layouts
-        )
+        chosen = self.platform.choose_attention(config.attention_backend, self._layouts)
+        self.attention_backend = ranks.broadcast_object(chosen)
+        made = self.platform.make_attention_backend(self.attention_backend)
+        backend = with_chunks(made, self._layouts)
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
         # The chosen sizes depend on these counts. From here on every rank counts the same steps.
         self.seen_lengths.counts = Counter(ranks.broadcast_object(self.seen_lengths.counts))
-        self.vocab_size = self.model_config.vocab_size
-        self.group = self._meet()
+        self.vocab_size, self.group = self.model_config.vocab_size, self._meet()
         with self.clock.phase("memory"):
             self.config = self._resolve(config, backend)
         self.pool = self._make_pool(self.config)
@@ -128,7 +129,8 @@ class ModelRunner:
         attention = PagedAttention(backend=backend, pool=self.pool, states=self.states)
         self.attention = attention
         form = self.pool.page_size, self.device, self.platform.slot_dtype
-        self.layout = Layout(*form, only_windows=self.pool.only_windows)
+        of_images = None if self.images is None else self.images.of_step
+        self.layout = Layout(*form, only_windows=self.pool.only_windows, images=of_images)
         self._kv_bytes = self.pool.num_bytes + (self.states.num_bytes if self.states else 0)
         own = RankInfo(weight_bytes=weight_bytes(self._loaded), kv_bytes=self._kv_bytes)
         self._rank_infos = ranks.gather_objects(own) or []
@@ -273,6 +275,7 @@ class ModelRunner:
         }
         if config.load_format == "dummy":
             return random_model(path, self.dtype, self.device, kernels, **settings)
+        settings["takes_images"] = self.images is not None
         return load_model(path, self.dtype, self.device, progress, kernels, **settings)
 
     def _take_place(self, config: EngineConfig) -> None:

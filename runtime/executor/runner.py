@@ -10,6 +10,7 @@ import torch
 from ..core.request import Scheduled
 from ..graphs.graph_runner import GraphCounts
 from ..lora.store import AdapterStore
+from ..multimodal.encodings import Encodings
 from .step import PendingStep
 
 
@@ -19,6 +20,7 @@ class Runner(Protocol):
     vocab_size: int
     eos_token_ids: frozenset[int]
     adapters: AdapterStore | None
+    images: Encodings | None
 
     def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
         """Launch a step. It takes its first tokens from `previous`, the step in flight."""

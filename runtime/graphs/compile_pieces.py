@@ -26,7 +26,7 @@ from ...compilation.torch_private import change_inductor
 from ...kernels.platform.detect import detect
 from ..config.model import ModelConfig
 from ..config.resolved import ResolvedConfig
-from ..layers.attention import register_attention
+from ..layers.images import register_ops
 from ..loader.loader import hollow_model
 from ..loader.parallel import Shard
 from ..process.logs import set_up_logging
@@ -95,7 +95,7 @@ def _compile(job: dict[str, Any]) -> None:
     platform = detect(config.device)
     platform.set_up(config.num_threads)
     change_inductor(job["inductor"])
-    register_attention(platform.dispatch_key)
+    register_ops(platform.dispatch_key)
     maker = piece_store(PieceMaker, config, platform)
     maker.cache.check_writable()
     kernels = platform.linear_kernels(

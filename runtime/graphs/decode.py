@@ -103,7 +103,7 @@ class DecodeGraph:
         metadata = batch.metadata if batch.is_decode else rows_apart(batch.metadata)
         # A graph that is not real calls the forward at each replay, which reads the context.
         with self._in_place(metadata, size):
-            return self.graphs.replay(size, [batch.input_ids, batch.positions])
+            return self.graphs.replay(size, [batch.input_ids, batch.turns])
 
     @contextmanager
     def _dummy_batch(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:

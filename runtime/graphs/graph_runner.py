@@ -193,11 +193,16 @@ class GraphRunner:
             return self._each_token(batch)
         if batch.adapter_slots is not None and self._call(batch) is None:
             assert self._adapters is not None
-            with self._adapters.using(batch.adapter_slots), self._attention.step(batch.metadata):
-                eager: torch.Tensor = self._model(batch.input_ids, batch.positions)
+            step = self._attention.step(batch.metadata, batch.images)
+            with self._adapters.using(batch.adapter_slots), step:
+                eager: torch.Tensor = self._model(batch.input_ids, batch.turns)
             return eager
         hidden = None
-        if self.decode is not None and (batch.is_decode or self.decode.takes_rows_apart(batch)):
+        if (
+            self.decode is not None
+            and batch.images is None
+            and (batch.is_decode or self.decode.takes_rows_apart(batch))
+        ):
             hidden = self.decode(batch)
         if hidden is not None:
             return hidden
@@ -207,12 +212,13 @@ class GraphRunner:
         self._seen.add(batch.num_tokens)
         self._prefill_steps += 1
         self._prefill_tokens += batch.num_tokens
-        hidden = None if self.full is None else self.full(batch)
+        full = self.full if batch.images is None else None
+        hidden = None if full is None else full(batch)
         if hidden is not None:
             return hidden
-        with self._attention.step(batch.metadata):
+        with self._attention.step(batch.metadata, batch.images):
             forward = self.prefill or self._model
-            result: torch.Tensor = forward(batch.input_ids, batch.positions)
+            result: torch.Tensor = forward(batch.input_ids, batch.turns)
         return result
 
     def choose(self, batch: Batch) -> list[int] | None:
@@ -236,7 +242,9 @@ class GraphRunner:
             return batch.call
         # A repeated prompt may be a shorter step, and its text must not change.
         is_free = kernels.keeps_bits or batch.has_decodes
-        if batch.num_tokens > kernels.max_tokens or not is_free:
+        if batch.num_tokens > kernels.max_tokens or not is_free or batch.images is not None:
+            return None
+        if batch.turns is not batch.positions:
             return None
         # The sampling of a request is the same for all of its tokens.
         draws = draws_of(batch.samplers) if batch.asks_no_more else None

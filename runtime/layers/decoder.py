@@ -15,6 +15,7 @@ from torch import nn
 
 from ...kernels.step_parts import DecoderParts, LayerParts, NoParts, part_of
 from ..config.model import ModelConfig
+from .images import add_to_images, embed_images
 from .linear import Embedding
 from .norm import RMSNorm
 from .rotary import Rotations
@@ -115,7 +116,15 @@ class Decoder(nn.Module):
 
     `rotaries` are the modules that map positions to rotations, such as `Rotary`. Layers choose one
     by its index. `forward` appends the inputs of `kept_layers` to each token's hidden state.
+
+    Attributes:
+        takes_images: Whether rows may be positions of images, which `StepImages` changes.
+        turns_images: Whether images have rotations of their own (M-RoPE).
+        deep_stages: Number of first layers after which `StepImages` adds to such rows.
     """
+
+    takes_images = turns_images = False
+    deep_stages = 0
 
     def __init__(
         self,
@@ -142,11 +151,15 @@ class Decoder(nn.Module):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x, residual = self.embed(input_ids, positions), None
         rotations = [rotary(positions) for rotary in self.rotaries]
+        if self.takes_images:
+            embed_images(x, rotations, turned=self.turns_images)
         kept = []
         for number, layer in enumerate(self.layers):
             if number in self.kept_layers:
                 kept.append(x if residual is None else x + residual)
             x, residual = layer(x, residual, rotations)
+            if self.takes_images and number < self.deep_stages:
+                add_to_images(x, number + 1)
         assert residual is not None
         hidden: torch.Tensor = self.norm.add(x, residual)[0]  # type: ignore[operator]
         return torch.cat((hidden, *kept), dim=-1) if kept else hidden

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -70,20 +71,21 @@ def load_model(
     shard: Shard = WHOLE,
     context_length: int | None = None,
     code: ModelCode | None = None,
+    takes_images: bool = False,
 ) -> CausalLM:
     """Return the model of a folder or .gguf file in `dtype` on `device`.
 
     If `kernels` are given, the linear layers are packed for them. Loading needs little more memory
-    than the weights themselves. Raises `ValueError` that names the file or tensor at fault.
+    than the weights. Raises `ValueError` that names the file or tensor at fault.
 
     Args:
-        quantization: The value of --quantization. auto: weights stay in the 4 or 8 bits of the
-            checkpoint; those of a .gguf file only if the kernels can multiply them. none: weights
-            become numbers.
+        quantization: The value of --quantization. auto: weights keep the 4 or 8 bits of the files;
+            in a .gguf file only if the kernels can multiply them. none: weights become numbers.
         lacking: See `Platform.lacking_dtypes`.
         shard: The part of the model that this rank holds. Only this part is read.
         context_length: Tokens of the longest text that is served.
         code: Whose code computes the model. None: that of this package.
+        takes_images: See `ModelConfig`.
     """
     scheme: Scheme | None = None
     if Path(path).suffix == ".gguf":
@@ -94,7 +96,7 @@ def load_model(
         quantization = asked_of(path, quantization, read_json(Path(path, "config.json")))
         found = safetensors.list_tensors(Path(path), quantized=scheme is not None)
         tensors = model_class(config.architecture).checkpoint_tensors(config, found)
-    config = config.within(context_length)
+    config = replace(config.within(context_length), takes_images=takes_images)
     tensors, kv_scales = split_kv_scales(tensors, config.num_layers)
     is_quantized = scheme is not None or any(tensor.kind is not None for tensor in tensors)
     if is_quantized and quantization in COLUMNS:

@@ -82,6 +82,8 @@ class CausalLM(nn.Module):
     # Members of config.json that have another name here.
     config_names: ClassVar[dict[str, str]] = {}
     takes_partial_rotary: ClassVar[bool] = False
+    # Whether positions of images have rotations of their own (M-RoPE).
+    turns_images: ClassVar[bool] = False
     # Whether checkpoints may hold a layer that predicts one token more (`NextLayer`).
     has_next_layer: ClassVar[bool] = False
     # Names of the modules in GGUF files.
@@ -152,6 +154,8 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config: Any = config
         self.model = self.make_decoder()
+        self.model.takes_images = config.takes_images
+        self.model.turns_images = self.turns_images
         attention: list[Any] = self._keepers("kv_layout")
         # The decoder layers that `kv_layouts` describes, in order.
         self.kv_layers: list[int] = [module.layer for module in attention]

@@ -27,9 +27,9 @@ from transformers.utils.logging import disable_progress_bar
 from ...kernels.attention import KVLayout
 from ..config.model import ModelConfig
 from ..layers.attention import attention
-from ..layers.linear import Linear, StoredTensor
+from ..layers.linear import StoredTensor
 from .causal_lm import CausalLM
-from .transformers_build import ATTENTION, build
+from .transformers_build import ATTENTION, build, own_layers
 
 logger = logging.getLogger(__name__)
 
@@ -234,13 +234,6 @@ def _attend(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
 
 
-class _RowsLinear(Linear):
-    """A linear layer of x [..., in]."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.flatten(0, -2)).view(*x.shape[:-1], -1)
-
-
 class _Given(nn.Module):
     """Replaces the decoder if only the head is computed, on given hidden states."""
 
@@ -275,17 +268,7 @@ class TransformersForCausalLM(CausalLM):
         self.calls = [AttentionCall(*call) for call in config.calls]
         model = build(Path(config.folder), trusted=config.trusted)
         self.tied_weights = _tied(model) if config.tie_word_embeddings else {}
-        for name, module in list(model.named_modules()):
-            if type(module) is nn.Linear:
-                biased = module.bias is not None
-                own = _RowsLinear(module.in_features, module.out_features, bias=biased)
-                model.set_submodule(name, own)
-            for kind, buffer in list(module.named_buffers(recurse=False)):
-                # A persistent buffer is a weight that transformers does not train. Other buffers,
-                # such as positions, are in no checkpoint.
-                if kind not in module._non_persistent_buffers_set and buffer.is_floating_point():
-                    delattr(module, kind)
-                    module.register_parameter(kind, nn.Parameter(buffer, requires_grad=False))
+        own_layers(model)
         model.requires_grad_(requires_grad=False)
         for layer, call in enumerate(self.calls):
             setattr(model.get_submodule(call.module), _LAYER, layer)

@@ -8,16 +8,40 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from ..config.model import check_size
 from ..files.folder import read_json
+from ..layers.linear import Linear
 
 logger = logging.getLogger(__name__)
 
 # The name of this package's attention in the attention interface of transformers.
 ATTENTION = "piecework"
+
+
+class RowsLinear(Linear):
+    """A linear layer of x [..., in]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+
+
+def own_layers(model: nn.Module) -> None:
+    """Replace the linear layers of a model of transformers, and its buffers that are weights."""
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear:
+            biased = module.bias is not None
+            own = RowsLinear(module.in_features, module.out_features, bias=biased)
+            model.set_submodule(name, own)
+        for kind, buffer in list(module.named_buffers(recurse=False)):
+            # A persistent buffer is a weight that transformers does not train. Other buffers, such
+            # as positions, are in no checkpoint.
+            if kind not in module._non_persistent_buffers_set and buffer.is_floating_point():
+                delattr(module, kind)
+                module.register_parameter(kind, nn.Parameter(buffer, requires_grad=False))
 
 
 def build(folder: Path, *, trusted: bool) -> Any:

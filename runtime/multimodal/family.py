@@ -3,21 +3,29 @@
 A family is a file of this room with its `ARCHITECTURES` (`config.multimodal_registry`) and a class:
 
     class Family(ImageFamily):
-        placeholder = "<image>"                    # as chat templates write an image
-        def text(self, tensors): ...               # what replaces the placeholder
-        tensor_names = {"pixel_values": "pixel_values"}
+        placeholder = "<image>"                      # as chat templates write an image
+        layers = "vision_tower.encoder.layers"       # in transformers' model
+        def text(self, arrays): ...                  # what replaces the placeholder
 
 The process that decodes images uses `text`, `options` and `placeholder`. The engine uses the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
+from ..core.images import ImageInput
+
+if TYPE_CHECKING:
+    import torch
+
 Arrays = Mapping[str, npt.NDArray[Any]]
+Turns = tuple[npt.NDArray[np.int64], int]
 
 
 class ImageFamily:
@@ -29,6 +37,10 @@ class ImageFamily:
     token: ClassVar[str | None] = None
     # What the image processor returns, and the encoder reads. Other results are not sent.
     tensors: ClassVar[tuple[str, ...]] = ("pixel_values",)
+    # The layers of the vision tower, by their name in transformers' model.
+    layers: ClassVar[str]
+    # Names of tensors in checkpoints, as regular expressions, and those of transformers' modules.
+    tower_names: ClassVar[Mapping[str, str]] = {r"^model\.": ""}
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -49,3 +61,43 @@ class ImageFamily:
         `arrays` is all that the image processor returned for the image.
         """
         raise NotImplementedError
+
+    def tower_name(self, name: str) -> str:
+        """Return the name of a tensor of a checkpoint in transformers' model."""
+        for pattern, replacement in self.tower_names.items():
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    def read_layers(self, count: int) -> Collection[int]:
+        """Return which of the `count` layers' outputs are read, beside that of the last one."""
+        return ()
+
+    def parts(self, tensors: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield the parts of an image that can be encoded one after another, such as tiles."""
+        yield tensors
+
+    def features(
+        self, model: Any, part: dict[str, torch.Tensor], dtype: torch.dtype
+    ) -> list[torch.Tensor]:
+        """Return the stages (`StepImages`) of a part, tensors [..., hidden].
+
+        `model` is that of transformers without its text model.
+        """
+        part = {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in part.items()
+        }
+        found = model.get_image_features(**part).pooler_output
+        return [found if not isinstance(found, list | tuple) else _joined(found)]
+
+    def turns(self, num_prompt: int, images: Sequence[ImageInput]) -> Turns | None:
+        """Return the positions by which the tokens of a prompt are rotated, and what is added to
+        later positions (`Request.turns`). None: all are the positions of the text.
+        """
+        return None
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    return torch.cat([part.flatten(0, -2) for part in parts])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .family import Arrays, ImageFamily
+
+if TYPE_CHECKING:
+    import torch
 
 ARCHITECTURES = ["Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"]
 
@@ -15,6 +19,7 @@ class Family(ImageFamily):
     """Every tile has the same number of positions. Tokens name the tiles by row and column."""
 
     tensors: ClassVar = ("pixel_values", "pixel_attention_mask")
+    layers = "vision_model.encoder.layers"
 
     def options(self, detail: str) -> dict[str, Any]:
         splits = {"do_image_splitting": False} if detail == "low" else {}
@@ -33,3 +38,7 @@ class Family(ImageFamily):
             for row in range(1, rows + 1)
         )
         return f"{split}\n{whole}"
+
+    def parts(self, tensors: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+        for tile in range(tensors["pixel_values"].shape[1]):
+            yield {name: tensor[:, tile : tile + 1] for name, tensor in tensors.items()}

@@ -40,6 +40,8 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "speculative_num_steps": (1, 128),
     "max_loras": (1, 1024),
     "max_lora_rank": (1, 512),
+    "mm_encoder_budget": (1, 2**44),
+    "mm_cache_bytes": (0, 2**44),
     "max_cpu_loras": (1, 1_000_000),
     "port": (0, 30000),
     "ollama_port": (30001, 65535),

@@ -50,7 +50,7 @@ class ToyRunner:
     group: Group | None = None
     vocab_size = VOCAB
     eos_token_ids = frozenset({EOS})
-    adapters = None
+    adapters = images = None
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.cache = np.full(num_pages * page_size, -1)

@@ -40,6 +40,7 @@ class EngineInProcess(EngineClient):
             give_back_memory=lambda: None,
             close=lambda: None,
             adapters=None,
+            images=None,
             config=SimpleNamespace(model_path=""),
         )
         startup = SimpleNamespace(pending=False)

@@ -47,7 +47,11 @@ class RankRunner(ToyRunner):
 
 def follow_core(core: EngineCore, ranks: ThreadRanks) -> None:
     runner: Any = SimpleNamespace(
-        ranks=ranks, give_back_memory=None, adapters=None, config=SimpleNamespace(model_path="")
+        ranks=ranks,
+        give_back_memory=None,
+        adapters=None,
+        images=None,
+        config=SimpleNamespace(model_path=""),
     )
     startup: Any = SimpleNamespace(follow=None)
     with suppress(EngineEnded):

@@ -74,6 +74,7 @@ def run(
         give_back_memory=give_back_memory,
         close=lambda: None,
         adapters=None,
+        images=None,
         config=SimpleNamespace(model_path=""),
     )
     startup = SimpleNamespace(pending=False, stop=lambda: None)

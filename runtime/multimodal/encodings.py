@@ -1,0 +1,176 @@
+"""The encoded images of an engine: which are known, which are being encoded, and what a step reads.
+
+Images are encoded between steps, in the order in which requests need them. A request computes its
+tokens up to the first image that is not encoded yet, and waits there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ...kernels.staging import to_device
+from ..core.images import ImageInput
+from ..core.request import Request, Scheduled
+from ..core.step_images import StepImages
+from .encode_job import EncodeJob
+from .family import ImageFamily
+from .tower import Tower
+
+
+class Encoded(NamedTuple):
+    """The result of the encoder for an image: `StepImages.stages` for all of its rows."""
+
+    stages: list[torch.Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stage.nbytes for stage in self.stages)
+
+
+class Encodings:
+    """The encoder of a model, and its results by the digests of images.
+
+    Every rank has its own. All ranks encode the same images between the same steps.
+
+    Attributes:
+        tower: The modules.
+        images_total: Number of images that were encoded.
+    """
+
+    def __init__(
+        self,
+        tower: Tower,
+        family: ImageFamily,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        budget: int,
+        most_bytes: int,
+    ) -> None:
+        """`budget` is the number of patches that are encoded between two steps. Results of at most
+        `most_bytes` are kept.
+        """
+        self.tower, self.family = tower, family
+        self._dtype, self._device = dtype, device
+        self._budget, self._most_bytes = budget, most_bytes
+        self._known: OrderedDict[bytes, Encoded] = OrderedDict()
+        self._known_bytes = 0
+        # What the last plan lacked, in the order of its requests.
+        self._wanted: dict[bytes, ImageInput] = {}
+        self._askers: dict[bytes, dict[Request, None]] = {}
+        self._needed: set[bytes] = set()
+        self._jobs: dict[bytes, EncodeJob] = {}
+        self.images_total = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether an image is to be encoded."""
+        return bool(self._wanted)
+
+    def check(self, images: Sequence[ImageInput], num_prompt: int) -> None:
+        """Raise `ValueError` if images are not those of a prompt of this model."""
+        end = 0
+        for image in images:
+            is_inside = image.start >= end and image.length > 0 and image.end <= num_prompt
+            rows = image.rows
+            in_order = all(a < b for a, b in pairwise(rows))
+            if not is_inside or (rows and not (rows[0] == 0 and rows[-1] == image.length - 1)):
+                raise ValueError("an image lies outside of the prompt, or before another one")
+            if not in_order or self.family.tensors[0] not in image.tensors:
+                raise ValueError("an image is not one that the model's processor made")
+            end = image.end
+
+    def prepare(self, request: Request) -> None:
+        """Set the positions by which the tokens of a new request are rotated."""
+        if request.images and (turns := self.family.turns(request.num_prompt, request.images)):
+            request.turns, request.turn_shift = turns
+
+    def ready(self, request: Request, num_new: int) -> int:
+        """Return how many of the next `num_new` tokens can be computed: those before the first
+        image that is not encoded. Remember that this image and later ones are needed.
+        """
+        begin = request.num_computed
+        if begin >= request.images_end:
+            return num_new
+        ready = num_new
+        for image in request.images:
+            if image.end <= begin:
+                continue
+            self._needed.add(image.digest)
+            if image.digest not in self._known:
+                self._wanted.setdefault(image.digest, image)
+                self._askers.setdefault(image.digest, {})[request] = None
+                ready = min(ready, max(0, image.start - begin))
+        return ready
+
+    def next_askers(self) -> list[Request]:
+        """Return the requests that need the image which `advance` encodes next."""
+        return list(next(iter(self._askers.values()), {}))
+
+    def advance(self) -> None:
+        """Encode as much as the budget allows, at least one portion.
+
+        Call it before a step is planned. The plan states again which images it needs.
+        """
+        wanted, needed = self._wanted, self._needed
+        self._wanted, self._askers, self._needed = {}, {}, set()
+        self._jobs = {digest: job for digest, job in self._jobs.items() if digest in wanted}
+        spent = 0.0
+        for digest, image in wanted.items():
+            if digest not in self._jobs:
+                self._jobs[digest] = EncodeJob(self.tower, self.family, image, self._dtype)
+            job = self._jobs[digest]
+            while job.stages is None:
+                if spent >= self._budget:
+                    return
+                spent += job.advance()
+            del self._jobs[digest]
+            self._keep(digest, Encoded(job.stages), needed)
+            if self._known_bytes >= self._most_bytes:
+                # Results that the next steps read would be dropped for further ones.
+                return
+
+    def of_step(self, scheduled: list[Scheduled]) -> StepImages | None:
+        """Return the rows of images of a step, or None if it has none."""
+        rows: list[np.ndarray] = []
+        parts: list[list[torch.Tensor]] = []
+        first = 0
+        for request, num_new in scheduled:
+            begin, end = request.num_computed, request.num_computed + num_new
+            for image in request.images if begin < request.images_end else ():
+                own = np.array(image.rows or range(image.length)) + image.start
+                inside = np.flatnonzero((own >= begin) & (own < end))
+                if not len(inside):
+                    continue
+                self._known.move_to_end(image.digest)
+                cut = slice(int(inside[0]), int(inside[-1]) + 1)
+                rows.append(own[cut] - begin + first)
+                parts.append([stage[cut] for stage in self._known[image.digest].stages])
+            first += num_new
+        if not rows:
+            return None
+        (places,) = to_device([np.concatenate(rows)], self._device)
+        return StepImages(
+            rows=places, stages=[torch.cat(stage) for stage in zip(*parts, strict=True)]
+        )
+
+    def clear(self) -> None:
+        """Drop all results, for example because the weights change."""
+        self._known.clear()
+        self._known_bytes = 0
+        self._jobs.clear()
+
+    def _keep(self, digest: bytes, encoded: Encoded, needed: set[bytes]) -> None:
+        self.images_total += 1
+        self._known[digest] = encoded
+        self._known_bytes += encoded.num_bytes
+        for old in [each for each in self._known if each not in needed and each != digest]:
+            if self._known_bytes <= self._most_bytes:
+                break
+            self._known_bytes -= self._known.pop(old).num_bytes

@@ -1,0 +1,121 @@
+"""The encoder of images: the vision tower and the projector of a model, as built by transformers.
+
+Its linear layers are this package's, so their weights may be packed for the device's kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig
+from transformers.initialization import no_init_weights
+
+from ...kernels.linear import LinearKernels
+from ..layers.linear import StoredTensor
+from ..loader import safetensors
+from ..loader.loader import fill, finish, make_empty, scheme_of
+from ..models.transformers_build import own_layers
+from ..quantization.methods import Kinds, Products, scheme_kinds
+from .family import ImageFamily
+
+logger = logging.getLogger(__name__)
+
+_TEXT = ("language_model", "text_model", "lm_head")
+_ATTENTION = "sdpa"
+
+
+class Tower(nn.Module):
+    """The modules of `XModel` of transformers that images need, under their names.
+
+    `tied_weights` and `lm_head` are what `loader.fill` reads of every model.
+    """
+
+    def __init__(self, folder: Path, architecture: str) -> None:
+        super().__init__()
+        model = _without_text(folder, architecture)
+        own_layers(model)
+        model.requires_grad_(requires_grad=False)
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        # Not a submodule, because names would appear twice.
+        self._model = [model]
+        self.tied_weights: dict[str, str] = {}
+
+    @property
+    def model(self) -> Any:
+        """The model of transformers, without its text model."""
+        return self._model[0]
+
+    def layers(self, path: str) -> Sequence[nn.Module]:
+        """Return the layers of the tower, which `path` names."""
+        return list(self.get_submodule(path).children())
+
+
+def load_tower(
+    folder: Path,
+    family: ImageFamily,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: LinearKernels | None,
+    lacking: Collection[torch.dtype] = (),
+) -> Tower:
+    """Return the encoder of a model folder. Raises `ValueError` that names what is at fault."""
+    scheme = scheme_of(folder)
+
+    def choose(tower: Any) -> Kinds:
+        products = Products(dtype, device, kernels, lacking)
+        return scheme_kinds(tower, scheme, "auto" if scheme else "none", products)
+
+    architecture = family.config["architectures"][0]
+    tower: Tower = make_empty(lambda: Tower(folder, architecture), dtype, device, choose)
+    stored = safetensors.list_tensors(folder, quantized=scheme is not None)
+    tensors = _of_tower(tower, family, stored)
+    fill(tower, tensors, str(folder), progress=False)  # type: ignore[arg-type]
+    finish(tower, kernels, progress=False)
+    return tower.eval()
+
+
+def _of_tower(
+    tower: Tower, family: ImageFamily, stored: Sequence[StoredTensor]
+) -> list[StoredTensor]:
+    """Return the tensors of the encoder under the names of its modules."""
+    children = tuple(f"{name}." for name, _ in tower.named_children())
+    parameters = {name for name, _ in tower.named_parameters(recurse=False)}
+    found = []
+    for tensor in stored:
+        name = family.tower_name(tensor.name)
+        if name.startswith(children) or name in parameters:
+            found.append(tensor._replace(name=name))
+    return found
+
+
+def _without_text(folder: Path, architecture: str) -> Any:
+    """Return the model of images and text without its text model, on torch's default device."""
+    config = AutoConfig.from_pretrained(folder)
+    text = config.get_text_config()
+    # The text model is made, but dropped at once: one layer and a small vocabulary are enough.
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    kind = getattr(transformers, architecture)
+    try:
+        with no_init_weights():
+            whole = kind._from_config(config, attn_implementation=_ATTENTION)
+    except Exception as error:
+        # The code of any model may raise any exception.
+        logger.debug("transformers cannot make %s", architecture, exc_info=True)
+        raise ValueError(
+            f"{folder}: transformers {transformers.__version__} cannot make the vision tower of "
+            f"{architecture} ({type(error).__name__}: {error!s:.200}); add --disable-vision"
+        ) from None
+    model = whole.model
+    for name in _TEXT:
+        if hasattr(model, name):
+            delattr(model, name)
+    return model
