@@ -16,6 +16,7 @@ class LinearKernels(Protocol):
     - "bfloat16", or a GGUF format such as "Q4_1";
     - "int8" and "fp8_e4m3": 8-bit numbers with a float32 scale per row;
     - "fp8_e4m3_blocks": with a float32 scale for each 128 columns of a row;
+    - "nvfp4": numbers of e2m1, with an e4m3 scale for each 16 columns and one of the tensor;
     - "weight_only 4 128 zeros": numbers of 4 or 8 bits that are widened to x's dtype, with a scale
       and a zero point for each group of 128 columns; "symmetric" if all zero points are 2^(bits -
       1);
@@ -83,7 +84,7 @@ class LinearKernels(Protocol):
         or numbers as `ops.weight_only_linear` takes them.
 
         `scales` has one tensor per part: [rows, 1] float32 for 8 bits, [rows, ceil(in / 128)] for
-        blocks, or [rows, groups, 2] for weight-only numbers, the scale and the zero point of each
-        group.
+        blocks, [rows, groups, 2] for weight-only numbers, the scale and the zero point of each
+        group, or [rows, groups + 1] for NVFP4, whose last one is that of the tensor.
         """
         ...

@@ -206,6 +206,8 @@ FORMATS = {
     # With `super_size` columns of a group.
     "weight_only 4": Format(4, scale="float", minimum="zero", super_size=0),
     "weight_only 8": Format(8, scale="float", minimum="zero", super_size=0),
+    # An e4m3 scale for each 16 columns, and one of the tensor.
+    "nvfp4": Format(4, number="e2m1", scale="e4m3", group=16, super_size=0),
 }
 
 

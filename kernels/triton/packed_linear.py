@@ -26,6 +26,8 @@ from .packed_formats import FORMATS, Format, Parts, pack_blocks, pack_rows, valu
 
 logger = logging.getLogger(__name__)
 
+_NVFP4 = "nvfp4"
+
 
 class PackedLinear:
     """`LinearKernels` of a GPU: weights in GGUF's blocks, and experts in more formats
@@ -49,6 +51,8 @@ class PackedLinear:
         if kind.startswith("mixed "):
             return self._mixed(kind.split()[1:], in_features)
         form = FORMATS.get(kind)
+        if kind == _NVFP4:
+            return self._tried(NAMES.index(kind)) if in_features % 16 == 0 else None
         if form is None or form.read is None or in_features % form.block:
             return None
         return self._tried(NAMES.index(kind))
@@ -83,6 +87,8 @@ class PackedLinear:
     def pack(
         self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
     ) -> torch.Tensor:
+        if kind == _NVFP4:
+            return self._pack_numbers(kind, parts, scales)
         if not kind.startswith("mixed "):
             form = FORMATS[kind]
             rows = [pack_blocks(form, part.to(self._device)) for part in parts]
@@ -95,6 +101,23 @@ class PackedLinear:
                 missing -= len(part)
                 runs.append(pack_blocks(FORMATS[name], part.to(self._device)).view(-1))
         return torch.cat(runs)[None]
+
+    def _pack_numbers(
+        self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Pack a kind that is not GGUF's."""
+        columns = parts[0].shape[1]
+        if kind.startswith(("weight_only 4", _NVFP4)):
+            columns *= 2
+        layout = self.layout(kind, columns)
+        assert layout is not None
+        form = form_of(layout)
+        return torch.cat(
+            [
+                pack_rows(form, _parts(kind, part.to(self._device), scale.to(self._device)))
+                for part, scale in zip(parts, scales, strict=True)
+            ]
+        )
 
 
 class PackedExperts(PackedLinear):
@@ -121,22 +144,15 @@ class PackedExperts(PackedLinear):
     ) -> torch.Tensor:
         if kind in FORMATS and FORMATS[kind].read is not None:
             return super().pack(kind, parts)
-        columns = parts[0].shape[1]
-        if kind.startswith("weight_only 4"):
-            columns *= 2
-        layout = self.layout(kind, columns)
-        assert layout is not None
-        form = form_of(layout)
-        return torch.cat(
-            [
-                pack_rows(form, _parts(kind, part.to(self._device), scale.to(self._device)))
-                for part, scale in zip(parts, scales, strict=True)
-            ]
-        )
+        return self._pack_numbers(kind, parts, scales)
 
 
 def _parts(kind: str, stored: torch.Tensor, scales: torch.Tensor) -> Parts:
     """Return unpacked rows of a kind that is not GGUF's. Its form is that of `LinearKernels`."""
+    if kind == _NVFP4:
+        numbers = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1)
+        subs = scales[:, :-1].to(torch.float8_e4m3fn).view(torch.uint8)
+        return Parts(numbers, scales[:, -1:].float(), subs)
     if kind.startswith("weight_only"):
         if kind.startswith("weight_only 4"):
             stored = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1)

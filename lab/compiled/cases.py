@@ -246,10 +246,10 @@ def _packed_cases() -> Iterator[Case]:
 
     for tokens in (1, 64, 2048):
         for name, form in FORMATS.items():
-            if form.read is not None:
+            if form.read is not None or name == "nvfp4":
                 yield product(name, tokens)
     for tokens in (1, 2048):
-        for name in ("MXFP4", "fp8_e4m3", "fp8_e4m3_blocks", "int8", "Q4_K", "Q6_K"):
+        for name in ("MXFP4", "fp8_e4m3", "fp8_e4m3_blocks", "int8", "Q4_K", "Q6_K", "nvfp4"):
             yield experts(name, tokens)
         yield experts("weight_only 4", tokens, 128)
     table = _numbers(1000, FORMATS["Q6_K"].planes(size).row_bytes, dtype=torch.uint8)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config.quantization_registry import PLAIN, Scheme
-from . import pack_quantized
+from . import nvfp4, pack_quantized
 from .config import EXPRESSION, Patterns, names, setting
 from .w8a8 import BLOCK
 
@@ -68,6 +68,9 @@ def _kind(group: Mapping[str, Any], form: str) -> str:
         packed = pack_quantized.kind_of(weights)
         if packed is not None:
             return packed
+    each = [args for args in (weights, inputs) if args is not None]
+    if form == nvfp4.FORMAT and not outputs and all(map(_is_nvfp4, each)):
+        return "nvfp4 compressed"
     if outputs or form not in _W8A8_FORMATS:
         raise _unsupported(form, weights, inputs)
     dtype = {("float", "8"): "float8_e4m3fn", ("int", "8"): "int8"}.get(_number(weights))
@@ -94,6 +97,13 @@ def _kind(group: Mapping[str, Any], form: str) -> str:
     return f"w8a8 {dtype} {scales} weight_scale"
 
 
+def _is_nvfp4(args: object) -> bool:
+    if not isinstance(args, dict):
+        return False
+    form = _number(args), args.get("strategy"), args.get("group_size")
+    return form == (("float", "4"), "tensor_group", nvfp4.GROUP)
+
+
 def _number(args: Mapping[str, Any]) -> tuple[str, str]:
     return str(args.get("type")), str(args.get("num_bits"))
 
@@ -112,5 +122,5 @@ def _unsupported(form: str, weights: object, inputs: object) -> ValueError:
         f"activations as {shown(inputs)} are not supported; supported: 8-bit weights by "
         "tensor, channel or block with activations by token, tensor (static) or group, symmetric, "
         f"float or int; {pack_quantized.FORMAT} int weights of 4 or 8 bits by group or channel "
-        "with activations of 16 bits; take another checkpoint"
+        f"with activations of 16 bits; {nvfp4.FORMAT}; take another checkpoint"
     )

@@ -131,11 +131,13 @@ class Products(NamedTuple):
     lacking: Collection[torch.dtype] = ()
 
     def take(self, kind: str) -> bool:
-        """Whether there is a product for a kind "w8a8 ..." or "weight_only ...".
+        """Whether there is a product for a kind "w8a8 ...", "weight_only ..." or "nvfp4 ...".
 
         Plain torch widens the whole weight at each step. It counts only for float32, where exact
         numbers matter more than speed.
         """
+        if kind.startswith("nvfp4"):
+            return _packs(self.kernels, kind)
         op, dtype = "weight_only_linear", torch.uint8
         if kind.startswith("w8a8"):
             op, dtype = "scaled_linear", getattr(torch, kind.split()[1])
@@ -159,6 +161,8 @@ def _packs(kernels: LinearKernels | None, kind: str) -> bool:
     packed = ["Q4_1", "weight_only 4 32 zeros"]
     if kind.startswith("w8a8"):
         packed = ["int8" if kind.split()[1] == "int8" else "fp8_e4m3"]
+    if kind.startswith("nvfp4"):
+        packed = ["nvfp4"]
     return kernels is not None and any(
         kernels.layout(name, _ANY_WIDTH) is not None for name in packed
     )

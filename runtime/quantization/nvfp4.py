@@ -1,0 +1,128 @@
+"""NVFP4: numbers of 4 bits (e2m1), an e4m3 scale for each 16 columns, and a float32 scale for the
+tensor.
+
+A value is number * scale * tensor scale. Activations stay in 16 bits, whatever the checkpoint says
+of them: that is more exact, and no kernel here multiplies 4 bits by 4 bits.
+
+Sources of the layouts: compressed-tensors' compressors/nvfp4, and ModelOpt's
+torch/quantization/qtensor/nvfp4_tensor.py.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ...kernels.linear import LinearKernels
+from ..layers.linear import NUMBERS, Axis, Linear, Place, StoredTensor
+
+FORMAT = "nvfp4-pack-quantized"
+GROUP = 16
+_STORED = "nvfp4"
+_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# By the writer: the names of the numbers, of the tensor's scale and of the activations' scale.
+# compressed-tensors stores the reciprocal of the tensor's scale.
+_NAMES = {
+    "compressed": ("weight_packed", "weight_global_scale", "input_global_scale"),
+    "modelopt": ("weight", "weight_scale_2", "input_scale"),
+}
+
+
+class NVFP4:
+    """The `LinearMethod` of a kind "nvfp4 WRITER", with a WRITER of `_NAMES`.
+
+    Parts have numbers [rows, columns / 2] uint8, the earlier column in the low half, scales [rows,
+    columns / 16] e4m3, and one scale of the tensor.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._writer = kind.split()[1]
+        self._parts: defaultdict[str, dict[str, StoredTensor]] = defaultdict(dict)
+
+    def create(self, layer: Linear) -> None:
+        if layer.in_features % GROUP:
+            raise ValueError(
+                f"NVFP4 weights need rows of a multiple of {GROUP} numbers, but a layer's have "
+                f"{layer.in_features}; take another checkpoint"
+            )
+        layer.hold("weight", (0,), torch.uint8)
+
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        rows, columns = layer.parts[part], layer.in_features
+        numbers, whole, inputs = _NAMES[self._writer]
+
+        def keep(name: str) -> Callable[[StoredTensor], None]:
+            def load(tensor: StoredTensor) -> None:
+                self._parts[part][name] = tensor
+
+            return load
+
+        return {
+            numbers: Place(
+                [(rows, columns // 2)],
+                keep("numbers"),
+                (torch.uint8,),
+                rows=Axis(0),
+                columns=Axis(1, 2),
+            ),
+            "weight_scale": Place(
+                [(rows, columns // GROUP)],
+                keep("scales"),
+                (torch.float8_e4m3fn,),
+                rows=Axis(0),
+                columns=Axis(1, GROUP),
+            ),
+            whole: Place([(1,), ()], keep("whole"), NUMBERS),
+            inputs: Place([(1,), ()], lambda tensor: None, NUMBERS, is_optional=True),
+        }
+
+    def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        assert kernels is not None
+        parts = () if layer.weight.is_meta else layer.parts
+        found = [self._read(part) for part in parts]
+        scales = [
+            torch.cat((scale.float(), whole.expand(len(scale), 1)), dim=1)
+            for _, scale, whole in found
+        ]
+        layer.pack(kernels, _STORED, [numbers for numbers, *_ in found], scales)
+        self._parts.clear()
+
+    def widen(self, layer: Linear) -> torch.Tensor:
+        table, parts = torch.tensor(_NUMBERS), []
+        for part in layer.parts:
+            numbers, scale, whole = self._read(part)
+            codes = torch.stack((numbers & 15, numbers >> 4), dim=-1).flatten(1).int()
+            values = table[codes & 7] * (1 - (codes >> 3) * 2)
+            groups = values.view(len(values), -1, GROUP)
+            parts.append((groups * (scale.float() * whole)[..., None]).flatten(1))
+        return torch.cat(parts)
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        return layer.multiply_packed(x)
+
+    def _read(self, part: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return numbers, scales and the factor [1] float32 of the tensor.
+
+        Raises `ValueError` for scales that no quantiser writes.
+        """
+        stored = self._parts[part]
+        scales, whole = stored["scales"].read(), stored["whole"].read().float().view(1)
+        if not bool(scales.float().isfinite().all()):
+            raise stored["scales"].fault("holds NaN")
+        if self._writer == "compressed":
+            whole = 1 / whole
+        if not bool((whole.isfinite() & (whole > 0)).all()):
+            raise stored["whole"].fault("holds no positive number")
+        return stored["numbers"].read(), scales, whole
+
+
+def describe(kind: str) -> str:
+    """Return the name that is shown to users."""
+    return "nvfp4"
+
+
+def make_method(kind: str) -> NVFP4:
+    return NVFP4(kind)

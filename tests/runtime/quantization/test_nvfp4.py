@@ -1,0 +1,146 @@
+"""NVFP4 checkpoints of compressed-tensors and of ModelOpt are the numbers that they stand for:
+widened, and in their bits on a GPU, elsewhere in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny_model
+from triton_interpreter import DEVICE
+
+from piecework.kernels.triton.packed_linear import PackedLinear
+from piecework.runtime.loader.loader import load_model
+from piecework.runtime.models.causal_lm import CausalLM
+from piecework.runtime.quantization.methods import linear_kinds
+
+pytestmark = pytest.mark.on_gpu
+ARGS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "compressed": {
+        "quant_method": "compressed-tensors",
+        "format": "nvfp4-pack-quantized",
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": ARGS, "input_activations": ARGS}
+        },
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+    },
+    "modelopt": {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "ignore": ["lm_head", "model.layers.*.mlp.gate"],
+    },
+}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+
+
+def make_pair(folder: Path, writer: str, architecture: str, **shape: Any) -> tuple[Path, Path]:
+    """A model whose linear layers are NVFP4's numbers, and the same as `writer` stores it."""
+    numbers = make_tiny_model(folder / "numbers", architecture, num_hidden_layers=1, **shape)
+    tensors = load_file(numbers / "model.safetensors")
+    stored, make = dict(tensors), torch.Generator().manual_seed(0)
+    for name, weight in tensors.items():
+        if not name.endswith("_proj.weight"):
+            continue
+        rows, columns = weight.shape
+        packed = torch.randint(256, (rows, columns // 2), generator=make).to(torch.uint8)
+        scale = (torch.rand(rows, columns // 16, generator=make) * 400).to(torch.float8_e4m3fn)
+        whole = torch.rand(1, generator=make) / 20000
+        values = unpack_fp4_from_uint8(packed, rows, columns, dtype=torch.float32)
+        wide = values * scale.float().repeat_interleave(16, 1) * whole
+        tensors[name] = wide.to(weight.dtype)
+        prefix = name.removesuffix(".weight")
+        del stored[name]
+        if writer == "compressed":
+            stored |= {
+                f"{prefix}.weight_packed": packed,
+                f"{prefix}.weight_scale": scale,
+                f"{prefix}.weight_global_scale": 1 / whole,
+                f"{prefix}.input_global_scale": torch.ones(1),
+            }
+        else:
+            stored |= {
+                f"{prefix}.weight": packed,
+                f"{prefix}.weight_scale": scale,
+                f"{prefix}.weight_scale_2": whole[0],
+                f"{prefix}.input_scale": torch.ones(()),
+            }
+    save_file(tensors, numbers / "model.safetensors")
+    other = folder / writer
+    other.mkdir()
+    config = json.loads((numbers / "config.json").read_text())
+    (other / "config.json").write_text(
+        json.dumps(config | {"quantization_config": CONFIGS[writer]})
+    )
+    save_file(stored, other / "model.safetensors")
+    return numbers, other
+
+
+def load(path: Path, *, packed: bool = False) -> CausalLM:
+    here = torch.device(DEVICE)
+    kernels = PackedLinear(torch.float32, here) if packed else None
+    return load_model(str(path), torch.float32, here, False, kernels, quantization="auto")
+
+
+@pytest.mark.parametrize("writer", CONFIGS)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
+def test_layers_compute_what_their_numbers_do(
+    tmp_path: Path, writer: str, architecture: str
+) -> None:
+    shape = MOE if architecture == "qwen3_moe" else {}
+    numbers, stored = make_pair(tmp_path, writer, architecture, **shape)
+    exact, widened, packed = load(numbers), load(stored), load(stored, packed=True)
+    assert not linear_kinds(widened) and linear_kinds(packed)
+    size = exact.config.hidden_size
+    x = torch.randn(5, size, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for part in ("self_attn.qkv_proj", "mlp"):
+        wanted, wide, own = (
+            model.get_submodule(f"model.layers.0.{part}")(x) for model in (exact, widened, packed)
+        )
+        most = 1e-3 * float(wanted.abs().max())
+        torch.testing.assert_close(wide, wanted, rtol=1e-3, atol=most)
+        torch.testing.assert_close(own, wanted, rtol=1e-3, atol=most)
+    name = "mlp.experts.gate_up_proj" if architecture == "qwen3_moe" else "mlp.gate_up_proj"
+    ours, others = (
+        model.get_submodule(f"model.layers.0.{name}").weight.nbytes for model in (packed, exact)
+    )
+    # 4.5 bits of 32, and padding of such short rows.
+    assert ours <= others / 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("weight_scale", torch.float8_e4m3fn, "holds NaN"),
+        ("weight_global_scale", None, "holds no positive number"),
+    ],
+)
+def test_damaged_scales_are_one_clear_error(
+    tmp_path: Path, name: str, value: torch.dtype | None, text: str
+) -> None:
+    _, stored = make_pair(tmp_path, "compressed", "llama")
+    tensors = load_file(stored / "model.safetensors")
+    key = f"model.layers.0.mlp.up_proj.{name}"
+    if value is None:
+        tensors[key] = torch.zeros(1)
+    else:
+        tensors[key] = torch.full(tensors[key].shape, float("nan")).to(value)
+    save_file(tensors, stored / "model.safetensors")
+    with pytest.raises(ValueError, match=text):
+        load(stored)
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "W4A8_AWQ", None])
+def test_other_formats_of_modelopt_are_refused(tmp_path: Path, algorithm: str | None) -> None:
+    _, stored = make_pair(tmp_path, "modelopt", "llama")
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"]["quant_algo"] = algorithm
+    (stored / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="supported: NVFP4 with groups of 16"):
+        load(stored)
