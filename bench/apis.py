@@ -30,6 +30,7 @@ class GenerationCall:
     ignore_eos: bool = False
     stream: bool = False
     rid: str | None = None  # Request id, for `/generate` only.
+    images: tuple[str, ...] = ()  # Addresses of images before the prompt, for chats only.
 
 
 @dataclass(slots=True)
@@ -196,7 +197,10 @@ class _Chat(_OpenAI):
     def _prompt(self, call: GenerationCall) -> dict[str, Any]:
         if not isinstance(call.prompt, str):
             raise ValueError("a chat takes text, not token ids")
-        messages = {"messages": [{"role": "user", "content": call.prompt}]}
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in call.images]
+        text: Any = call.prompt
+        content = [*images, {"type": "text", "text": text}] if images else text
+        messages = {"messages": [{"role": "user", "content": content}]}
         return (
             messages
             if call.logprobs is None

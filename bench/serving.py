@@ -20,6 +20,7 @@ from .target import Target
 from .workloads import Prompt, Workload, make_prompts
 
 MILLISECONDS = 1000.0
+_ALONE = 5  # Requests with a new image that are measured alone, each of them twice.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,8 @@ class ServingResult:
         e2e: From sending a request to its end.
         duration: From the first request to the last answer.
         proposals: What speculation proposed meanwhile. None: the server has no such metrics.
+        first_image, same_image: From sending a request with a new image to its first token, and
+            from sending the same request again.
     """
 
     duration: float
@@ -60,6 +63,8 @@ class ServingResult:
     tpot: list[float] = field(default_factory=list)
     itl: list[float] = field(default_factory=list)
     e2e: list[float] = field(default_factory=list)
+    first_image: list[float] = field(default_factory=list)
+    same_image: list[float] = field(default_factory=list)
 
     def add(self, answer: Answer) -> None:
         """Add one answer. If the server sends no usage, each event counts as a token."""
@@ -85,6 +90,8 @@ class ServingResult:
             "tpot_ms": self.tpot,
             "itl_ms": self.itl,
             "e2e_ms": self.e2e,
+            "first_image_ms": self.first_image,
+            "same_image_ms": self.same_image,
         }
         return {
             "completed": self.completed,
@@ -126,6 +133,13 @@ class ServingResult:
             lines.append(
                 f"{self.without_usage} answers came without usage; their output tokens were "
                 "counted by events, their input is missing"
+            )
+        if self.first_image:
+            new, same = (figures[f"{name}_image_ms"]["median"] for name in ("first", "same"))
+            lines.append(
+                f"One request alone:    first token after {new:.1f} ms for a new image, {same:.1f} "
+                f"ms for the same image again ({new / same:.1f}x; medians of "
+                f"{len(self.first_image)})"
             )
         return [*lines, "", *_latency_table(figures)]
 
@@ -177,8 +191,12 @@ async def measure(target: Target, settings: ServingSettings, workload: Workload)
         calls = [_call(prompt, settings) for prompt in prompts]
         for call in calls[: settings.num_warmups]:
             await _warm_up(client, call)
+        alone = await _images_alone(client, workload, settings, rng) if workload.images else []
         before = await read_proposals(client)
         result = await _measure(client, calls[settings.num_warmups :], settings, rng)
+        for new, same in alone:
+            result.first_image.append(new)
+            result.same_image.append(same)
         if before is not None:
             after = await read_proposals(client)
             result.proposals = None if after is None else after - before
@@ -212,6 +230,23 @@ async def _measure(
     return result
 
 
+async def _images_alone(
+    client: Client, workload: Workload, settings: ServingSettings, rng: random.Random
+) -> list[tuple[float, float]]:
+    """Return the seconds to the first token of requests with new images, and of the same again."""
+    prompts = make_prompts(replace(workload, image_share=1.0), _ALONE, rng)
+    times = []
+    for prompt in prompts:
+        call = replace(_call(prompt, settings), max_tokens=1)
+        taken = []
+        for _ in range(2):
+            answer = await ask(client, call)
+            first = answer.token_times[0] if answer.token_times else answer.ended
+            taken.append(first - answer.sent)
+        times.append((taken[0], taken[1]))
+    return times
+
+
 def _call(prompt: Prompt, settings: ServingSettings) -> GenerationCall:
     return GenerationCall(
         prompt=prompt.content,
@@ -220,6 +255,7 @@ def _call(prompt: Prompt, settings: ServingSettings) -> GenerationCall:
         temperature=settings.temperature,
         ignore_eos=settings.ignore_eos,
         stream=settings.stream,
+        images=prompt.images,
     )
 
 

@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from .datasets import GSM8K_STOPS, few_shot_prompts, load_gsm8k, load_sharegpt
+from .pictures import picture_url
 
 DATASETS = ("random", "shared-prefix", "gsm8k", "sharegpt-file")
 PROMPT_KINDS = ("token-ids", "words")
@@ -27,11 +28,12 @@ WORDS = tuple(_WORDS.split())
 
 
 class Prompt(NamedTuple):
-    """A prompt, and the number of tokens to request."""
+    """A prompt, and the number of tokens to request. `images` are data URLs."""
 
     content: str | list[int]
     max_tokens: int
     stop: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,9 @@ class Workload:
     `random_range_ratio`), as in vLLM's benchmark. Random prompts are token ids, of exact length, or
     words of about one token each. `vocab_size` is needed for token ids. `output_len` replaces the
     output lengths of gsm8k and sharegpt-file.
+
+    With `images`, a share of `image_share` of the prompts has so many random pictures of
+    `image_size` x `image_size` pixels.
     """
 
     dataset: str = "random"
@@ -55,6 +60,9 @@ class Workload:
     output_len: int | None = None
     data_path: str | None = None
     vocab_size: int | None = None
+    images: int = 0
+    image_size: int = 512
+    image_share: float = 1.0
 
     @property
     def needs_vocab_size(self) -> bool:
@@ -63,6 +71,24 @@ class Workload:
 
 def make_prompts(workload: Workload, count: int, rng: random.Random) -> list[Prompt]:
     """Return `count` prompts. Raises `ValueError` if a file is missing or malformed."""
+    prompts = _texts(workload, count, rng)
+    if not workload.images:
+        return prompts
+    # Spread evenly, so that every part of the load has the same share.
+    return [
+        prompt._replace(images=pictures(workload, rng))
+        if int((place + 1) * workload.image_share) > int(place * workload.image_share)
+        else prompt
+        for place, prompt in enumerate(prompts)
+    ]
+
+
+def pictures(workload: Workload, rng: random.Random) -> tuple[str, ...]:
+    """Return new pictures for a prompt."""
+    return tuple(picture_url(workload.image_size, rng) for _ in range(workload.images))
+
+
+def _texts(workload: Workload, count: int, rng: random.Random) -> list[Prompt]:
     match workload.dataset:
         case "random":
             return _random_prompts(workload, [[]], count, rng)

@@ -159,8 +159,6 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
     kept: Kept | None = getattr(app.state, "kept", None)
     throughput: ThroughputLog | None = getattr(app.state, "throughput", None)
     media: Media | None = getattr(app.state.serving, "media", None)
-    if media is not None:
-        media.start()
     if batches is not None:
         await batches.start()
     if throughput is not None:

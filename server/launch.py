@@ -167,6 +167,7 @@ class Launch:
         self._began = began
         self._config = config
         self._listeners = [*listeners]
+        self._service = service
         self._engine, app, self._summary = service
         self._http = http_server(app, config, access_log=config.log_level == "debug")
         self._accounts: Accounts | None = getattr(app.state, "accounts", None)
@@ -204,6 +205,7 @@ class Launch:
         if not await self._engine.wait_ready():
             return
         port, seconds = self._listeners[0].getsockname()[1], time.perf_counter() - self._began
+        await self._service.settle()
         if self._config.log_format == "json":
             ready = {"port": port, "start_seconds": round(seconds, 3)}
             logger.info("the server is ready", extra=with_fields(ready))

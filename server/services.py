@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from ..runtime.config.multimodal_registry import family_of
 from ..runtime.files.resolve import resolve_model_path
 from ..runtime.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ..runtime.tokenizer.chat_template import ChatTemplates
@@ -20,6 +21,8 @@ from .engine.client import EngineClient
 from .engine.interface import TextEngine
 from .engine.replicas import Replicas
 from .engine.settings import settings_of
+from .media.media import Media
+from .media.process import PreprocessProcesses
 from .openai.stored.kept import check_store
 from .parsing.choice import AUTO, choose_format, choose_reasoning
 from .parsing.detection import detect
@@ -61,7 +64,10 @@ def service_of(
     )
     rows = _chat_rows(config, tokenizer.templates) | {"sampling": str(defaults)}
     check_store(config)
-    return lambda: _text_service(config, tokenizer, defaults, rows, process)
+    has_images = not config.engine.disable_vision and family_of(model_path) is not None
+    arguments = [str(model_path), config.engine.tokenizer_path] if has_images else []
+    images = [each for each in arguments if each is not None]
+    return lambda: _text_service(config, tokenizer, defaults, rows, images, process)
 
 
 def _chat_rows(config: ServerConfig, templates: ChatTemplates) -> dict[str, str]:
@@ -85,8 +91,10 @@ def _text_service(
     tokenizer: Tokenizer,
     defaults: SamplingDefaults,
     rows: dict[str, str],
+    images: Sequence[str],
     process: subprocess.Popen[bytes] | None,
 ) -> Service:
+    """`images` are the arguments of the process that reads images, or none for a model of text."""
     settings, refuses = settings_of(config, process), config.sleep_requests == "refuse"
     engine: TextEngine = (
         EngineClient(config.engine, tokenizer, refuses_asleep=refuses, **settings)
@@ -94,5 +102,8 @@ def _text_service(
         else Replicas(config.dp_size, config.engine, tokenizer, refuses_asleep=refuses, **settings)
     )
     is_chat = tokenizer.chat_template is not None
-    lines = partial(summary, config, rows=rows, chat=is_chat)
-    return Service(engine, create_app(engine, config, defaults), lines)
+    media = Media(config, PreprocessProcesses(images)) if images else None
+    if media is not None:
+        media.start()
+    lines = partial(summary, config, rows=rows, chat=is_chat, media=media)
+    return Service(engine, create_app(engine, config, defaults, media=media), lines)

@@ -11,6 +11,7 @@ from ..runtime.config.engine import EngineConfig
 from ..runtime.core.engine_info import EngineInfo, GraphInfo, describe_passes
 from ..version import __version__
 from .config.server import CommonServerConfig, ServerConfig
+from .media.media import Media
 
 _MIB = 2**20
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -24,10 +25,12 @@ def summary(
     *,
     rows: Mapping[str, str],
     chat: bool,
+    media: Media | None = None,
 ) -> str:
     """Return what is served, its limits, and a command to try it.
 
     `rows` are the caller's rows for requests. `chat`: whether the model has a chat template.
+    `media` reads its images.
     """
     known = {
         "model": f"{info.architecture}, {info.dtype} on {info.device}, {info.attention_backend} "
@@ -42,6 +45,8 @@ def summary(
         "prefill chunk": f"{info.chunked_prefill_size:,} tokens",
     }
     known |= rows
+    if media is not None:
+        known["images"] = media.described()
     if info.start_seconds:
         known["start-up"] = ", ".join(
             f"{phase} {taken:.1f} s" for phase, taken in _phases(info, seconds).items()

@@ -274,7 +274,9 @@ class Generation:
 
 def _prompt(body: Body) -> Any:
     if "messages" in body:
-        return body["messages"][0]["content"]
+        content = body["messages"][0]["content"]
+        # Behind images.
+        return content[-1]["text"] if isinstance(content, list) else content
     return next(body[name] for name in ("prompt", "text", "input_ids") if name in body)
 
 

@@ -35,6 +35,7 @@ examples:
       --num-prompts 32
   %(prog)s --dataset shared-prefix --prefix-len 640 --random-input-len 96 --random-output-len 32 \\
       --ignore-eos --max-concurrency 8
+  %(prog)s --api chat --images 1 --image-share 0.5 --random-input-len 64 --max-concurrency 8
   %(prog)s --dataset gsm8k --request-rate 4 --num-prompts 100 --json result.json
 """
 
@@ -108,6 +109,15 @@ def _add_prompts(group: Any) -> None:
         positive,
     )
     add_gsm8k_file(group, "; sharegpt-file: the ShareGPT JSON")
+    add_flag(group, "--images N", "random pictures in each prompt of a chat (--api chat)", count, 0)
+    add_flag(group, "--image-size N", "pixels of a side of each picture", positive, 512)
+    add_flag(
+        group,
+        "--image-share F",
+        "share of the prompts that have pictures; default: 1, all",
+        ratio,
+        1.0,
+    )
 
 
 def _rate(text: str) -> float:
@@ -131,6 +141,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             "--prompt-kind token-ids does not work with --api chat; give words, or another --api"
         )
+    if arguments.images and not chat:
+        raise ValueError("--images needs --api chat")
     workload = given(
         Workload, arguments, kind=arguments.prompt_kind or ("words" if chat else "token-ids")
     )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from .client import ChatClient, ChatError, Part, Unavailable
-from .conversation import Conversation
+from .conversation import Content, Conversation
 from .screen import Screen
 
 LONGEST_WAIT = 60.0  # Seconds to wait for a server that does not answer.
 _HELP = """\
 /system [TEXT]      set the system prompt; without TEXT: remove it
+/image FILE         send an image with the next question; several are possible
 /model [NAME]       switch to another model of the server; without NAME: list them
 /set [NAME VALUE]   set temperature, top_p, max_tokens, ...; without VALUE: the server's default
 /retry              ask the last question again
@@ -36,6 +38,7 @@ class Session:
         self.failed = False  # Whether the last question got no answer.
         self._commands: dict[str, Callable[[str], None]] = {
             "/system": self._system,
+            "/image": lambda text: screen.note(f"{conversation.attach(_needed(text))} attached"),
             "/model": self._model,
             "/set": self._set,
             "/retry": lambda _: self.ask(conversation.again()),
@@ -77,13 +80,13 @@ class Session:
                     self.screen.status("")
                     self.screen.note("stopped")
 
-    def ask(self, text: str) -> None:
+    def ask(self, asked: Content) -> None:
         """Ask the model and show its answer.
 
         After Ctrl-C, a partial answer stays in the conversation. If there is none, `/retry` asks
         again.
         """
-        messages = self.conversation.ask(text)
+        messages = self.conversation.ask(asked)
         answer, tokens, first, note = "", 0, 0.0, ""
         self.failed = True
         try:
@@ -110,7 +113,7 @@ class Session:
         if note:
             self.screen.note(note)
 
-    def _parts(self, messages: list[dict[str, str]]) -> Iterator[Part]:
+    def _parts(self, messages: list[dict[str, Any]]) -> Iterator[Part]:
         """Yield the parts of an answer. If the server is unavailable, wait and retry once."""
         ask = partial(self.client.answer, self.model, messages, self.conversation.settings)
         try:

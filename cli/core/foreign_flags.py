@@ -191,6 +191,10 @@ _SWITCHES = (
     ("--no-async-scheduling", "disable_overlap_schedule", True),
     ("--enable-deterministic-inference", "batch_invariant", True),
     ("--disable-log-stats", "log_stats_interval", 0.0),
+    *((f"--{name}", "disable_vision", True) for name in (
+        "language-only", "language-model-only", "no-mmproj"
+    )),
+    ("--no-language-model-only", "disable_vision", False),
     ("--no-ui", "no_page", True),
     ("--no-webui", "no_page", True),
     *((f"--{name}", "runner", "pooling") for name in (

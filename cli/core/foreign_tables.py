@@ -73,7 +73,6 @@ NOTHING_TO_DO = (
     "--no-context-shift",
     "--no-enable-log-requests",
     "--no-enforce-eager",
-    "--no-mmproj",
     "--no-mmproj-auto",
     "--no-trust-remote-code",
     "--prefill-assistant",
@@ -282,8 +281,8 @@ REFUSED: Mapping[str, str] = {
     "--convert|--pooler-config|--override-pooler-config|--pooling|--embd-normalize": _POOLING,
     "--mm-.*|--(no-)?.*-mm-.*|"
     "--mmproj|-mm|--mmproj-url|-mmu|--image-.*|--mtmd-.*|--media-.*|--video-.*|"
-    "--enable-multimodal-.*|--disable-fast-image-processor|--enable-precise-embedding-interpolation|--language-only|"
-    "--disable-chunked-mm-input|--(no-)?(language-model-only|interleave-mm-strings)|"
+    "--enable-multimodal-.*|--disable-fast-image-processor|--enable-precise-embedding-interpolation|"
+    "--disable-chunked-mm-input|--(no-)?interleave-mm-strings|"
     "--(no-)?skip-mm-profiling": _IMAGES,
     "-mv|--model-vocoder|-hfv|-hfrv|--hf-repo-v|-hffv|--hf-file-v|--tts-.*": "speech is not "
     "supported",

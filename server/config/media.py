@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ...runtime.config.options import check_options, option
-from ..core.limits import MOST_IMAGES
+from ...runtime.config.vision import VISION
 from ..outgoing.allowed import AllowedServers, parse_allowed
 
-MEDIA = "images in prompts"
+MOST_IMAGES = 1024  # Upper limit of `--limit-mm-per-prompt`.
 _MEDIA = {"image", "video", "audio", "vision_chunk"}
 _PAIR = re.compile(r"([a-z_]+)=(-?\d+)(?:,|$)")
 
@@ -24,7 +24,7 @@ class MediaConfig:
     limit_mm_per_prompt: str = option(
         "image=16",
         'number of images that a request may have: image=4, or JSON {"image": 4}',
-        group=MEDIA,
+        group=VISION,
         metavar="image=N",
     )
     allow_remote_media: str = option(
@@ -32,23 +32,23 @@ class MediaConfig:
         "servers from which images are fetched (files.example.com,localhost:8000, or * for all), "
         "and private networks (10.0.0.0/8) in which they may be; needs the extra vision; "
         "default: images are not fetched",
-        group=MEDIA,
+        group=VISION,
         metavar="LIST",
         items=r"[^-].*",
     )
     allowed_local_media_path: str | None = option(
         None,
         "folder whose files requests may name as file:// images; default: none",
-        group=MEDIA,
+        group=VISION,
         metavar="FOLDER",
     )
     max_image_bytes: int = option(
-        20 * 2**20, "largest image file, in bytes", group=MEDIA, metavar="BYTES"
+        20 * 2**20, "largest image file, in bytes", group=VISION, metavar="BYTES"
     )
     max_image_pixels: int = option(
         50_000_000,
         "largest width times height of an image, which is read before it is decoded",
-        group=MEDIA,
+        group=VISION,
         metavar="N",
     )
 

@@ -17,7 +17,6 @@ MAX_STOP_CHARS = 8192
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 2048  # Each sample of a prompt has a copy.
 MAX_MESSAGES = 4096
-MOST_IMAGES = 1024  # Upper limit of `--limit-mm-per-prompt`.
 # Characters that a request may have tokenised without a context length. Each takes up to 200 bytes
 # meanwhile.
 MAX_TOKENIZED_CHARS = 2**20

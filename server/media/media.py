@@ -74,11 +74,23 @@ class Media:
         except Unavailable as error:
             logger.error("%s", error.message)
 
+    async def settle(self, seconds: float) -> None:
+        """Wait until the first process has started or failed, for at most this time."""
+        if self._starting is not None:
+            await asyncio.wait([self._starting], timeout=seconds)
+
     async def close(self) -> None:
         """End the processes."""
         if self._starting is not None:
             self._starting.cancel()
         await self._preprocessor.close()
+
+    def described(self) -> str:
+        """Return the line of the start's summary."""
+        most = f"at most {self._most_images} in a request (--limit-mm-per-prompt)"
+        if self.info is None:
+            return f"{most}; the process that reads them is starting"
+        return f"{self.info.tokens_of_1024:,} tokens for 1024 x 1024 pixels, {most}"
 
     def check_count(self, parts: Sequence[ImagePart]) -> None:
         """Raise `InvalidRequest` if a request has too many images."""

@@ -87,6 +87,9 @@ class PreprocessProcesses:
     async def _one(self) -> AsyncIterator[_Process]:
         """Yield a process that is ready. After an error, or if it is cancelled, it is ended."""
         async with self._room:
+            # The system may have ended an idle process.
+            while self._idle and self._idle[-1].exit_code is not None:
+                self._all.discard(self._idle.pop())
             process = self._idle.pop() if self._idle else await self._new()
             try:
                 yield process
@@ -140,8 +143,11 @@ class _Process:
     async def ask(self, request: Preprocess) -> Preprocessed:
         """Send a request and return its answer. Raise `EOFError` if the process ends."""
         assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(pack(request))
-        await self._process.stdin.drain()
+        try:
+            self._process.stdin.write(pack(request))
+            await self._process.stdin.drain()
+        except RuntimeError as error:  # The pipe is closed.
+            raise EOFError from error
         return await self._read(Preprocessed)
 
     async def end(self) -> None:

@@ -20,7 +20,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from ..core.limits import MAX_SEQUENCES, MOST_IMAGES
+from ..config.media import MOST_IMAGES
+from ..core.limits import MAX_SEQUENCES
 from ..core.parameters import GENERATION, Others
 from ..core.schemas import (
     AdapterName,

@@ -17,7 +17,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..core.limits import MAX_MESSAGES, MOST_IMAGES
+from ..config.media import MOST_IMAGES
+from ..core.limits import MAX_MESSAGES
 from ..core.parameters import OLLAMA, OLLAMA_OPTIONS, Others
 from ..core.schemas import Count, Integer, Seed, Stops, Texts, WireModel, disagreement, only
 from ..media.parts import bad_part

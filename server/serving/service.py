@@ -9,6 +9,8 @@ from fastapi import FastAPI
 
 from ..engine.interface import Engine
 
+_SETTLE_SECONDS = 20.0
+
 
 class Service(NamedTuple):
     """The parts of a running server.
@@ -20,6 +22,12 @@ class Service(NamedTuple):
     engine: Engine
     app: FastAPI
     summary: Callable[[Any, int, float], str]
+
+    async def settle(self) -> None:
+        """Wait a little for what the summary says besides the engine."""
+        media = getattr(self.app.state.serving, "media", None)
+        if media is not None:
+            await media.settle(_SETTLE_SECONDS)
 
     async def close(self) -> None:
         """End what the application of a fleet's model has started."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import random
 import time
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from scripted_server import VOCAB_SIZE, ScriptedServer
 
 from piecework.bench.apis import Answer
@@ -164,6 +167,26 @@ def test_every_api_can_be_loaded(server: ScriptedServer, tmp_path: Path, api: Ap
         assert (body.get("sampling_params") or body)["ignore_eos"] is True and body[
             "stream"
         ] is True
+
+
+def test_images_are_sent_new_and_again_and_with_a_share_of_the_load(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = Workload(kind="words", random_input_len=3, random_output_len=3, images=2,
+                        image_size=20, image_share=0.5)  # fmt: skip
+    told = measure(server, tmp_path, ServingSettings(num_prompts=6), workload, api=Api.CHAT)
+    contents = [body["messages"][0]["content"] for _, body in server.requests]
+    warm_up, alone, load = contents[:1], contents[1:11], contents[11:]
+    assert all(isinstance(content, str) for content in warm_up)
+    assert alone[::2] == alone[1::2] and len({json.dumps(content) for content in alone}) == 5
+    kinds = [[part["type"] for part in one] for one in load if isinstance(one, list)]
+    assert kinds == [["image_url", "image_url", "text"]] * 3
+    assert told["first_image_ms"]["median"] > 0 and told["same_image_ms"]["median"] > 0
+    assert "for a new image" in capsys.readouterr().out
+    url = alone[0][0]["image_url"]["url"]
+    with Image.open(BytesIO(base64.b64decode(url.partition(",")[2]))) as picture:
+        assert picture.size == (20, 20) and picture.mode == "RGB"
+        picture.load()
 
 
 def test_whole_answers_have_no_time_to_first_token(
@@ -322,7 +345,7 @@ def test_sharegpt_prompts(tmp_path: Path) -> None:
         json.dumps([{"id": "1", "conversations": turns}, {"id": "2", "conversations": turns[:1]}])
     )
     workload = Workload(dataset="sharegpt-file", data_path=str(path))
-    assert make_prompts(workload, 2, random.Random(0)) == [("Hello?", 10, ())] * 2
+    assert make_prompts(workload, 2, random.Random(0)) == [("Hello?", 10, (), ())] * 2
 
 
 @pytest.mark.parametrize(

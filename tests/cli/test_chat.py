@@ -402,3 +402,25 @@ def test_a_terminal_shows_answers_stops_them_and_ends(
     if not plain:
         history = tmp_path / "chat_history"
         assert history.stat().st_mode & 0o777 == 0o600 and "+hello" in history.read_text()
+
+
+def test_an_image_goes_with_the_next_question_and_is_kept(tmp_path: Path) -> None:
+    picture, kept = tmp_path / "a cat.png", tmp_path / "chat.json"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\nrest")
+    client, screen = chat(f"/image {picture}", "What?", "And?", f"/save {kept}")
+    assert screen.notes[0] == "image/png attached"
+    url = "data:image/png;base64,iVBORw0KGgpyZXN0"
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+    assert client.asked[0][1] == [{"role": "user", "content": content}]
+    assert [message["content"] for message in client.asked[1][1]] == [content, "answer 1", "And?"]
+    again, _ = chat(f"/load {kept}", "/undo", "/retry", "More?")
+    assert again.asked[0][1] == [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("", "give a file name"), ("/nowhere", "cannot be read"), (__file__, "is no PNG")],
+)
+def test_a_file_that_is_no_image_is_told(name: str, told: str) -> None:
+    client, screen = chat(f"/image {name}", "a")
+    assert told in screen.notes[0] and asked(client) == ["a"]
