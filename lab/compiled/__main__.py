@@ -2,7 +2,8 @@
 
 python -m piecework.lab.compiled                      # every kernel, every target: minutes each
 python -m piecework.lab.compiled --targets 86 --quick # some kernels
-python -m piecework.lab.compiled --write docs/performance-cuda.md
+python -m piecework.lab.compiled --targets 90 --json > rows
+python -m piecework.lab.compiled --targets --read rows --write docs/performance-cuda.md
 
 Prints a line per kernel, and ends with code 1 if a kernel does not compile, or needs more shared
 memory than a block may have.
@@ -88,28 +89,48 @@ def _row(target: int, found: targets.Recorded) -> Row:
     )
 
 
-def table(found: list[Row]) -> str:
-    """Return Markdown: a line per kernel and case, with the figures of all targets."""
-    columns = sorted({row.target for row in found})
+# The cells of a table by (kernel, case) and by target, "9.0".
+Cells = dict[tuple[str, str], dict[str, str]]
+
+
+def table(found: list[Row], kept: Cells | None = None) -> str:
+    """Return Markdown: a line per kernel and case, with the figures of all targets. `kept` are the
+    cells of an earlier table, for cases and targets that were not compiled now.
+    """
+    cells: Cells = {key: dict(row) for key, row in (kept or {}).items()}
     by_kernel: dict[tuple[str, str], dict[int, Row]] = {}
     for row in found:
         # A case may launch several specialisations. The largest is shown.
         entry = by_kernel.setdefault((row.kernel, row.case), {})
         if row.target not in entry or row.instructions > entry[row.target].instructions:
             entry[row.target] = row
-    lines = [
-        "| kernel | case | " + " | ".join(f"{each // 10}.{each % 10}" for each in columns) + " |",
-        "|---|---|" + "---|" * len(columns),
-    ]
-    for (kernel, case), entry in sorted(by_kernel.items()):
-        cells = (_cell(entry.get(column)) for column in columns)
-        lines.append(f"| `{kernel.removesuffix('_kernel')}` | {case} | " + " | ".join(cells) + " |")
+    for (kernel, case), entry in by_kernel.items():
+        line = cells.setdefault((f"`{kernel.removesuffix('_kernel')}`", case), {})
+        line |= {f"{each // 10}.{each % 10}": _cell(row) for each, row in entry.items()}
+    columns = sorted({target for line in cells.values() for target in line}, key=float)
+    lines = ["| kernel | case | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
+    for (name, case), line in sorted(cells.items()):
+        figures = (line.get(column, "") for column in columns)
+        lines.append(f"| {name} | {case} | " + " | ".join(figures) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return ""
+def _cells_of(text: str) -> Cells:
+    """Return the cells of a table that `table` has written, of cases that still exist."""
+    head, _, *lines = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.split("\n")[:-1]
+    )
+    known = {case.name for case in cases.cases()}
+    return {
+        (line[0], line[1]): {
+            target: cell for target, cell in zip(head[2:], line[2:], strict=True) if cell
+        }
+        for line in lines
+        if line[1] in known
+    }
+
+
+def _cell(row: Row) -> str:
     if row.error is not None:
         return "does not compile"
     parts = [str(row.registers), f"{row.shared / 1024:.0f}", row.per_kib]
@@ -117,10 +138,12 @@ def _cell(row: Row | None) -> str:
     return " / ".join(part for part in parts if part) + spilled
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, found: list[Row]) -> None:
     page = path.read_text(encoding="utf-8")
     before, rest = page.split(_BEGIN)
-    path.write_text(before + _BEGIN + text + _END + rest.split(_END)[1], encoding="utf-8")
+    old, after = rest.split(_END)
+    text = table(found, _cells_of(old))
+    path.write_text(before + _BEGIN + text + _END + after, encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -130,19 +153,20 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     known = list(targets.SHARED_MEMORY)
-    parser.add_argument("--targets", type=int, nargs="+", choices=known, default=known)
+    parser.add_argument("--targets", type=int, nargs="*", choices=known, default=known)
     parser.add_argument("--quick", action="store_true", help="only some cases")
     parser.add_argument("--cases", nargs="+", help="only cases whose names contain one of these")
     parser.add_argument("--json", action="store_true", help="print each row as JSON")
-    parser.add_argument("--write", type=Path, help="a page whose table is replaced")
+    parser.add_argument("--read", type=Path, nargs="+", help="rows that runs with --json printed")
+    parser.add_argument("--write", type=Path, help="a page whose table gets the figures")
     args = parser.parse_args(arguments)
-    found: list[Row] = []
+    found = [Row(**json.loads(line)) for path in args.read or () for line in path.open()]
     for target in args.targets:
         for row in rows(target, _chosen(args.quick, args.cases)):
             found.append(row)
             print(json.dumps(row._asdict()) if args.json else _line(row), flush=True)
     if args.write:
-        _write(args.write, table(found))
+        _write(args.write, found)
     faults = [row for row in found if row.fault]
     for row in faults:
         print(f"{row.target}: {row.case}: {row.kernel}: {row.fault}", file=sys.stderr)
