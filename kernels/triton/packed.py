@@ -94,6 +94,7 @@ def _constants(form: Format, columns: int) -> dict[str, Any]:
         "SCALE": form.scale,
         "MIN": form.minimum,
         "GROUP": form.group,
+        "PLACES": form.super_size // 32,
     }
 
 
@@ -104,8 +105,7 @@ def _memory(packed: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _places(form: Format, columns: int) -> tuple[int, ...]:
     planes = form.planes(columns)
-    where = planes.row_bytes, planes.high, planes.subs, planes.minima, planes.scales
-    return *where, form.columns_of_scale(planes.columns)
+    return planes.row_bytes, planes.high, planes.subs, planes.minima, planes.scales
 
 
 def _multiply(

@@ -60,15 +60,16 @@ def _shared(weight, row, j, unit, row_bytes, BITS: tl.constexpr):
 @triton.jit
 def half_unit(
     shared, weight, halves, floats, row, j, unit, row_bytes, high_at, sub_at, min_at, super_at,
-    super_size,
     HALF: tl.constexpr, BITS: tl.constexpr, HIGH: tl.constexpr, NUMBER: tl.constexpr,
     OFFSET: tl.constexpr, SCALE: tl.constexpr, MIN: tl.constexpr, GROUP: tl.constexpr,
+    PLACES: tl.constexpr,
 ):  # fmt: skip
     """Return columns 64 * unit + 32 * HALF + j, j [32], of rows `row` [N] of a packed weight, as
     float32 [N, 32]. `shared` are the bytes of 4-bit numbers, which both halves read.
 
     `weight`, `halves` and `floats` are the same memory as bytes, float16 and float32. Planes of a
-    row begin at the bytes `..._at`. See `packed_formats.Format` for the constants.
+    row begin at the bytes `..._at`. See `packed_formats.Format` for the constants. PLACES: groups
+    of 32 columns that share a scale; 0: all.
     """
     of_row = weight + row * row_bytes
     group = 2 * unit + HALF
@@ -81,7 +82,7 @@ def half_unit(
         high = tl.load(of_row[:, None] + (high_at + group // PER_BYTE * 32 + j)[None, :])
         code |= ((high >> (HIGH * (group % PER_BYTE))) & ((1 << HIGH) - 1)) << 4
     number = _number(code, NUMBER, OFFSET)
-    place = group * 32 // super_size
+    place = group // PLACES if PLACES > 0 else 0
     if MIN == "zero":
         number -= tl.load(of_row + min_at + place).to(tl.float32)[:, None]
     PAIRS: tl.constexpr = 2 if (MIN == "half" or MIN == "sub") else 1
@@ -111,10 +112,10 @@ def half_unit(
 @triton.jit
 def _accumulate(
     x_row, live_m, weight, halves, floats, row, size, row_bytes, high_at, sub_at, min_at, super_at,
-    super_size, total, factor,
+    total, factor,
     WEIGHED: tl.constexpr, WHOLE: tl.constexpr, UNITS: tl.constexpr, BITS: tl.constexpr,
     HIGH: tl.constexpr, NUMBER: tl.constexpr, OFFSET: tl.constexpr, SCALE: tl.constexpr,
-    MIN: tl.constexpr, GROUP: tl.constexpr,
+    MIN: tl.constexpr, GROUP: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """Add the products of rows of x, at `x_row` [M], and rows `row` [N] of the weight to total
     [N, M]. WEIGHED: rows of x are multiplied by `factor` [M]. An iteration has UNITS of 64 columns.
@@ -133,8 +134,8 @@ def _accumulate(
                 right = (right.to(tl.float32) * factor[:, None]).to(right.dtype)
             left = half_unit(
                 shared, weight, halves, floats, row, j, begin // 64 + half // 2, row_bytes,
-                high_at, sub_at, min_at, super_at, super_size, half % 2, BITS, HIGH, NUMBER,
-                OFFSET, SCALE, MIN, GROUP,
+                high_at, sub_at, min_at, super_at, half % 2, BITS, HIGH, NUMBER,
+                OFFSET, SCALE, MIN, GROUP, PLACES,
             )  # fmt: skip
             total = tl.dot(left.to(right.dtype), tl.trans(right), total, input_precision="ieee")
     return total
@@ -143,10 +144,11 @@ def _accumulate(
 @triton.jit(do_not_specialize=["tokens"])
 def packed_linear_kernel(
     x, weight, halves, floats, bias, out, tokens, columns, size, x_stride, out_stride, row_bytes,
-    high_at, sub_at, min_at, super_at, super_size,
+    high_at, sub_at, min_at, super_at,
     HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, UNITS: tl.constexpr, BITS: tl.constexpr,
     HIGH: tl.constexpr, NUMBER: tl.constexpr, OFFSET: tl.constexpr, SCALE: tl.constexpr,
-    MIN: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    MIN: tl.constexpr, GROUP: tl.constexpr, PLACES: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Multiply x [tokens, size] by a packed weight of `columns` rows, into `columns` columns of
     rows of out.
@@ -160,8 +162,8 @@ def packed_linear_kernel(
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     total = _accumulate(
         x_row, live_m, weight, halves, floats, row, size, row_bytes, high_at, sub_at, min_at,
-        super_at, super_size, total, 1.0, False, WHOLE, UNITS, BITS, HIGH, NUMBER, OFFSET, SCALE,
-        MIN, GROUP,
+        super_at, total, 1.0, False, WHOLE, UNITS, BITS, HIGH, NUMBER, OFFSET, SCALE,
+        MIN, GROUP, PLACES,
     )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias + row).to(tl.float32)[:, None]
@@ -175,11 +177,11 @@ def packed_linear_kernel(
 @triton.jit
 def packed_experts_kernel(
     x, order, pair_weights, weight, halves, floats, bias, out, experts, firsts, ends, columns,
-    size, x_stride, row_bytes, high_at, sub_at, min_at, super_at, super_size,
+    size, x_stride, row_bytes, high_at, sub_at, min_at, super_at,
     EACH: tl.constexpr, WEIGHED: tl.constexpr, SPREADS: tl.constexpr, HAS_BIAS: tl.constexpr,
     WHOLE: tl.constexpr, UNITS: tl.constexpr, BITS: tl.constexpr, HIGH: tl.constexpr,
     NUMBER: tl.constexpr, OFFSET: tl.constexpr, SCALE: tl.constexpr, MIN: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr, PLACES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """`moe_kernels.expert_linear_kernel` with a packed weight, `columns` rows per expert."""
     block = tl.program_id(0)
@@ -198,8 +200,8 @@ def packed_experts_kernel(
         total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         total = _accumulate(
             x_row, live_m, weight, halves, floats, row, size, row_bytes, high_at, sub_at, min_at,
-            super_at, super_size, total, factor, WEIGHED, WHOLE, UNITS, BITS, HIGH, NUMBER, OFFSET,
-            SCALE, MIN, GROUP,
+            super_at, total, factor, WEIGHED, WHOLE, UNITS, BITS, HIGH, NUMBER, OFFSET,
+            SCALE, MIN, GROUP, PLACES,
         )  # fmt: skip
         if HAS_BIAS:
             total += tl.load(bias + row).to(tl.float32)[:, None]
@@ -214,9 +216,9 @@ def packed_experts_kernel(
 @triton.jit
 def packed_rows_kernel(
     ids, weight, halves, floats, out, size, rows, row_bytes, high_at, sub_at, min_at, super_at,
-    super_size,
     BITS: tl.constexpr, HIGH: tl.constexpr, NUMBER: tl.constexpr, OFFSET: tl.constexpr,
-    SCALE: tl.constexpr, MIN: tl.constexpr, GROUP: tl.constexpr, UNITS: tl.constexpr,
+    SCALE: tl.constexpr, MIN: tl.constexpr, GROUP: tl.constexpr, PLACES: tl.constexpr,
+    UNITS: tl.constexpr,
 ):  # fmt: skip
     """Program (t, block): UNITS of 64 columns of row ids[t] of a packed weight, to out."""
     token = tl.program_id(0).to(tl.int64)
@@ -231,8 +233,8 @@ def packed_rows_kernel(
             shared = _shared(weight, row, j, unit + half // 2, row_bytes, BITS)
             value = half_unit(
                 shared, weight, halves, floats, row, j, unit + half // 2, row_bytes, high_at,
-                sub_at, min_at, super_at, super_size, half % 2, BITS, HIGH, NUMBER, OFFSET, SCALE,
-                MIN, GROUP,
+                sub_at, min_at, super_at, half % 2, BITS, HIGH, NUMBER, OFFSET, SCALE,
+                MIN, GROUP, PLACES,
             )  # fmt: skip
             tl.store(
                 out + token * size + column[None, :],

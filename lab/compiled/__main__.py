@@ -109,7 +109,9 @@ def table(found: list[Row], kept: Cells | None = None) -> str:
         line |= {f"{each // 10}.{each % 10}": _cell(row) for each, row in entry.items()}
     columns = sorted({target for line in cells.values() for target in line}, key=float)
     lines = ["| kernel | case | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
-    for (name, case), line in sorted(cells.items()):
+    for (name, case), line in sorted(
+        cells.items(), key=lambda item: (item[0][0].strip("`"), item[0][1])
+    ):
         figures = (line.get(column, "") for column in columns)
         lines.append(f"| {name} | {case} | " + " | ".join(figures) + " |")
     return "\n".join(lines) + "\n"
