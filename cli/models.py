@@ -14,6 +14,8 @@ from ..runtime.files.resolve import ALIASES, find_model, is_pipeline
 from .core.printable import printable
 from .pull import format_size
 
+_ADAPTER = "adapter_config.json"  # In folders of PEFT's format.
+
 
 class Row(NamedTuple):
     """A model on disk.
@@ -108,6 +110,8 @@ def _serves(path: Path) -> str:
     from ..runtime.pooling.folder import makes_vectors, read_folder
     from ..runtime.speech.folder import is_speech, read_speech_folder
 
+    if (path / _ADAPTER).is_file() and not (path / "config.json").exists():
+        return _base_of_adapter(path / _ADAPTER)
     try:
         if is_pipeline(str(path)):
             return "images"
@@ -123,6 +127,14 @@ def _serves(path: Path) -> str:
         # Leave the folder out, because it is too long for the table.
         reason = " ".join(str(error).split()).removeprefix(f"{path}: ").replace(f"{path}/", "")
         return f"not served: {reason[:120]}"
+
+
+def _base_of_adapter(config: Path) -> str:
+    try:
+        base = json.loads(config.read_text())["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        base = "its base model"
+    return f"an adapter (LoRA) of {base!s:.100}: serve that with --lora-modules NAME=PATH"
 
 
 def _remove(arguments: argparse.Namespace) -> int:

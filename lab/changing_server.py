@@ -92,7 +92,8 @@ class _Traffic:
 async def _ask(client: Client, prompt: list[int]) -> str:
     body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     answer: Any = await client.post("/v1/completions", body)
-    return answer["choices"][0]["text"]
+    text: str = answer["choices"][0]["text"]
+    return text
 
 
 async def _sleep_and_wake(

@@ -39,6 +39,7 @@ def summary(
         f"{info.kv_bytes / _MIB:,.0f} MiB{_kept_as(info)}",
         **_ranks(info),
         **_replicas(config, info),
+        **_adapters(info),
         "context length": f"{info.context_length:,} tokens",
         "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} "
         "more may wait",
@@ -113,6 +114,17 @@ def _replicas(config: ServerConfig, info: EngineInfo) -> dict[str, str]:
         return {}
     each = f"{info.kv_tokens:,} tokens of KV cache each"
     return {"replicas": f"{config.dp_size}, {each}; requests go where their prefix is cached"}
+
+
+def _adapters(info: EngineInfo) -> dict[str, str]:
+    """Return the loaded adapters, and how many a step can use, if adapters are on."""
+    if info.adapters is None:
+        return {}
+    names = ", ".join(adapter.name for adapter in info.adapters) or "none loaded"
+    return {
+        "adapters": f"{names}; {info.adapter_slots} slots for ranks up to {info.adapter_rank}, "
+        f"{info.adapter_bytes / _MIB:,.0f} MiB"
+    }
 
 
 def _kept_as(info: EngineInfo) -> str:

@@ -85,6 +85,8 @@ class EngineInfo:
             started to compile them will have them.
         adapters: The adapters that were loaded at the start. None: adapters are off.
         adapter_slots: Number of adapters that steps can use at once.
+        adapter_rank, adapter_bytes: Largest rank of an adapter, and memory of all slots of the
+            first rank.
         remarks: What the machine or the model changes against expectations, by a short name.
     """
 
@@ -110,4 +112,6 @@ class EngineInfo:
     awaits_kernels: bool = False
     adapters: list[AdapterInfo] | None = None
     adapter_slots: int = 0
+    adapter_rank: int = 0
+    adapter_bytes: int = 0
     remarks: dict[str, str] = field(default_factory=dict)

@@ -259,6 +259,8 @@ class ModelRunner:
             awaits_kernels=self._awaits_kernels,
             adapters=None if self.adapters is None else self.adapters.infos(),
             adapter_slots=0 if self.adapters is None else self.adapters.slots.count,
+            adapter_rank=0 if self.adapters is None else self.adapters.slots.rank,
+            adapter_bytes=0 if self.adapters is None else self.adapters.slots.num_bytes,
             remarks=self._remarks,
         )
 

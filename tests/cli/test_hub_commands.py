@@ -250,3 +250,17 @@ def test_why_a_model_is_not_served_has_room_in_the_list(hub: Hub, tmp_path: Path
     cache = tmp_path / ("long" * 20)
     assert run(hub, cache, "pull", NAME).returncode == 0
     assert "not served: config.json: it names no model" in run(hub, cache, "models").stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "base"),
+    [(b'{"base_model_name_or_path": "org/base"}', "org/base"), (b"[]", "its base model")],
+)
+def test_an_adapter_is_listed_with_the_model_to_serve(
+    hub: Hub, tmp_path: Path, config: bytes, base: str
+) -> None:
+    hub.files.clear()
+    hub.files |= {"adapter_config.json": config, "adapter_model.safetensors": b"x"}
+    assert run(hub, tmp_path, "pull", NAME).returncode == 0
+    told = run(hub, tmp_path, "models").stdout
+    assert f"an adapter (LoRA) of {base}: serve that with --lora-modules" in told

@@ -21,6 +21,7 @@ from server_process import PROMPT, ready, serve
 from tiny_models import make_tiny_model
 
 from piecework.cli.core.flags import ServerConfig
+from piecework.runtime.core.adapter_info import AdapterInfo
 from piecework.server.summary import summary
 
 
@@ -108,6 +109,17 @@ def test_what_the_machine_makes_other_than_expected_has_a_line_in_the_summary() 
     assert "  threads         2: the control group's CPU quota is 2.5\n" in summary(
         ServerConfig(), info, 30000, 1.0, rows={}, chat=False
     )
+
+
+def test_adapters_and_their_slots_have_a_line_in_the_summary() -> None:
+    loaded = AdapterInfo(
+        identity="x", name="sql", path="/sql", rank=8, num_layers=2, num_bytes=1, is_resident=True
+    )
+    memory = {"adapter_slots": 4, "adapter_rank": 16, "adapter_bytes": 3 << 20}
+    for adapters, names in (([loaded], "sql"), ([], "none loaded")):
+        info = replace(INFO, adapters=adapters, **memory)
+        line = f"  adapters        {names}; 4 slots for ranks up to 16, 3 MiB\n"
+        assert line in summary(ServerConfig(), info, 30000, 1.0, rows={}, chat=False)
 
 
 def test_a_second_port_has_the_same_endpoints(life: Life) -> None:
