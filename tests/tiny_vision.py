@@ -29,6 +29,17 @@ _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range
 _HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 # By family: how chat templates write an image, the tokens, members of config.json and of
 # preprocessor_config.json.
+_QWEN_TOKENS = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
+_QWEN_SIZES = {"patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2, "num_heads": 2}
+_QWEN_PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "size": {"shortest_edge": 64, "longest_edge": 1600},
+    **_HALVES,
+}
+_QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
 FAMILIES: dict[str, tuple[str, list[str], dict[str, Any], dict[str, Any]]] = {
     "idefics3": (
         "<image>",
@@ -66,6 +77,89 @@ FAMILIES: dict[str, tuple[str, list[str], dict[str, Any], dict[str, Any]]] = {
             "crop_size": {"height": 32, "width": 32},
             **_HALVES,
         },
+    ),
+    "qwen2_vl": (
+        _QWEN,
+        _QWEN_TOKENS,
+        {
+            "architectures": ["Qwen2VLForConditionalGeneration"],
+            "vision_config": {**_QWEN_SIZES, "depth": 2, "embed_dim": 32, "hidden_size": 64},
+            "text_config": {
+                "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+            },
+        },
+        _QWEN_PROCESSOR,
+    ),
+    "qwen2_5_vl": (
+        _QWEN,
+        _QWEN_TOKENS,
+        {
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "vision_config": {
+                **_QWEN_SIZES,
+                "depth": 3,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "out_hidden_size": 64,
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+            },
+            "text_config": {
+                "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+            },
+        },
+        _QWEN_PROCESSOR,
+    ),
+    "qwen3_vl": (
+        _QWEN,
+        _QWEN_TOKENS,
+        {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "vision_config": {
+                **_QWEN_SIZES,
+                "depth": 3,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "out_hidden_size": 64,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0, 1],
+            },
+            "text_config": {
+                "head_dim": 16,
+                "rope_parameters": {"rope_type": "default", "mrope_section": [3, 3, 2]},
+            },
+        },
+        _QWEN_PROCESSOR,
+    ),
+    "qwen3_5": (
+        _QWEN,
+        _QWEN_TOKENS,
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "vision_config": {
+                **_QWEN_SIZES,
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "out_hidden_size": 64,
+                "num_position_embeddings": 64,
+            },
+            "text_config": {
+                "head_dim": 32,
+                "num_hidden_layers": 4,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.5,
+                    "mrope_section": [3, 3, 2],
+                },
+            },
+        },
+        _QWEN_PROCESSOR,
     ),
 }
 

@@ -278,7 +278,10 @@ class ModelRunner:
         if config.load_format == "dummy":
             return random_model(path, self.dtype, self.device, kernels, **settings)
         settings["takes_images"] = self.images is not None
-        return load_model(path, self.dtype, self.device, progress, kernels, **settings)
+        model = load_model(path, self.dtype, self.device, progress, kernels, **settings)
+        if self.images is not None and model.turns_images:
+            self.images.rotary = model.model.rotaries[0]  # type: ignore[assignment]
+        return model
 
     def _take_place(self, config: EngineConfig) -> None:
         """Choose this rank's cores or device. Raise `ValueError` if the machine has too few."""

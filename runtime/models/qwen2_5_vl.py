@@ -1,5 +1,5 @@
-"""Qwen2.5-VL (arXiv:2502.13923) for images and text. Only text is served, for which its three kinds
-of rotary positions are equal.
+"""Qwen2.5-VL (arXiv:2502.13923) for images and text: Qwen2 with rotary positions of three kinds,
+which are equal for text.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..layers.linear import StoredTensor
 from .causal_lm import CausalLM
-from .checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
+from .checkpoint import TEXT_ALONE, renamed
 from .qwen2 import Qwen2ForCausalLM
 
 ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
@@ -17,7 +17,9 @@ MODEL_TYPE = "qwen2_5_vl"
 
 
 class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):
-    """Serves the text model. The vision tower is not loaded."""
+    """The text model. `runtime/multimodal/qwen_vl.py` encodes the images."""
+
+    turns_images = True
 
     @staticmethod
     def rope_parameters(content: dict[str, Any]) -> Any:
@@ -31,6 +33,3 @@ class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
         return renamed(tensors, TEXT_ALONE)
-
-    def remarks(self) -> dict[str, str]:
-        return VISION_LEFT_OUT

@@ -1,8 +1,7 @@
-"""Qwen3.5 for images and text. Only text is served."""
+"""Qwen3.5 for images and text, with rotary positions of three kinds."""
 
 from __future__ import annotations
 
-from .checkpoint import VISION_LEFT_OUT
 from .qwen3_5 import Qwen3_5ForCausalLM
 
 ARCHITECTURE = "Qwen3_5ForConditionalGeneration"
@@ -10,7 +9,6 @@ MODEL_TYPE = "qwen3_5"
 
 
 class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
-    """Serves the text model. The vision tower is not loaded."""
+    """The text model. `runtime/multimodal/qwen_vl.py` encodes the images."""
 
-    def remarks(self) -> dict[str, str]:
-        return VISION_LEFT_OUT
+    turns_images = True

@@ -1,8 +1,7 @@
-"""Qwen3.5-MoE for images and text. Only text is served."""
+"""Qwen3.5-MoE for images and text, with rotary positions of three kinds."""
 
 from __future__ import annotations
 
-from .checkpoint import VISION_LEFT_OUT
 from .qwen3_5_moe import Qwen3_5MoeForCausalLM
 
 ARCHITECTURE = "Qwen3_5MoeForConditionalGeneration"
@@ -10,7 +9,6 @@ MODEL_TYPE = "qwen3_5_moe"
 
 
 class Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeForCausalLM):
-    """Serves the text model. The vision tower is not loaded."""
+    """The text model. `runtime/multimodal/qwen_vl.py` encodes the images."""
 
-    def remarks(self) -> dict[str, str]:
-        return VISION_LEFT_OUT
+    turns_images = True

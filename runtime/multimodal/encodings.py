@@ -18,6 +18,7 @@ from ...kernels.staging import to_device
 from ..core.images import ImageInput
 from ..core.request import Request, Scheduled
 from ..core.step_images import StepImages
+from ..layers.rotary import Rotary
 from .encode_job import EncodeJob
 from .family import ImageFamily
 from .tower import Tower
@@ -40,6 +41,7 @@ class Encodings:
 
     Attributes:
         tower: The modules.
+        rotary: The model's table of rotations, if its family has `turns`.
         images_total: Number of images that were encoded.
     """
 
@@ -66,6 +68,7 @@ class Encodings:
         self._askers: dict[bytes, dict[Request, None]] = {}
         self._needed: set[bytes] = set()
         self._jobs: dict[bytes, EncodeJob] = {}
+        self.rotary: Rotary | None = None
         self.images_total = 0
 
     @property
@@ -139,6 +142,7 @@ class Encodings:
     def of_step(self, scheduled: list[Scheduled]) -> StepImages | None:
         """Return the rows of images of a step, or None if it has none."""
         rows: list[np.ndarray] = []
+        turns: list[np.ndarray] = []
         parts: list[list[torch.Tensor]] = []
         first = 0
         for request, num_new in scheduled:
@@ -152,13 +156,27 @@ class Encodings:
                 cut = slice(int(inside[0]), int(inside[-1]) + 1)
                 rows.append(own[cut] - begin + first)
                 parts.append([stage[cut] for stage in self._known[image.digest].stages])
+                if request.turns is not None:
+                    begin_of_image = int(request.turns[image.start])
+                    turns.append(self.family.turned_rows(image, begin_of_image)[:, cut])
             first += num_new
         if not rows:
             return None
         (places,) = to_device([np.concatenate(rows)], self._device)
-        return StepImages(
-            rows=places, stages=[torch.cat(stage) for stage in zip(*parts, strict=True)]
-        )
+        stages = [torch.cat(stage) for stage in zip(*parts, strict=True)]
+        if not turns:
+            return StepImages(rows=places, stages=stages)
+        cos, sin = self._rotation(np.concatenate(turns, axis=1))
+        return StepImages(rows=places, stages=stages, turned_rows=places, cos=cos, signed_sin=sin)
+
+    def _rotation(self, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and signed_sin [rows, 1, R] of positions [axes, rows]."""
+        assert self.rotary is not None
+        tables = self.rotary.cos, self.rotary.signed_sin
+        axes = self.family.axes(tables[0].shape[-1] // 2)
+        (chosen,) = to_device([positions[np.tile(axes, 2)].T.copy()], self._device)
+        cos, sin = (table[:, 0].gather(0, chosen)[:, None] for table in tables)
+        return cos, sin
 
     def clear(self) -> None:
         """Drop all results, for example because the weights change."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Rows = npt.NDArray[np.int64]
 Turns = tuple[npt.NDArray[np.int64], int]
 
 
@@ -95,6 +96,16 @@ class ImageFamily:
         later positions (`Request.turns`). None: all are the positions of the text.
         """
         return None
+
+    def turned_rows(self, image: ImageInput, start: int) -> Rows:
+        """Return the positions [axes, positions] by which an image rotates whose first position
+        would be `start`. Only of families with `turns`.
+        """
+        raise NotImplementedError
+
+    def axes(self, half: int) -> npt.NDArray[np.int64]:
+        """Return which axis of `turned_rows` each of `half` frequencies reads."""
+        raise NotImplementedError
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

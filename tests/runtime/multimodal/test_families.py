@@ -63,10 +63,11 @@ def test_a_cut_prefill_a_hit_and_a_mixed_batch_give_the_same(case: Case) -> None
     engine.run()
     for rid, each in zip(rids, (prompt, text), strict=True):
         assert agrees(case, each, engine.found[rid][0], engine.logprobs[rid])
-    encoded = engine.encodings.images_total
     tokens, logprobs, cached = engine.answer(prompt)
     assert agrees(case, prompt, tokens, logprobs)
-    assert cached >= len(prompt.ids) - 8 and engine.encodings.images_total == encoded == 2
+    assert engine.encodings.images_total == 2
+    # A prefix of a model with recurrent states needs a state where it ends.
+    assert cached >= len(prompt.ids) - 8 or engine.engine._runner.states is not None
     # Another picture at the same place shares only the text before it.
     other = Prompt(case.preprocessor, "Compare IMAGE with IMAGE now, please", SECOND, SECOND)
     tokens, logprobs, cached = engine.answer(other)
