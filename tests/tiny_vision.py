@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from tokenizers import AddedToken, Tokenizer
 
@@ -161,6 +163,65 @@ FAMILIES: dict[str, tuple[str, list[str], dict[str, Any], dict[str, Any]]] = {
         },
         _QWEN_PROCESSOR,
     ),
+    "gemma3": (
+        "<start_of_image>",
+        ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "vision_config": {
+                **_SIGLIP,
+                "image_size": 32,
+                "patch_size": 4,
+                "vision_use_head": False,
+            },
+            "mm_tokens_per_image": 16,
+            "text_config": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
+        },
+        {
+            "image_processor_type": "Gemma3ImageProcessor",
+            "size": {"height": 32, "width": 32},
+            **_HALVES,
+        },
+    ),
+    "mistral3": (
+        "[IMG]",
+        ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "vision_config": {
+                **_SIGLIP,
+                "model_type": "pixtral",
+                "head_dim": 16,
+                "image_size": 64,
+                "patch_size": 4,
+            },
+            "spatial_merge_size": 2,
+            "text_config": {"model_type": "mistral", "head_dim": 16},
+        },
+        {
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 40},
+            "patch_size": {"height": 8, "width": 8},
+            **_HALVES,
+        },
+    ),
+    "internvl": (
+        "<IMG_CONTEXT>",
+        ["<IMG_CONTEXT>", "<img>", "</img>"],
+        {
+            "architectures": ["InternVLForConditionalGeneration"],
+            "vision_config": {**_SIGLIP, "image_size": [32, 32], "patch_size": [8, 8]},
+            "image_seq_length": 4,
+            "text_config": {"model_type": "qwen2"},
+        },
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 32, "width": 32},
+            "crop_to_patches": True,
+            "max_patches": 3,
+            **_HALVES,
+        },
+    ),
 }
 
 
@@ -174,13 +235,14 @@ def make_tiny_vision(path: Path, family: str = "idefics3", **overrides: Any) -> 
     make_tiny_model(path)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
-    image_id = tokenizer.token_to_id(_image_token(family, tokens))
+    image_id = tokenizer.token_to_id(tokens[0])
     members = {"image_token_id": image_id, **config, **overrides}
     if family == "llava":
         members["image_token_index"] = image_id
     text = config["text_config"] | overrides.get("text_config", {})
     members["text_config"] = {"vocab_size": 640, **text}
     make_tiny_model(path, family, **members)
+    _fill_zeros(path / "model.safetensors")
     tokenizer.save(str(path / "tokenizer.json"))
     settings = json.loads((path / "tokenizer_config.json").read_text())
     settings["chat_template"] = TEMPLATE.replace("IMAGE", placeholder)
@@ -189,8 +251,14 @@ def make_tiny_vision(path: Path, family: str = "idefics3", **overrides: Any) -> 
     return path
 
 
-def _image_token(family: str, tokens: list[str]) -> str:
-    return tokens[0]
+def _fill_zeros(file: Path) -> None:
+    """Give matrices that transformers starts at 0 random numbers."""
+    tensors = load_file(file)
+    chance = torch.Generator().manual_seed(0)
+    for tensor in tensors.values():
+        if tensor.dim() > 1 and not tensor.any():
+            tensor.normal_(0, 0.2, generator=chance)
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def picture(width: int = 48, height: int = 40, seed: int = 0) -> Image.Image:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from ...kernels.span_attention import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,7 @@ class StepImages:
             are added to the hidden states of the rows after the first layers, one after each.
         turned_rows: [M] int64: the rows whose rotation is that of an image, or None.
         cos, signed_sin: [M, 1, R]: that rotation (`layers.rotary.Rotation`).
+        spans: The images whose tokens see each other in both directions.
     """
 
     rows: torch.Tensor
@@ -24,3 +27,4 @@ class StepImages:
     turned_rows: torch.Tensor | None = None
     cos: torch.Tensor | None = None
     signed_sin: torch.Tensor | None = None
+    spans: list[Span] = field(default_factory=list)

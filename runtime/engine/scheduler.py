@@ -49,7 +49,10 @@ class Images(Protocol):
     """The encoded images (`multimodal.encodings.Encodings`)."""
 
     def ready(self, request: Request, num_new: int) -> int:
-        """Return how many of the next `num_new` tokens come before an image that is not encoded."""
+        """Return how many of the next `num_new` tokens come before an image that is not encoded.
+
+        May return more, so that no step ends within an image that must be computed as a whole.
+        """
         ...
 
 
@@ -189,13 +192,13 @@ class Scheduler:
             position += 1
             if self._in_flight and request.awaits_token:
                 continue
-            num_new = self._ready(request, min(budget, request.num_tokens - request.num_computed))
-            if not num_new:
-                continue
+            num_new = min(budget, request.num_tokens - request.num_computed)
             share = shares.get(request)
             if share is not None and not (num_new := min(num_new, share)):
                 continue
-            num_new = self._cache.limit(request, num_new)
+            num_new = self._ready(request, self._cache.limit(request, num_new))
+            if not num_new:
+                continue
             while not self._cache.reserve(request, num_new):
                 victim = self.running[-1]
                 self._preempt(victim)
@@ -245,11 +248,10 @@ class Scheduler:
             share = min(budget, uncomputed, shares[request])
             # The whole sequence must fit, with one spare page for each running request.
             fits = not self.running or self._cache.has_room(request, uncomputed, len(self.running))
-            share = self._ready(request, share)
-            if fits and not share:
+            if fits and not (share and self._ready(request, share)):
                 self._cache.release(request)
                 continue
-            num_new = self._cache.limit(request, share)
+            num_new = self._ready(request, self._cache.limit(request, share))
             if not fits or not self._cache.reserve(request, num_new):
                 self._cache.release(request)
                 if not self.running and self._cache.flush():

@@ -14,6 +14,7 @@ from ...compilation.core.split_ops import register_split_op
 from ...kernels import ops
 from ...kernels.attention import AttentionMetadata, QuantizedAttention
 from ...kernels.latent_attention import LatentLayer, LatentPlan, are_long, plan_latent, run_latent
+from ...kernels.span_attention import attend_spans
 from ...kernels.sparse_attention import (
     Index,
     SparsePlan,
@@ -48,6 +49,12 @@ def _attention(
     context.backend.run(
         q, k, v, out, pool.k[layer], pool.v[layer], context.plan_of(layer), pool.layouts[layer]
     )
+    if context.images is not None and context.images.spans and context.metadata is not None:
+        metadata = context.metadata
+        if pool.second[layer] and metadata.window is not None:
+            metadata = metadata.window
+        caches = pool.k[layer], pool.v[layer]
+        attend_spans(q, out, caches, metadata, pool.layouts[layer], context.images.spans)
 
 
 def _attention_quantize(
@@ -60,7 +67,8 @@ def _attention_quantize(
 ) -> None:
     """Compute `_attention` and `quantize_static`, in one call if the backend can."""
     context = current_context()
-    if not isinstance(context.backend, QuantizedAttention):
+    has_spans = context.images is not None and bool(context.images.spans)
+    if has_spans or not isinstance(context.backend, QuantizedAttention):
         result = q.new_empty(out.shape)
         _attention(q, k, v, result, layer)
         out.copy_(ops.quantize_static(result.flatten(1), scale, out.dtype).view(out.shape))

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and Ministral 3 for images and text. Only text is served."""
+"""Mistral Small 3.1 and Ministral 3 for images and text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ..layers.linear import StoredTensor
-from .checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
+from .checkpoint import TEXT_ALONE, renamed
 from .ministral3 import Ministral3ForCausalLM
 
 ARCHITECTURE = "Mistral3ForConditionalGeneration"
@@ -14,7 +14,7 @@ MODEL_TYPE = "mistral3"
 
 
 class Mistral3ForConditionalGeneration(Ministral3ForCausalLM):
-    """Serves the text model. The vision tower is not loaded."""
+    """The text model. `runtime/multimodal/mistral3.py` encodes the images."""
 
     config_defaults: ClassVar = {
         **Ministral3ForCausalLM.config_defaults,
@@ -30,6 +30,3 @@ class Mistral3ForConditionalGeneration(Ministral3ForCausalLM):
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
         return renamed(tensors, TEXT_ALONE)
-
-    def remarks(self) -> dict[str, str]:
-        return VISION_LEFT_OUT

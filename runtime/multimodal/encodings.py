@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ...kernels.span_attention import Span
 from ...kernels.staging import to_device
 from ..core.images import ImageInput
 from ..core.request import Request, Scheduled
@@ -97,6 +98,8 @@ class Encodings:
     def ready(self, request: Request, num_new: int) -> int:
         """Return how many of the next `num_new` tokens can be computed: those before the first
         image that is not encoded. Remember that this image and later ones are needed.
+
+        May return more than `num_new`, so that no step ends within an image that must be whole.
         """
         begin = request.num_computed
         if begin >= request.images_end:
@@ -110,6 +113,11 @@ class Encodings:
                 self._wanted.setdefault(image.digest, image)
                 self._askers.setdefault(image.digest, {})[request] = None
                 ready = min(ready, max(0, image.start - begin))
+        if self.family.sees_ahead:
+            for image in request.images:
+                if image.start < begin + ready < image.end:
+                    # Such an image is computed in one step, even if that is longer than asked.
+                    ready = image.start - begin if image.start > begin else image.end - begin
         return ready
 
     def next_askers(self) -> list[Request]:
@@ -144,8 +152,8 @@ class Encodings:
         rows: list[np.ndarray] = []
         turns: list[np.ndarray] = []
         parts: list[list[torch.Tensor]] = []
-        first = 0
-        for request, num_new in scheduled:
+        first, spans = 0, list[Span]()
+        for number, (request, num_new) in enumerate(scheduled):
             begin, end = request.num_computed, request.num_computed + num_new
             for image in request.images if begin < request.images_end else ():
                 own = np.array(image.rows or range(image.length)) + image.start
@@ -156,6 +164,9 @@ class Encodings:
                 cut = slice(int(inside[0]), int(inside[-1]) + 1)
                 rows.append(own[cut] - begin + first)
                 parts.append([stage[cut] for stage in self._known[image.digest].stages])
+                if self.family.sees_ahead:
+                    at = max(begin, image.start)
+                    spans.append(Span(number, first + at - begin, at, image.end, image.start))
                 if request.turns is not None:
                     begin_of_image = int(request.turns[image.start])
                     turns.append(self.family.turned_rows(image, begin_of_image)[:, cut])
@@ -165,7 +176,7 @@ class Encodings:
         (places,) = to_device([np.concatenate(rows)], self._device)
         stages = [torch.cat(stage) for stage in zip(*parts, strict=True)]
         if not turns:
-            return StepImages(rows=places, stages=stages)
+            return StepImages(rows=places, stages=stages, spans=spans)
         cos, sin = self._rotation(np.concatenate(turns, axis=1))
         return StepImages(rows=places, stages=stages, turned_rows=places, cos=cos, signed_sin=sin)
 

@@ -40,6 +40,8 @@ class ImageFamily:
     tensors: ClassVar[tuple[str, ...]] = ("pixel_values",)
     # The layers of the vision tower, by their name in transformers' model.
     layers: ClassVar[str]
+    # Whether the positions of an image see each other in both directions.
+    sees_ahead: ClassVar[bool] = False
     # Names of tensors in checkpoints, as regular expressions, and those of transformers' modules.
     tower_names: ClassVar[Mapping[str, str]] = {r"^model\.": ""}
 

@@ -115,4 +115,14 @@ def _together(arrays: list[np.ndarray]) -> torch.Tensor:
     axis = 1 if arrays[0].ndim > 3 and arrays[0].shape[0] == 1 and arrays[0].ndim == 5 else 0
     if arrays[0].ndim == 4 and arrays[0].dtype == np.int64:
         axis = 1
+    if arrays[0].ndim > 3:
+        most = np.max([array.shape[-2:] for array in arrays], axis=0)
+        arrays = [
+            np.pad(
+                array,
+                [(0, 0)] * (array.ndim - 2)
+                + [(0, size - own) for size, own in zip(most, array.shape[-2:], strict=True)],
+            )
+            for array in arrays
+        ]
     return torch.from_numpy(np.concatenate(arrays, axis=axis))

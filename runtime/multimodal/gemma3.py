@@ -1,0 +1,24 @@
+"""Gemma 3: images of one size, whose positions see each other in both directions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from .family import Arrays, ImageFamily
+
+ARCHITECTURES = ["Gemma3ForConditionalGeneration"]
+
+
+class Family(ImageFamily):
+    """Each image has the same number of positions. Pan and scan is off, as by default."""
+
+    placeholder = "<start_of_image>"
+    token = "<image_soft_token>"
+    layers = "vision_tower.encoder.layers"
+    # Checkpoints of older versions have one module more.
+    tower_names: ClassVar = {r"^model\.": "", r"^vision_tower\.vision_model\.": "vision_tower."}
+    sees_ahead = True
+
+    def text(self, arrays: Arrays) -> str:
+        count: int = self.config.get("mm_tokens_per_image", 256)
+        return f"\n\n{self.placeholder}{self.image_token * count}<end_of_image>\n\n"

@@ -1,0 +1,33 @@
+"""Mistral Small 3.1 and Ministral 3: images of any size (Pixtral's tower), row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+from .family import Arrays, ImageFamily
+
+ARCHITECTURES = ["Mistral3ForConditionalGeneration"]
+
+
+class Family(ImageFamily):
+    """Tokens end the rows of an image and the image. They keep their embeddings."""
+
+    placeholder = "[IMG]"
+    tensors: ClassVar = ("pixel_values", "image_sizes")
+    layers = "vision_tower.transformer.layers"
+
+    def text(self, arrays: Arrays) -> str:
+        side: int = self.vision.get("patch_size", 16) * self.config.get("spatial_merge_size", 2)
+        height, width = (int(pixels) // side for pixels in arrays["image_sizes"][0])
+        rows = [self.image_token * width] * height
+        return "[IMG_BREAK]".join(rows) + "[IMG_END]"
+
+    def read_layers(self, count: int) -> Collection[int]:
+        number: int = self.config.get("vision_feature_layer", -1)
+        return [number - 1 if number >= 0 else count + number]
+
+    def features(self, model: Any, part: Any, dtype: Any) -> list[Any]:
+        sizes = part["image_sizes"]
+        found = model.get_image_features(part["pixel_values"].to(dtype), sizes).pooler_output
+        return [found[0]]
