@@ -43,7 +43,7 @@ class _QuantizeParams(ctypes.Structure):
     ]
 
 
-class _Batch(ctypes.Structure):
+class Batch(ctypes.Structure):
     _fields_ = [
         ("tokens", ctypes.c_int32),
         *((name, _POINTER) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")),
@@ -57,7 +57,7 @@ class LlamaCpp:
         folder = Path(folder)
         ggml = ctypes.CDLL(str(_found(folder, "libggml.*so*")), ctypes.RTLD_GLOBAL)
         ggml.ggml_backend_load_all_from_path(str(folder).encode())
-        self._library = library = ctypes.CDLL(str(_found(folder, "libllama.*so*")))
+        self.library = library = ctypes.CDLL(str(_found(folder, "libllama.*so*")))
         for name, result in (
             ("llama_model_default_params", _ModelParams),
             ("llama_context_default_params", _ContextParams),
@@ -75,28 +75,36 @@ class LlamaCpp:
 
     def quantize(self, source: str, target: str, kind: str, *, pure: bool = False) -> None:
         """`kind`: as `llama-quantize` has it, such as Q4_K_M."""
-        params = self._library.llama_model_quantize_default_params()
+        params = self.library.llama_model_quantize_default_params()
         params.ftype = gguf.LlamaFileType[f"MOSTLY_{kind}"]
         params.requantize, params.pure = True, pure
-        if self._library.llama_model_quantize(
+        if self.library.llama_model_quantize(
             source.encode(), target.encode(), ctypes.byref(params)
         ):
             raise ValueError(f"llama.cpp cannot write {source} as {kind}: try llama-quantize")
 
-    def logprobs(self, path: str, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probability of each token but the first of each text, in nats."""
-        library = self._library
+    def load(
+        self, path: str, tokens: int, batch: int, sequences: int = 1, threads: int = 1
+    ) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+        """Return a model, and a context of `tokens` that takes `batch` tokens at once."""
+        library = self.library
         model = _POINTER(
             library.llama_model_load_from_file(path.encode(), library.llama_model_default_params())
         )
         if not model:
             raise ValueError(f"llama.cpp cannot load {path}: name a .gguf file that it knows")
         params = library.llama_context_default_params()
-        params.n_ctx = params.n_batch = max(map(len, texts))
+        params.n_ctx, params.n_batch, params.n_seq_max = tokens, batch, sequences
         context = _POINTER(library.llama_init_from_model(model, params))
         if not context:
-            raise ValueError(f"llama.cpp has no memory for texts of {params.n_ctx} tokens")
-        library.llama_set_n_threads(context, 1, 1)
+            raise ValueError(f"llama.cpp has no memory for {tokens} tokens")
+        library.llama_set_n_threads(context, threads, threads)
+        return model, context
+
+    def logprobs(self, path: str, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probability of each token but the first of each text, in nats."""
+        library, most = self.library, max(map(len, texts))
+        model, context = self.load(path, most, most)
         vocabulary = library.llama_vocab_n_tokens(_POINTER(library.llama_model_get_vocab(model)))
         found = [self._text_logprobs(context, text, vocabulary) for text in texts]
         library.llama_free(context)
@@ -106,11 +114,11 @@ class LlamaCpp:
     def _text_logprobs(
         self, context: ctypes.c_void_p, text: Sequence[int], vocabulary: int
     ) -> list[float]:
-        library = self._library
+        library = self.library
         library.llama_memory_clear(_POINTER(library.llama_get_memory(context)), True)
         tokens = (ctypes.c_int32 * len(text))(*text)
         every = (ctypes.c_int8 * len(text))(*[1] * len(text))
-        batch = _Batch(tokens=len(text), token=ctypes.addressof(tokens))
+        batch = Batch(tokens=len(text), token=ctypes.addressof(tokens))
         batch.logits = ctypes.addressof(every)
         if library.llama_decode(context, batch):
             raise ValueError(f"llama.cpp cannot decode {len(text)} tokens")

@@ -1,0 +1,130 @@
+"""llama.cpp's own library behind OpenAI's completions, where no llama-server is at hand that was
+compiled for this CPU:
+
+    npm pack @node-llama-cpp/linux-x64@3.21.1 && tar xzf node-llama-cpp-linux-x64-3.21.1.tgz
+    python -m piecework.lab.llama_server package/bins/linux-x64 FILE.gguf --threads 2 --port 8000
+
+The library of that package chooses its kernels by the CPU. Steps are those of llama-server: one
+token of each running request, and up to 2,048 tokens of prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .completions import Call, Engine, serve
+from .llama_cpp import Batch, LlamaCpp
+
+_BATCH = 2048  # Tokens of a step, as llama-server has by default.
+_POINTER = ctypes.c_void_p
+
+
+@dataclass(slots=True)
+class _Running:
+    call: Call
+    place: int  # Number of its sequence.
+    given: int = 0  # Tokens of the prompt that the cache has.
+    made: list[int] = field(default_factory=list)
+
+    def next_tokens(self, most: int) -> list[int]:
+        return self.made[-1:] or self.call.ids[self.given : self.given + most]
+
+
+class Llama(Engine):
+    """A context of `slots` sequences of `context` tokens each."""
+
+    def __init__(self, folder: str, file: str, threads: int, slots: int, context: int) -> None:
+        llama = LlamaCpp(folder)
+        self._library = library = llama.library
+        model, self._context = llama.load(file, context * slots, _BATCH, slots, threads)
+        self._vocabulary = library.llama_vocab_n_tokens(
+            _POINTER(library.llama_model_get_vocab(model))
+        )
+        library.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
+        self._free = list(range(slots))
+        self._waiting_calls: list[Call] = []
+        self._running: list[_Running] = []
+        super().__init__()
+
+    def encode(self, text: str) -> list[int]:
+        return [1] * max(1, len(text) // 4)  # Only the number matters.
+
+    def add(self, call: Call) -> None:
+        self._waiting_calls.append(call)
+
+    def step(self) -> bool:
+        while self._free and self._waiting_calls:
+            self._running.append(_Running(self._waiting_calls.pop(0), self._free.pop()))
+        parts: list[tuple[_Running, list[int]]] = []
+        room = _BATCH
+        # Requests that make tokens come first.
+        for each in sorted(self._running, key=lambda each: not each.made):
+            if tokens := each.next_tokens(room):
+                parts.append((each, tokens))
+                room -= len(tokens)
+        self._decode(parts)
+        memory = _POINTER(self._library.llama_get_memory(self._context))
+        for each in [each for each in self._running if len(each.made) == each.call.most]:
+            self._library.llama_memory_seq_rm(memory, each.place, -1, -1)
+            self._free.append(each.place)
+            self._running.remove(each)
+            each.call.finish(each.made)
+        return bool(self._running or self._waiting_calls)
+
+    def _decode(self, parts: list[tuple[_Running, list[int]]]) -> None:
+        """Compute the tokens of each request, and choose the next one where the prompt is done."""
+        count = sum(len(tokens) for _, tokens in parts)
+        token, position, number = ((ctypes.c_int32 * count)() for _ in range(3))
+        sequence = [(ctypes.c_int32 * 1)(each.place) for each, tokens in parts for _ in tokens]
+        sequences = (_POINTER * count)(*map(ctypes.addressof, sequence))
+        wanted = (ctypes.c_int8 * count)()
+        at, chosen = 0, []
+        for each, tokens in parts:
+            begin = each.given + max(0, len(each.made) - 1)
+            for offset, id_ in enumerate(tokens):
+                token[at], position[at], number[at] = id_, begin + offset, 1
+                at += 1
+            if not each.made:
+                each.given += len(tokens)
+            if each.given == len(each.call.ids):
+                wanted[at - 1] = 1
+                chosen.append((each, at - 1))
+        batch = Batch(
+            tokens=count,
+            token=ctypes.addressof(token),
+            pos=ctypes.addressof(position),
+            n_seq_id=ctypes.addressof(number),
+            seq_id=ctypes.addressof(sequences),
+            logits=ctypes.addressof(wanted),
+        )
+        if self._library.llama_decode(self._context, batch):
+            raise ValueError(f"llama.cpp cannot decode {count} tokens")
+        for each, place in chosen:
+            logits = self._library.llama_get_logits_ith(self._context, place)
+            row = np.ctypeslib.as_array(logits, (self._vocabulary,))
+            each.made.append(int(row.argmax()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m piecework.lab.llama_server",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", help="of llama.cpp's libraries")
+    parser.add_argument("model", help="a GGUF file")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--context", type=int, default=640, help="tokens of a slot")
+    parser.add_argument("--port", type=int, required=True)
+    given = parser.parse_args()
+    engine = Llama(given.folder, given.model, given.threads, given.slots, given.context)
+    serve(engine, given.port)
+
+
+if __name__ == "__main__":
+    main()
