@@ -106,7 +106,8 @@ def _without_text(folder: Path, architecture: str) -> Any:
     kind = getattr(transformers, architecture)
     try:
         with no_init_weights():
-            whole = kind._from_config(config, attn_implementation=_ATTENTION)
+            dtype = torch.get_default_dtype()
+            whole = kind._from_config(config, attn_implementation=_ATTENTION, dtype=dtype)
     except Exception as error:
         # The code of any model may raise any exception.
         logger.debug("transformers cannot make %s", architecture, exc_info=True)

@@ -1,0 +1,147 @@
+"""Images in an engine: whatever happens to a request, its text is the same and nothing leaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_vision import make_tiny_vision, picture_file
+from vision_engines import PARAMS, Prompt, VisionEngine
+
+from piecework.runtime.core.images import ImageTensor
+from piecework.runtime.multimodal.preprocess_process import Preprocessor
+
+# By family: what its images differ in.
+KINDS = {"idefics3": "parts", "qwen2_5_vl": "rotations", "gemma3": "both directions"}
+FILES = picture_file(48, 40), picture_file(30, 90, seed=1)
+
+
+class Case:
+    """A model's folder, some prompts, and the tokens that follow them one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        preprocessor = Preprocessor(str(folder))
+        self.prompts = [
+            Prompt(preprocessor, "What is IMAGE here, and what is IMAGE?", *FILES),
+            Prompt(preprocessor, "IMAGE again", FILES[1]),
+            Prompt(preprocessor, "No picture at all, only words."),
+            Prompt(preprocessor, "Then IMAGE with more words after it", FILES[0]),
+        ]
+        engine = VisionEngine(folder, disable_radix_cache=True)
+        self.wanted = [engine.answer(prompt)[0] for prompt in self.prompts]
+        engine.end()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(make_tiny_vision(tmp_path_factory.mktemp(request.param), request.param))
+
+
+def answers(engine: VisionEngine, case: Case, **members: Any) -> list[list[int]]:
+    rids = [engine.send(prompt, **members) for prompt in case.prompts]
+    engine.run()
+    assert not engine.errors
+    return [engine.found[rid][0] for rid in rids]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"chunked_prefill_size": 16, "mm_encoder_budget": 1},
+        {"max_total_tokens": 160, "chunked_prefill_size": 32},
+        {"mm_cache_bytes": 0},
+        {"speculative_algorithm": "ngram"},
+        {"kv_cache_dtype": "int8", "disable_radix_cache": True},
+    ],
+    ids=["small steps", "preemption", "no cache", "speculation", "int8"],
+)
+def test_a_batch_gives_what_single_requests_give(case: Case, settings: dict[str, Any]) -> None:
+    engine = VisionEngine(case.folder, **settings)
+    found = answers(engine, case)
+    if "kv_cache_dtype" not in settings:
+        assert found == case.wanted
+        assert answers(engine, case) == case.wanted
+    engine.end()
+
+
+@pytest.mark.parametrize("case", ["qwen2_5_vl"], indirect=True)
+def test_pieces_run_steps_with_images(case: Case) -> None:
+    engine = VisionEngine(
+        case.folder,
+        disable_cuda_graph=False,
+        startup="full",
+        piecewise_cuda_graph_compiler="eager",
+        chunked_prefill_size=32,
+    )
+    assert answers(engine, case) == case.wanted
+    assert engine.engine._runner.graph_counts().piecewise_steps
+    engine.end()
+
+
+def test_an_aborted_request_leaves_nothing(case: Case) -> None:
+    engine = VisionEngine(case.folder, mm_encoder_budget=1, chunked_prefill_size=16)
+    rids = [engine.send(prompt) for prompt in case.prompts]
+    for _ in range(3):
+        engine.step()
+    engine.engine.abort(rids[:2])
+    engine.run()
+    assert engine.found[rids[3]][0] == case.wanted[3]
+    assert not engine.encodings.pending and not engine.encodings._jobs
+    assert engine.engine._core.cache.used_tokens == 0
+    engine.end()
+
+
+def test_a_request_goes_on_after_a_crash(case: Case) -> None:
+    """A new engine gets the same message with the tokens that were delivered."""
+    engine = VisionEngine(case.folder)
+    for prompt, wanted in zip(case.prompts, case.wanted, strict=True):
+        rid = engine.send(prompt, output_ids=wanted[:2])
+        tokens, _ = engine.run()[rid]
+        assert tokens == wanted[2:]
+    engine.end()
+
+
+def test_a_damaged_image_ends_its_request_alone(case: Case) -> None:
+    engine = VisionEngine(case.folder)
+    prompt = case.prompts[1]
+    (image,) = prompt.images
+    name, tensor = next(iter(image.tensors.items()))
+    short = ImageTensor(dtype="float32", shape=[1, 3], data=bytes(12))
+    broken = replace(image, digest=b"x" * 16, tensors=image.tensors | {name: short})
+    rid = engine.add(prompt.ids, PARAMS, images=[broken])
+    outside = engine.add(prompt.ids, PARAMS, images=[replace(image, start=10**6)])
+    good = engine.send(case.prompts[0])
+    engine.run()
+    assert "computation failed" in engine.errors[rid]
+    assert "outside of the prompt" in engine.errors[outside]
+    assert engine.found[good][0] == case.wanted[0] and tensor.shape != [1, 3]
+    engine.end()
+
+
+def test_without_vision_images_are_refused_and_nothing_is_loaded(case: Case) -> None:
+    engine = VisionEngine(case.folder, disable_vision=True)
+    assert engine.encodings is None
+    rid, text = engine.send(case.prompts[0]), engine.send(case.prompts[2])
+    engine.run()
+    assert "takes no images" in engine.errors[rid]
+    assert engine.found[text][0] == case.wanted[2]
+    engine.end()
+
+
+def test_a_lower_tier_keeps_images_apart(case: Case, tmp_path: Path) -> None:
+    """Blocks on disk are found again for the same picture only."""
+    prompt, other = case.prompts[3], case.prompts[1]
+    first = VisionEngine(case.folder, folder=tmp_path)
+    assert first.answer(prompt)[0] == case.wanted[3]
+    first.end()
+    second = VisionEngine(case.folder, folder=tmp_path)
+    tokens, _, cached = second.answer(prompt)
+    assert tokens == case.wanted[3] and cached > prompt.images[0].end - 8
+    swapped = replace(prompt.images[0], digest=other.images[0].digest)
+    rid = second.add(prompt.ids, PARAMS, images=[swapped])
+    _, cached = second.run()[rid]
+    assert cached <= prompt.images[0].start
+    second.end()
