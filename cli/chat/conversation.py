@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _MOST_BYTES = 2**26
-_MOST_IMAGE_BYTES = 20 * 2**20
+_MOST_IMAGE_BYTES = 16 * 2**20
 _MOST_IMAGES = 16
 # The first bytes of files of images, and their media types.
 _IMAGES = {
@@ -54,7 +54,7 @@ class Conversation:
         if kind is None:
             raise ValueError(f"{path} is no PNG, JPEG, WebP or GIF")
         if len(content) > _MOST_IMAGE_BYTES:
-            raise ValueError(f"{path} is larger than 20 MiB")
+            raise ValueError(f"{path} is larger than 16 MiB")
         if len(self.images) >= _MOST_IMAGES:
             raise ValueError(f"a question has at most {_MOST_IMAGES} images")
         url = f"data:{kind};base64,{b64encode(content).decode()}"

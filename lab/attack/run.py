@@ -22,14 +22,14 @@ from ...bench.report import Report
 from ...bench.target import Target
 from ...runtime.process.progress import progress_bar
 from ...server.config.http_limits import room_for_connections
-from . import answers, bodies, connections, crowds, declarations
+from . import answers, bodies, connections, crowds, declarations, images
 from .arena import Arena, Attack, together
 from .core_waits import CoreWaits, waited
 from .fuzz_bodies import FuzzRequest, fuzz_request
 from .fuzz_seeds import IMAGE_SEEDS, TEXT_SEEDS
 from .watch import Seen, Watcher, server_process
 
-_KINDS = (bodies, connections, crowds, answers, declarations)
+_KINDS = (bodies, connections, crowds, answers, declarations, images)
 ATTACKS = {attack.name: attack for kind in _KINDS for attack in kind.ATTACKS}
 FUZZ = "fuzz"
 NAMES = (*ATTACKS, FUZZ)

@@ -182,7 +182,7 @@ class _Watch:
             children = [each for each in self._web.children(recursive=True) if not _compiles(each)]
             engine = sum(map(_resident, children)) - self._used_cache
             self._seen.memory.append((_resident(self._web), engine))
-            engines = [child.pid for child in self._web.children() if not _checks_grammars(child)]
+            engines = [child.pid for child in self._web.children() if not _is_helper(child)]
             self._seen.engines = sorted({*self._seen.engines, *engines})
         if len(self._seen.memory) > _MOST_SAMPLES:
             largest = max(self._seen.memory, key=sum)
@@ -204,14 +204,16 @@ class _Watch:
         return seen
 
 
-def _checks_grammars(process: Any) -> bool:
+def _is_helper(process: Any) -> bool:
     """Whether a process of the server may end and be started again at any time."""
     with contextlib.suppress(psutil.Error):
         # A new process still has the command line of its parent.
         is_new = time.time() - process.create_time() < 1
         # A process that has just ended has no command line.
         command = process.cmdline()
-        return is_new or not command or any("grammar_process" in part for part in command)
+        helpers = ("grammar_process", "preprocess_process")
+        named = any(helper in part for part in command for helper in helpers)
+        return is_new or not command or named
     return True
 
 

@@ -60,7 +60,8 @@ def _seen(block: Any) -> Any:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "tool_reference":
         return {"type": "text", "text": str(block.get("tool_name"))}
-    if kind in _MEDIA:
+    source = block.get("source") if kind == "image" else None
+    if kind in _MEDIA or (isinstance(source, dict) and source.get("type") == "file"):
         return {"type": "text", "text": f"({kind}: this model reads only text)"}
     return block
 
@@ -80,9 +81,9 @@ class ImageSource(WireModel):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        for member in ("media_type", "data") if self.type == "base64" else ("url",):
-            if not getattr(self, member):
-                raise disagreement(member, f"a source of the type {self.type} needs {member}")
+        member = "data" if self.type == "base64" else "url"
+        if not getattr(self, member):
+            raise disagreement(member, f"a source of the type {self.type} needs {member}")
         return self
 
 

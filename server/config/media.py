@@ -43,7 +43,7 @@ class MediaConfig:
         metavar="FOLDER",
     )
     max_image_bytes: int = option(
-        20 * 2**20, "largest image file, in bytes", group=VISION, metavar="BYTES"
+        16 * 2**20, "largest image file, in bytes", group=VISION, metavar="BYTES"
     )
     max_image_pixels: int = option(
         50_000_000,

@@ -19,7 +19,7 @@ from ..serving.collector import unless_client_goes
 from .turns import Room, Turns
 
 MAX_BODY_BYTES = 4 * 2**20
-MAX_IMAGE_BODY_BYTES = 32 * 2**20  # The same, for models that read images.
+MAX_IMAGE_BODY_BYTES = 24 * 2**20  # The same, for models that read images.
 # Bodies up to this size are always read; larger ones share `MAX_LARGE_BYTES`.
 LARGE_BODY_BYTES = 2**16
 MAX_LARGE_BYTES = 32 * MAX_BODY_BYTES

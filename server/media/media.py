@@ -60,6 +60,9 @@ class Media:
 
     async def ready(self) -> PreprocessReady:
         """Return what the model's images need. Raise `Unavailable`."""
+        if self._starting is not None and not self._starting.done():
+            # A caller that leaves does not end the start.
+            await asyncio.shield(self._starting)
         if self.info is None:
             self.info = await self._preprocessor.ready()
         return self.info
@@ -70,7 +73,7 @@ class Media:
 
     async def _start(self) -> None:
         try:
-            await self.ready()
+            self.info = await self._preprocessor.ready()
         except Unavailable as error:
             logger.error("%s", error.message)
 

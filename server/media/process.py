@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from ...runtime.core.images import Preprocess, Preprocessed, PreprocessReady
@@ -24,6 +26,8 @@ Message = TypeVar("Message", PreprocessReady, Preprocessed)
 COMMAND = (sys.executable, "-m", "piecework.runtime.multimodal.preprocess_process")
 SECONDS = 30.0  # Time for the images of one request.
 START_SECONDS = 120.0  # Time for the imports, and for a trial.
+_CORES = 4  # Cores of the machine for each process.
+_RETRY_SECONDS = 30  # Time after which a process is started again that could not start.
 _MOST_ANSWER = 2**31  # Bytes of an answer. A larger one is damaged.
 
 
@@ -54,50 +58,77 @@ class PreprocessProcesses:
     A process starts when it is needed.
     """
 
-    def __init__(self, arguments: Sequence[str], count: int = 2) -> None:
-        """`arguments` are those of the process: the model, and the tokenizer if it is another."""
+    def __init__(self, arguments: Sequence[str], count: int | None = None) -> None:
+        """`arguments` are those of the process: the model, and the tokenizer if it is another.
+
+        A process takes about 400 MB, so there are two only on machines with `_CORES` for each.
+        """
+        count = count or max(1, min(2, (os.cpu_count() or 1) // _CORES))
         self._command = (*COMMAND, *arguments)
         self._room = asyncio.Semaphore(count)
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._info: PreprocessReady | None = None
+        self._working: set[asyncio.Task[Preprocessed]] = set()
+        self._failed: tuple[float, Unavailable] | None = None
 
     async def ready(self) -> PreprocessReady:
         if self._info is None:
-            async with self._one():
-                pass
+            async with self._room:
+                self._idle.append(await self._one())
         assert self._info is not None
         return self._info
 
     async def run(self, request: Preprocess) -> Preprocessed:
-        async with self._one() as process:
-            try:
-                async with asyncio.timeout(SECONDS):
-                    return await process.ask(request)
-            except TimeoutError:
+        await self._room.acquire()
+        try:
+            process = await self._one()
+        except BaseException:
+            self._room.release()
+            raise
+        work = asyncio.create_task(self._work(process, request))
+        self._working.add(work)
+        work.add_done_callback(self._has_worked)
+        # If the caller leaves, the work goes on: a new process would take longer to start.
+        return await asyncio.shield(work)
+
+    async def _work(self, process: _Process, request: Preprocess) -> Preprocessed:
+        try:
+            async with asyncio.timeout(SECONDS):
+                answer = await process.ask(request)
+        except BaseException as error:
+            self._all.discard(process)
+            await asyncio.shield(process.end())
+            if isinstance(error, TimeoutError):
                 raise ProcessEnded(f"reading the images takes more than {SECONDS:g} s") from None
-            except (EOFError, ConnectionError, Unreadable):
+            if isinstance(error, EOFError | ConnectionError | Unreadable):
                 logger.warning("a process that reads images has ended (%s)", process.exit_code)
                 raise ProcessEnded("the process that read the images has ended") from None
+            raise
+        self._idle.append(process)
+        return answer
+
+    def _has_worked(self, work: asyncio.Task[Preprocessed]) -> None:
+        self._working.discard(work)
+        self._room.release()
+        if not work.cancelled():
+            work.exception()  # Its caller may have left.
 
     async def close(self) -> None:
+        for work in self._working:
+            work.cancel()
         await asyncio.gather(*[process.end() for process in self._all])
 
-    @contextlib.asynccontextmanager
-    async def _one(self) -> AsyncIterator[_Process]:
-        """Yield a process that is ready. After an error, or if it is cancelled, it is ended."""
-        async with self._room:
-            # The system may have ended an idle process.
-            while self._idle and self._idle[-1].exit_code is not None:
-                self._all.discard(self._idle.pop())
-            process = self._idle.pop() if self._idle else await self._new()
-            try:
-                yield process
-            except BaseException:
-                self._all.discard(process)
-                await asyncio.shield(process.end())
-                raise
-            self._idle.append(process)
+    async def _one(self) -> _Process:
+        """Return a process that is ready. The caller has room for one."""
+        # The system may have ended an idle process.
+        while self._idle and self._idle[-1].exit_code is not None:
+            self._all.discard(self._idle.pop())
+        if self._idle:
+            return self._idle.pop()
+        if self._failed is not None and time.monotonic() < self._failed[0]:
+            raise self._failed[1]
+        return await self._new()
 
     async def _new(self) -> _Process:
         process = _Process()
@@ -114,11 +145,13 @@ class PreprocessProcesses:
         if info.error is not None:
             self._all.discard(process)
             await process.end()
-            raise Unavailable(
+            refusal = Unavailable(
                 f"Images cannot be read: {info.error}.",
                 code="no_images",
-                headers={"Retry-After": "30"},
+                headers={"Retry-After": f"{_RETRY_SECONDS}"},
             )
+            self._failed = time.monotonic() + _RETRY_SECONDS, refusal
+            raise refusal
         self._info = info
         return process
 

@@ -87,7 +87,11 @@ class ServerProcess:
         (engine,) = [
             child
             for child in children
-            if not any("grammar_process" in part for part in child.cmdline())
+            if not any(
+                helper in part
+                for part in child.cmdline()
+                for helper in ("grammar_process", "preprocess_process")
+            )
         ]
         return engine
 

@@ -5,7 +5,7 @@ import { h, iconButton } from './dom.js';
 
 const MOST_FILES = 16;
 const MOST_BYTES = 2 * 1024 * 1024;
-const MOST_IMAGE_BYTES = 20 * 1024 * 1024;
+const MOST_IMAGE_BYTES = 16 * 1024 * 1024;
 const IMAGES = /^image\/(png|jpeg|webp|gif)$/;
 /** Addresses of images that the page keeps and sends. */
 export const IMAGE_URL = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$/;
@@ -25,7 +25,7 @@ export async function textOf(file) {
 
 /** An image's name and its data URL. Raises `Error` where it is too large. */
 async function imageOf(file) {
-  if (file.size > MOST_IMAGE_BYTES) throw new Error(`${file.name} is larger than 20 MiB.`);
+  if (file.size > MOST_IMAGE_BYTES) throw new Error(`${file.name} is larger than 16 MiB.`);
   const image = await new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);

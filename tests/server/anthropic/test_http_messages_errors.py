@@ -47,7 +47,7 @@ CALLED = {
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content[0].text:"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "does not support image input",
+            "messages[0].content[0].source.type",
         ),
         ({"messages": [{"role": "user", "content": CALLED["content"]}]}, "tool_use"),
         ({"messages": [USER, CALLED]}, "tool_result"),

@@ -102,7 +102,7 @@ def _animated_bomb() -> bytes:
 
 
 def _attacks() -> dict[str, str | bytes]:
-    large = base64.b64encode(bytes(30 * _MIB)).decode()
+    large = base64.b64encode(bytes(17 * _MIB)).decode()
     return {
         "truncated": data_url(picture_file(600, 400)[:900]),
         "60,000 x 60,000": data_url(_huge_png()),
@@ -112,7 +112,7 @@ def _attacks() -> dict[str, str | bytes]:
         "file": "file:///etc/passwd",
         "not an image": data_url(bytes(_MIB)),
         "a png of noise": data_url(b"\x89PNG\r\n\x1a\n" + bytes(_MIB)),
-        "large": f"data:image/png;base64,{large}"[: 31 * _MIB],
+        "large": f"data:image/png;base64,{large}",
     }
 
 
