@@ -9,7 +9,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from .images import ImageInput
+from .images import ImageInput, named
 from .sampling_params import SamplingParams
 
 
@@ -69,10 +69,7 @@ class GenerateRequest:
 
         Positions of images have the names of their image.
         """
-        names = np.array([*self.input_ids, *self.output_ids], np.int64)
-        for image in self.images:
-            names[image.start : image.end] = image.names()
-        return names
+        return named([*self.input_ids, *self.output_ids], self.images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ No torch is imported here, so the web process may use this module.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b, shake_128
 from typing import Any
@@ -79,6 +80,14 @@ class ImageInput:
         """
         drawn = shake_128(self.digest).digest(_BYTES * self.length)
         return np.frombuffer(drawn, "<i8").astype(np.int64) | np.iinfo(np.int64).min
+
+
+def named(ids: Iterable[int], images: Iterable[ImageInput]) -> npt.NDArray[np.int64]:
+    """Return ids in which positions of images have the names of their image."""
+    names = np.array(list(ids), np.int64)
+    for image in images:
+        names[image.start : image.end] = image.names()
+    return names
 
 
 def digest_of(tensors: dict[str, ImageTensor]) -> bytes:

@@ -18,6 +18,7 @@ from ...runtime.config.engine import EngineConfig
 from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.control_messages import Control, Controlled
 from ...runtime.core.engine_info import EngineInfo
+from ...runtime.core.images import named
 from ...runtime.core.messages import (
     AdapterAnswer,
     EngineStats,
@@ -300,7 +301,8 @@ class Replicas:
         the prompt and the replica is not overloaded. Otherwise it is the least loaded replica; of
         equally loaded ones, the one with the smallest prefix index.
         """
-        blocks = block_hashes(request.prompt_ids, request.adapter)
+        prompt = named(request.prompt_ids, request.images) if request.images else request.prompt_ids
+        blocks = block_hashes(prompt, request.adapter)
         matched = {each.number: each.prefixes.matched(blocks) for each in among}
         least_loaded = min(among, key=lambda each: (each.num_unfinished, len(each.prefixes)))
         best = min(among, key=lambda each: (-matched[each.number], each.num_unfinished))
