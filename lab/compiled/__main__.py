@@ -42,11 +42,14 @@ class Row(NamedTuple):
     loop_bytes: int | None = None
     matrix: tuple[str, ...] = ()
     copies_ahead: bool = False
+    is_trap: bool = False
 
     @property
     def fault(self) -> str | None:
         if self.error is not None:
             return self.error
+        if self.is_trap:
+            return "compiles to a trap"
         if self.shared > (most := targets.SHARED_MEMORY[self.target]):
             return f"{self.shared} bytes of shared memory, of {most}"
         return None
@@ -86,6 +89,7 @@ def _row(target: int, found: targets.Recorded) -> Row:
         sass.loop_bytes(kernel),
         tuple(sass.matrix_instructions(kernel)),
         sass.copies_ahead(kernel),
+        sass.is_trap(kernel),
     )
 
 

@@ -40,6 +40,13 @@ def matrix_instructions(kernel: Any) -> list[str]:
     return [name for name in _MATRIX if name in kernel.asm["ptx"]]
 
 
+def is_trap(kernel: Any) -> bool:
+    """Return whether the kernel only stops the GPU, which is what Triton makes of some tiles
+    without an error.
+    """
+    return "trap;" in kernel.asm["ptx"]
+
+
 def copies_ahead(kernel: Any) -> bool:
     """Return whether loads are asynchronous copies, which a loop issues ahead."""
     return "cp.async" in kernel.asm["ptx"]
