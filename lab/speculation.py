@@ -74,7 +74,7 @@ class Job(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Tokens per second after the first one, and the texts."""
+    """Tokens per second while all requests decode, and the texts."""
 
     rate: float
     tokens: list[list[int]]
@@ -195,14 +195,15 @@ def _chat(llm: LLM) -> Job:
 class _Run:
     """Requests that an engine computes together, in slices of time.
 
-    The tokens and the time count from the first step in which all requests decode.
+    Tokens and time count while all requests decode. The last ones of a batch, which take longer for
+    a token, do not count: a server starts others in the place of those that end.
     """
 
     def __init__(self, llm: LLM, jobs: list[Job]) -> None:
         self._core = llm.core
         self.answers: dict[str, list[int]] = {}
         self._found: dict[str, list[int]] = {}
-        self._before, self._seconds = 0, 0.0
+        self._before, self._counted, self._seconds = 0, 0, 0.0
         for job in jobs:
             rid = str(next(_numbers))
             self._found[rid] = []
@@ -225,13 +226,17 @@ class _Run:
         """Run steps for so many seconds."""
         began = now = time.perf_counter()
         while self.has_work and now - began < seconds:
+            has_ended = False
             for output in self._core.step().outputs:
                 assert output.error is None, output.error
                 self._found[output.rid] += output.token_ids
+                has_ended |= output.finish_reason is not None
             before, now = now, time.perf_counter()
-            if self._before:
+            if self._before and not self._counted:
                 self._seconds += now - before
-            elif all(self._found.values()):
+                if has_ended:
+                    self._counted = self._length - self._before
+            elif not self._before and all(self._found.values()):
                 self._before = self._length
 
     @property
@@ -240,7 +245,7 @@ class _Run:
 
     def result(self) -> Result:
         self._core.flush_cache()
-        return Result((self._length - self._before) / self._seconds, list(self._found.values()))
+        return Result(self._counted / self._seconds, list(self._found.values()))
 
 
 def _run(engines: Sequence[LLM], jobs: list[Job]) -> list[Result]:

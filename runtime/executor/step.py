@@ -99,10 +99,17 @@ class PendingStep:
         self.samplers = batch.samplers
         self._reach_end = batch.reach_end
         self._proposals = [request.proposals for request, _ in scheduled]
+        self.has_proposals = any(self._proposals)
         self.num_tokens = batch.num_tokens
         self.is_overlapped, self.began = previous is not None, time.perf_counter()
         # Whether all requests continue their answers.
         self.is_decode = all(batch.reach_end) and batch.has_decodes
+        # Whether answers have rows that give no token: tokens that a grammar forced, or that are
+        # computed again. Such rows cost less than others.
+        self.has_given_rows = batch.num_tokens > len(batch.samplers) and any(
+            request.num_computed >= request.num_prompt and num_new > 1 + len(request.proposals)
+            for request, num_new in scheduled
+        )
         self.samples: Samples | KnownSamples | None = None
         self._prompt_rows: list[_PromptRows] = []
         chosen = model.choose(batch) if batch.asks_no_more else None

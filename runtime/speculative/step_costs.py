@@ -1,4 +1,4 @@
-"""How long steps take: with one more row, and alone or while the host plans the next one."""
+"""How long steps take: with one more row, with proposals, and while the host plans the next one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIRST_SHARE = 0.08  # Assumed cost of a row as a share of a step of one row.
 _LEAST_SHARE = 0.002
 _VARIED = 4.0  # Variance of the numbers of rows at which the slope is trusted.
 _PAUSE = 0.25  # Seconds between two steps after which the engine must have been idle.
-_STEPS_KNOWN = 128  # Overlapped steps after which the time of a step alone is out of date.
+_STEPS_KNOWN = 128  # Plain steps after which the time of a step alone is out of date.
 
 
 class StepCosts:
@@ -77,12 +77,15 @@ class DecodeCosts:
 
     On devices, steps overlap: the host plans a step while the device computes the one before. A
     step with proposals is alone, because the host must first read the tokens that it continues. Its
-    time therefore includes the work of the host. On a CPU, every step is alone.
+    time therefore includes the work of the host. On a CPU, every step is alone, but a step with
+    proposals may run other kernels: one row more can begin another block of rows.
     """
 
     def __init__(self) -> None:
-        self._alone, self._overlapped = StepCosts(), StepCosts()
-        self._since_alone = 0  # Overlapped steps since the last one alone.
+        # The times of steps with proposals, or alone beside steps that overlap, and all others.
+        self._alone, self._plain = StepCosts(), StepCosts()
+        self._overlaps = False
+        self._since_alone = 0  # Plain steps since the last one alone.
         self._last_read = self._drafting = 0.0
 
     def drafted(self, seconds: float) -> None:
@@ -94,14 +97,15 @@ class DecodeCosts:
         now = time.perf_counter()
         begin, self._last_read = self._last_read + self._drafting, now
         self._drafting = 0.0
-        if not step.is_decode or step.began - begin > _PAUSE:
+        if not step.is_decode or step.has_given_rows or step.began - begin > _PAUSE:
             return
         seconds = now - begin
-        if not step.is_overlapped:
+        self._overlaps |= step.is_overlapped
+        if step.has_proposals or (self._overlaps and not step.is_overlapped):
             self._since_alone = 0
             self._alone.add(step.num_tokens, seconds)
             return
-        self._overlapped.add(step.num_tokens, seconds)
+        self._plain.add(step.num_tokens, seconds)
         self._since_alone += 1
         if self._since_alone == _STEPS_KNOWN:
             # The next promising proposals are tried, and measured.
@@ -109,7 +113,7 @@ class DecodeCosts:
 
     def plain(self, rows: int) -> float:
         """Return the expected time of a step without proposals."""
-        costs = self._overlapped if self._overlapped.is_known else self._alone
+        costs = self._plain if self._plain.is_known else self._alone
         return costs.seconds(rows)
 
     def verifying(self, rows: int) -> float:
@@ -123,4 +127,4 @@ class DecodeCosts:
 
     @property
     def _verifying(self) -> StepCosts:
-        return self._alone if self._alone.is_known else self._overlapped
+        return self._alone if self._alone.is_known else self._plain

@@ -29,8 +29,22 @@ def test_a_line_is_found_again() -> None:
     assert costs.seconds_of_row == pytest.approx(0.004, rel=0.02), "the share of a row was lost"
 
 
-def step_of(rows: int, began: float, *, decode: bool = True, overlapped: bool = False) -> Any:
-    return SimpleNamespace(num_tokens=rows, began=began, is_decode=decode, is_overlapped=overlapped)
+def step_of(
+    rows: int,
+    began: float,
+    *,
+    decode: bool = True,
+    overlapped: bool = False,
+    proposals: bool = False,
+) -> Any:
+    return SimpleNamespace(
+        num_tokens=rows,
+        began=began,
+        is_decode=decode,
+        has_given_rows=False,
+        has_proposals=proposals,
+        is_overlapped=overlapped,
+    )
 
 
 def test_time_without_requests_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +93,17 @@ def test_many_requests_make_a_row_no_dearer() -> None:
             each.add(rows, 0.010 + 0.0008 * (rows - 1))
     one, many = (each.seconds_of_row for each in costs)
     assert many == pytest.approx(one) == pytest.approx(0.0008)
+
+
+def test_steps_with_proposals_may_be_further_from_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight rows are one block of a kernel, and nine are two."""
+    now = 0.0
+    monkeypatch.setattr(step_costs.time, "perf_counter", lambda: now)
+    costs = DecodeCosts()
+    for number in range(300):
+        rows = 8 if number % 2 else 9 + number % 9
+        began, now = now, now + (0.010 if rows == 8 else 0.014 + 0.001 * (rows - 8))
+        costs.read(step_of(rows, began, proposals=rows > 8))
+    assert costs.plain(8) == pytest.approx(0.010, rel=0.1)
+    assert costs.verifying(8) == pytest.approx(0.014, rel=0.1)
+    assert costs.of_row == pytest.approx(0.001, rel=0.2)
