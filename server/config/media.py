@@ -46,7 +46,7 @@ class MediaConfig:
         16 * 2**20, "largest image file, in bytes", group=VISION, metavar="BYTES"
     )
     max_image_pixels: int = option(
-        50_000_000,
+        30_000_000,  # Decoding takes about 9 bytes of memory for each.
         "largest width times height of an image, which is read before it is decoded",
         group=VISION,
         metavar="N",
