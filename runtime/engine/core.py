@@ -179,8 +179,11 @@ class EngineCore:
             for request in self._scheduler.running:
                 request.propose(proposals.get(request.rid, []))
         if self._runner.images is not None and self._runner.images.pending:
-            self._computing = self._runner.images.next_askers()
+            # If an image cannot be encoded, those that need it are blamed.
+            self._computing = self._runner.images.encoding_for
             self._runner.images.advance()
+            self._computing = []
+            self._runner.images.encoding_for.clear()
         previous, self._in_flight = self._in_flight, None
         if self._quarantine:
             # Nothing is in flight: the step was withdrawn when the quarantine began, and since then

@@ -44,6 +44,7 @@ class Encodings:
         tower: The modules.
         rotary: The model's table of rotations, if its family has `turns`.
         images_total: Number of images that were encoded.
+        encoding_for: Requests that need the image which `advance` encodes, or encoded last.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Encodings:
         self._jobs: dict[bytes, EncodeJob] = {}
         self.rotary: Rotary | None = None
         self.images_total = 0
+        self.encoding_for: list[Request] = []
 
     @property
     def pending(self) -> bool:
@@ -120,23 +122,25 @@ class Encodings:
                     ready = image.start - begin if image.start > begin else image.end - begin
         return ready
 
-    def next_askers(self) -> list[Request]:
-        """Return the requests that need the image which `advance` encodes next."""
-        return list(next(iter(self._askers.values()), {}))
-
     def advance(self) -> None:
         """Encode as much as the budget allows, at least one portion.
 
         Call it before a step is planned. The plan states again which images it needs.
         """
-        wanted, needed = self._wanted, self._needed
+        # A request may have ended since the plan.
+        askers = {
+            digest: [request for request in requests if not request.finished]
+            for digest, requests in self._askers.items()
+        }
+        wanted = {digest: image for digest, image in self._wanted.items() if askers[digest]}
+        needed = self._needed
         self._wanted, self._askers, self._needed = {}, {}, set()
         self._jobs = {digest: job for digest, job in self._jobs.items() if digest in wanted}
         spent = 0.0
         for digest, image in wanted.items():
             if digest not in self._jobs:
                 self._jobs[digest] = EncodeJob(self.tower, self.family, image, self._dtype)
-            job = self._jobs[digest]
+            job, self.encoding_for[:] = self._jobs[digest], askers[digest]
             while job.stages is None:
                 if spent >= self._budget:
                     return

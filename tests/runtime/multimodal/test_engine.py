@@ -114,6 +114,10 @@ def test_a_damaged_image_ends_its_request_alone(case: Case) -> None:
     rid = engine.add(prompt.ids, PARAMS, images=[broken])
     outside = engine.add(prompt.ids, PARAMS, images=[replace(image, start=10**6)])
     good = engine.send(case.prompts[0])
+    engine.step()
+    gone = engine.add(prompt.ids, PARAMS, images=[replace(broken, digest=b"y" * 16)])
+    engine.step()
+    engine.engine.abort([gone])
     engine.run()
     assert "computation failed" in engine.errors[rid]
     assert "outside of the prompt" in engine.errors[outside]
