@@ -21,6 +21,7 @@ FLAG = "--kv-events-config"
 MEDIUM = "GPU"  # vLLM's word for the cache that attention reads, on CPUs too.
 _MOST = 1_000_000
 _LAST_PORT = 65535
+_MOST_ID = 2**31 - 1
 _SCHEMES = ("tcp://", "ipc://")
 _KINDS = {"enable_kv_cache_events": bool, "buffer_steps": int, "hwm": int, "max_queue_size": int}
 Event = dict[str, Any]  # The type, and the members in vLLM's order.
@@ -191,7 +192,8 @@ class KVEvents:
                 "type": "BlockStored",
                 "block_hashes": list(hashes),
                 "parent_block_hash": parent,
-                "token_ids": tokens.tolist(),
+                # Negative names of image positions become ids that routers can hold, too.
+                "token_ids": (tokens & _MOST_ID).tolist(),
                 "block_size": page_size,
                 "lora_id": None,
                 "medium": MEDIUM,

@@ -18,15 +18,18 @@ from ..files.resolve import resolve_model_path
 from ..loader.check import check_engine
 from ..loader.loader import load_model
 from ..lora.slots import LayerSlots
+from ..multimodal.build import make_encodings
+from ..multimodal.encodings import Encodings
 from .model_runner import ModelRunner
 
 
 def weights_of(runner: ModelRunner) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of the model by name. Shared ones have one name.
+    """Return the parameters and buffers of the model by name. Shared ones have one name. Names of
+    the encoder of images begin with "images.".
 
     The slots of adapters (LoRA) are left out: they stay, whatever the weights are.
     """
-    return _named(runner.model)
+    return _named(runner.model, runner.images)
 
 
 def load_like(runner: ModelRunner, path: str) -> dict[str, torch.Tensor]:
@@ -57,8 +60,10 @@ def load_like(runner: ModelRunner, path: str) -> dict[str, torch.Tensor]:
     )
     if model.kv_scales != runner.model.kv_scales:
         raise ValueError(f"{path} has other scales of a float8 KV cache; start a server for it")
-    new = _named(model)
-    old = weights_of(runner)
+    images = None
+    if runner.images is not None:
+        images = make_encodings(path, config, platform, runner.dtype, kernels)
+    new, old = _named(model, images), weights_of(runner)
     for name in sorted(old.keys() | new.keys()):
         there, here = new.get(name), old.get(name)
         if there is None or here is None or (there.shape, there.dtype) != (here.shape, here.dtype):
@@ -74,6 +79,8 @@ def replace_weights(runner: ModelRunner, new: Mapping[str, torch.Tensor]) -> Non
     with torch.no_grad():
         for name, tensor in weights_of(runner).items():
             tensor.copy_(new[name])
+    if runner.images is not None:
+        runner.images.clear()
 
 
 class StoredWeights:
@@ -116,10 +123,14 @@ def _bytes_of(runner: ModelRunner) -> Iterator[memoryview[Any]]:
         yield flat.numpy().data
 
 
-def _named(model: nn.Module) -> dict[str, torch.Tensor]:
+def _named(model: nn.Module, images: Encodings | None) -> dict[str, torch.Tensor]:
     slots = {id(each) for module in model.modules() if isinstance(module, LayerSlots)
              for each in module.buffers()}  # fmt: skip
     named = [*model.named_parameters(), *model.named_buffers()]
+    if images is not None:
+        tower = images.tower
+        of_tower = [*tower.named_parameters(), *tower.named_buffers()]
+        named += [(f"images.{name}", tensor) for name, tensor in of_tower]
     return {name: tensor for name, tensor in named if id(tensor) not in slots}
 
 

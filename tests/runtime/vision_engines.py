@@ -10,6 +10,7 @@ import torch
 from text_engines import Engine
 from transformers import AutoModelForImageTextToText
 
+from piecework.runtime.core.control_messages import Controlled
 from piecework.runtime.core.images import ImageFile, ImageInput, Preprocess
 from piecework.runtime.core.messages import StepOutput
 from piecework.runtime.core.sampling_params import SamplingParams
@@ -51,6 +52,8 @@ class VisionEngine(Engine):
 
     def step(self) -> None:
         for message in self.engine.step():
+            if isinstance(message, Controlled):
+                self.answers.append(message)
             for output in message.outputs if isinstance(message, StepOutput) else ():
                 if output.error is not None:
                     self.errors[output.rid] = output.error

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from piecework.runtime.cache.kv_events import KVEvents, KVEventsConfig, block_hash, is_bound
 from piecework.runtime.cache.radix import RadixCache
+from piecework.runtime.core.images import ImageInput
 
 
 class Subscriber:
@@ -151,3 +152,15 @@ def test_no_two_engines_listen_at_one_place(endpoint: str, replay: str | None, m
 )
 def test_it_listens_on_its_own_addresses_and_connects_to_others(endpoint: str, bound: bool) -> None:
     assert is_bound(endpoint) is bound
+
+
+def test_positions_of_images_have_ids_that_routers_can_hold() -> None:
+    events = KVEvents()
+    names = [
+        ImageInput(start=0, length=4, digest=bytes([seed] * 16), tensors={}).names()
+        for seed in range(2)
+    ]
+    hashes = [events.stored(None, each, 2) for each in names]
+    assert not set(hashes[0]) & set(hashes[1])
+    for event in events.take()[1:]:
+        assert all(0 <= token < 2**31 for token in event["token_ids"])

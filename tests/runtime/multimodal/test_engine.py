@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tiny_vision import make_tiny_vision, picture_file
 from vision_engines import PARAMS, Prompt, VisionEngine
 
+from piecework.runtime.core.control_messages import Sleep, UpdateWeights, WakeUp
 from piecework.runtime.core.images import ImageTensor
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
 
@@ -149,3 +152,26 @@ def test_a_lower_tier_keeps_images_apart(case: Case, tmp_path: Path) -> None:
     _, cached = second.run()[rid]
     assert cached <= prompt.images[0].start
     second.end()
+
+
+@pytest.mark.parametrize("case", ["idefics3"], indirect=True)
+def test_sleep_and_new_weights_include_the_tower(case: Case, tmp_path: Path) -> None:
+    other = shutil.copytree(case.folder, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    of_tower = [name for name in weights if "vision_model" in name and weights[name].dim() > 1]
+    for name in of_tower:
+        weights[name] = weights[name].flip(-1).contiguous()
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    fresh = VisionEngine(other)
+    changed = [fresh.answer(prompt)[1] for prompt in case.prompts]
+    fresh.end()
+    engine = VisionEngine(case.folder)
+    known = [engine.answer(prompt)[1] for prompt in case.prompts]
+    assert changed != known
+    for level in (1, 2):
+        assert engine.control(Sleep(level=level)).error is None
+        assert engine.control(WakeUp()).error is None
+        assert [engine.answer(prompt)[1] for prompt in case.prompts] == known
+    assert engine.control(UpdateWeights(model_path=str(other))).error is None
+    assert [engine.answer(prompt)[1] for prompt in case.prompts] == changed
+    engine.end()
