@@ -73,9 +73,9 @@ class Kernels(ctypes.CDLL):
                     if (table := getattr(part, f"piecework_format_{name}", None)) is not None:
                         table.restype = ctypes.c_void_p
                         self.piecework_add_format(ctypes.c_void_p(table()))
-                    elif (add := getattr(part, f"piecework_cache_{name}", None)) is not None:
+                    elif name in parts.CACHES:
                         self.piecework_caches.restype = ctypes.c_void_p
-                        add(ctypes.c_void_p(self.piecework_caches()))
+                        part[f"piecework_cache_{name}"](ctypes.c_void_p(self.piecework_caches()))
 
 
 def prepare_kernels(names: Callable[[], Iterable[str]]) -> None:

@@ -24,6 +24,7 @@ from piecework.kernels import ops
 from piecework.kernels.cache_format import CACHE_DTYPES
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native import ops as native_ops
+from piecework.kernels.cpu.native.attention import has_cache
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.native.step import NativeCall, NativeStep, is_known
 from piecework.kernels.step_parts import DRAW, Choosing
@@ -106,7 +107,9 @@ def test_so_it_is_over_a_cache_in_8_bits(
 ) -> None:
     lens = [(1, 250), (1, 0), (1, 15), (5, 20)]
     eager, pool = case.in_bytes(kv_cache_dtype), case.in_bytes(kv_cache_dtype)
-    step = NativeStep(built(variant), case.model, pool.layouts, pool.k, pool.v)
+    library = built(variant)
+    assert has_cache(library, CACHE_DTYPES[kv_cache_dtype])
+    step = NativeStep(library, case.model, pool.layouts, pool.k, pool.v)
     expected = case.logits(lens, eager).log_softmax(-1)
     native = case.model.compute_logits(step.call(*case.step(lens)).hidden()).log_softmax(-1)
     assert (native - expected).abs().mean() < case.loss
