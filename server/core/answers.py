@@ -168,7 +168,11 @@ class Application(FastAPI):
 
 
 def describe(document: dict[str, Any], needs_key: Any) -> None:
-    """Move schemas to the components, and mark the paths for which `needs_key` is true."""
+    """Move schemas to the components, and mark the paths for which `needs_key` is true.
+
+    Leave out schemas to which no operation leads: those of classes that clients do not send, but
+    that validators with a JSON schema of their own return.
+    """
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for path, operations in document["paths"].items():
@@ -183,3 +187,21 @@ def describe(document: dict[str, Any], needs_key: Any) -> None:
                     **operation["responses"]["default"],
                     "description": _MEANINGS[401],
                 }
+    used: set[str] = set()
+    found = _referenced(document["paths"])
+    while new := found - used:
+        used |= new
+        found = _referenced([schemas[name] for name in new])
+    components["schemas"] = {name: schema for name, schema in schemas.items() if name in used}
+
+
+def _referenced(part: Any) -> set[str]:
+    """Return the names of the schemas to which a part of the document refers."""
+    if not isinstance(part, dict | list):
+        return set()
+    names: set[str] = set()
+    for value in part.values() if isinstance(part, dict) else part:
+        if isinstance(value, str) and value.startswith(_REFERENCE):
+            names.add(value.removeprefix(_REFERENCE))
+        names |= _referenced(value)
+    return names
