@@ -6,6 +6,7 @@ parameters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
@@ -98,9 +99,10 @@ def _parse_rid(value: Any) -> str | list[str]:
 Rid = Annotated[str | list[str], PlainValidator(_parse_rid), WithJsonSchema({"type": "string"})]
 
 
-def _parse_images(value: Any) -> list[str] | list[list[str]]:
-    """Return images: a list, or a list for each prompt."""
-    given = value if isinstance(value, list) else [value]
+def _parse_images(given: Any) -> str | list[str] | list[list[str]]:
+    """Return images: one, a list, or a list for each prompt."""
+    if not isinstance(given, list):
+        return _address(given)
     nested = any(isinstance(each, list) for each in given)
     lists = [each if isinstance(each, list) else [each] for each in given] if nested else [given]
     if sum(map(len, lists)) > MOST_IMAGES:
@@ -120,7 +122,7 @@ def _address(image: Any) -> str:
 
 
 ImageData = Annotated[
-    list[str] | list[list[str]],
+    str | list[str] | list[list[str]],
     PlainValidator(_parse_images),
     WithJsonSchema(
         {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "array", "items": {}}]}
@@ -174,7 +176,7 @@ class GenerateBody(WireModel):
                 raise PydanticCustomError(
                     "disagreement", "{param} should have one entry for each prompt", {"param": name}
                 )
-        images = self.image_data
+        images = [self.image_data] if isinstance(self.image_data, str) else self.image_data
         if images and self.input_ids is not None:
             raise disagreement("image_data", "images need text with a placeholder for each")
         is_each = images and (self.batch or isinstance(images[0], list))
@@ -188,10 +190,12 @@ class GenerateBody(WireModel):
 
     def images(self, index: int) -> list[ImagePart]:
         """Return the images of a prompt. In a plain list each prompt of several has one image."""
-        images, param = self.image_data, "image_data"
-        if images and (self.batch or isinstance(images[0], list)):
-            own = images[index]
-            images, param = own if isinstance(own, list) else [own], f"image_data[{index}]"
+        images: str | Sequence[str | list[str]] = self.image_data
+        param = "image_data"
+        if images and not isinstance(images, str) and (self.batch or isinstance(images[0], list)):
+            images, param = images[index], f"image_data[{index}]"
+        if isinstance(images, str):
+            return [image_of(images, param)]
         return [
             image_of(image, f"{param}[{place}]")
             for place, image in enumerate(images)

@@ -238,7 +238,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None, str]] = {
         "input[1].content[1].image_url",
         "has no base64",
     ),
-    "generate": ("/generate", {"text": PLACEHOLDER, "image_data": "AAAA"}, "image_data[0]",
+    "generate": ("/generate", {"text": PLACEHOLDER, "image_data": "AAAA"}, "image_data",
                  "no image"),
     "ids": ("/generate", {"input_ids": [5], "image_data": [data_url(PNG)]}, "image_data", "text"),
     "block": (
