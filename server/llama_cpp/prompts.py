@@ -40,7 +40,7 @@ async def _with_images(serving: Serving, prompt: MediaPrompt, param: str) -> Enc
     media = serving.media_for(parts[0].param)
     media.check_count(parts)
     text = prompt.text.replace(MARK, (await media.ready()).placeholder)
-    return await serving.encode_prompt(text, parts, "prompt", add_special_tokens=True)
+    return await serving.encode_with_images(text, parts, "prompt", add_special_tokens=True)
 
 
 async def _joined(serving: Serving, parts: Sequence[int | str]) -> list[int]:

@@ -154,9 +154,10 @@ async def _encoded(serving: Serving, body: GenerateBody, index: int, name: str) 
     if not isinstance(prompt, str):
         return EncodedPrompt(prompt)
     parts = body.images(index)
-    if parts:
-        serving.media_for(parts[0].param).check_count(parts)
-    return await serving.encode_prompt(prompt, parts, name, add_special_tokens=True)
+    if not parts:
+        return EncodedPrompt(await serving.encode(prompt, add_special_tokens=True, param=name))
+    serving.media_for(parts[0].param).check_count(parts)
+    return await serving.encode_with_images(prompt, parts, name, add_special_tokens=True)
 
 
 def _logprobs(body: GenerateBody, index: int, prompt_tokens: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..parsing.events import CallBegins, Event, Parser, PlainText
 from ..parsing.reasoning import ReasoningFormat
 from ..serving.state import THREAD_FROM, Serving
 from .generation import generation_requests, prediction_ids
-from .rendering import Rendered, render_chat
+from .rendering import render_chat
 from .requests import ChatCompletionRequest, ChatOptions
 from .tools import chat_grammar, format_of, tool_use
 
@@ -168,17 +168,20 @@ async def chat_prompt(
     the context.
     """
     form = reasoning_of(serving)
-    parts = chat_images(serving, options)
-    text, order = await chat_text(serving, options, size=size)
+    text, parts = await chat_text(serving, options, size=size)
     if counting:
         check_text(len(text), "messages")
-    ids, images = await serving.encode_prompt(
-        text,
-        [parts[number] for number in order],
-        "messages",
-        add_special_tokens=add_special_tokens,
-        counting=counting,
-    )
+    images: Sequence[ImageInput] = ()
+    if parts:
+        ids, images = await serving.encode_with_images(
+            text, parts, "messages", add_special_tokens=add_special_tokens, counting=counting
+        )
+    else:
+        ids = await serving.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            param=None if counting else "messages",
+        )
     begun = ""  # The text of the message that the answer continues.
     if options.continue_final_message and options.messages:
         content = options.messages[-1].for_template()["content"]
@@ -186,11 +189,13 @@ async def chat_prompt(
     return ChatPrompt(ids, form is not None and form.is_open(text, begun), images)
 
 
-def chat_images(serving: Serving, options: ChatOptions) -> list[ImagePart]:
-    """Return the images of a chat in their order, each with the name of its parameter.
+async def chat_text(
+    serving: Serving, options: ChatOptions, *, size: int
+) -> tuple[str, list[ImagePart]]:
+    """Return the text of a chat's prompt, and its images in their order there. See `chat_prompt`.
 
-    If the model reads no images, those in results of tools become notes for the model. Raise
-    `InvalidRequest` for others, and for too many images.
+    Each image has the name of its parameter. If the model reads no images, those in results of
+    tools become notes for the model. Raise `InvalidRequest` for others, and for too many images.
     """
     found: list[ImagePart] = []
     for index, message in enumerate(options.messages):
@@ -205,24 +210,24 @@ def chat_images(serving: Serving, options: ChatOptions) -> list[ImagePart]:
             found.append(part)
     if found:
         serving.media_for(found[0].param).check_count(found)
-    return found
-
-
-async def chat_text(serving: Serving, options: ChatOptions, *, size: int) -> Rendered:
-    """Return the text of a chat's prompt, with the order of its images. See `chat_prompt`."""
     tokenizer = serving.engine.tokenizer
     if tokenizer.chat_template is None:
-        message = (
+        raise InvalidRequest(
             "This model has no chat template: use /v1/completions, or start the server with "
-            "--chat-template FILE."
+            "--chat-template FILE.",
+            param="messages",
+            code="no_chat_template",
         )
-        raise InvalidRequest(message, param="messages", code="no_chat_template")
     placeholder = ""
-    if chat_images(serving, options):
+    if found:
         placeholder = (await serving.media_for("messages").ready()).placeholder
     render = partial(render_chat, tokenizer.templates, options, format_of(serving), placeholder)
     try:
-        return render() if size < THREAD_FROM else await serving.threads.run(render)
+        text, order = render() if size < THREAD_FROM else await serving.threads.run(render)
     except ChatTemplateError as error:
-        message = f"The model's chat template does not take these messages: {error}"
-        raise InvalidRequest(message, param="messages", code="chat_template_error") from None
+        raise InvalidRequest(
+            f"The model's chat template does not take these messages: {error}",
+            param="messages",
+            code="chat_template_error",
+        ) from None
+    return text, [found[number] for number in order]

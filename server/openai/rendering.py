@@ -11,7 +11,7 @@ from ...runtime.tokenizer.chat_messages import in_order, joined, linked
 from ...runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
 from ...runtime.tokenizer.conversation import calls_by_template, has_calls
 from ...runtime.tokenizer.image_marks import IMAGE, ImageMarks
-from ...runtime.tokenizer.template_reads import TemplateReads, template_reads
+from ...runtime.tokenizer.template_reads import template_reads
 from ..http.body import check_structure
 from ..parsing.in_text import tools_in_text, turns_in_text
 from ..parsing.tool_calls import Tool, ToolCallFormat
@@ -36,8 +36,9 @@ def render_chat(
     `ChatTemplateError` if the template refuses the messages.
     """
     calls = [call for message in options.messages for call in message.tool_calls]
-    texts = [call.function.arguments for call in calls]
-    check_structure("".join([text for text in texts if isinstance(text, str)]).encode())
+    if calls:
+        texts = [call.function.arguments for call in calls]
+        check_structure("".join([text for text in texts if isinstance(text, str)]).encode())
     messages = [message.for_template() for message in options.messages]
     render = partial(_render, templates, options, form)
     if not any(IMAGE in message["content"] for message in messages):
@@ -75,27 +76,21 @@ def _render(
     form: ToolCallFormat,
     messages: Sequence[Message],
     write: Callable[..., str],
+    tools: Sequence[Tool] | None = None,
 ) -> str:
-    """Return the prompt of messages. `write` is called as `templates.render`."""
-    render = partial(_render_with, options, form, messages, write)
-    reads = template_reads(templates, tools=True)
-    if options.prompt_tools and form.in_template and reads.tools:
-        # The template may refuse these tools, for example parameters without a description.
-        with contextlib.suppress(ChatTemplateError):
-            return render(reads, tools=options.prompt_tools)
-    return render(template_reads(templates, tools=False), tools=[])
+    """Return the prompt of messages. `write` is called as `templates.render`.
 
-
-def _render_with(
-    options: ChatOptions,
-    form: ToolCallFormat,
-    messages: Sequence[Message],
-    write: Callable[..., str],
-    reads: TemplateReads,
-    *,
-    tools: Sequence[Tool],
-) -> str:
-    """Return the prompt. The template writes `tools`. Other tools of the request become text."""
+    The template writes `tools`, by default all that it takes. Other tools of the request become
+    text.
+    """
+    if tools is None:
+        tools = options.prompt_tools if form.in_template else []
+        if tools and template_reads(templates, tools=True).tools:
+            # The template may refuse these tools, for example parameters without a description.
+            with contextlib.suppress(ChatTemplateError):
+                return _render(templates, options, form, messages, write, tools)
+        tools = []
+    reads = template_reads(templates, tools=bool(tools))
     apply = partial(
         write,
         add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,

@@ -305,7 +305,7 @@ class Serving(AnyServing):
             )
         return self.media
 
-    async def encode_prompt(
+    async def encode_with_images(
         self,
         text: str,
         parts: Sequence[ImagePart],
@@ -316,13 +316,9 @@ class Serving(AnyServing):
     ) -> EncodedPrompt:
         """Return the token ids and the images of a prompt with a placeholder for each of `parts`.
 
-        If `counting`, the prompt may be longer than the context. Raise `InvalidRequest`.
+        There is at least one. If `counting`, the prompt may be longer than the context. Raise
+        `InvalidRequest`.
         """
-        if not parts:
-            ids = await self.encode(
-                text, add_special_tokens=add_special_tokens, param=None if counting else param
-            )
-            return EncodedPrompt(ids)
         media = self.media_for(parts[0].param)
         if not counting:
             await self._check_fits(text, param)

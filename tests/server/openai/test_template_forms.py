@@ -171,7 +171,7 @@ def templates(source: str, **more: str) -> ChatTemplates:
 def prompt(templates: ChatTemplates, *messages: Any, tools: Any = (), **options: Any) -> str:
     body = {"messages": list(messages), "tools": list(tools), **options}
     form = choose_format("auto", templates)
-    return render_chat(templates, ChatOptions.model_validate(body), form)
+    return render_chat(templates, ChatOptions.model_validate(body), form).text
 
 
 def faults(source: str, tools: list[Any]) -> list[str]:
