@@ -88,8 +88,9 @@ def _survey(row, vocab, room, BLOCK: tl.constexpr):
         place = begin + tl.arange(0, BLOCK)
         bits = tl.load(row + place, mask=place < vocab, other=0.0).to(tl.int32, bitcast=True)
         largest = tl.maximum(largest, bits)
+        # Triton 3.7's interpreter makes no tensor of a constexpr minus a tensor.
         bins += tl.histogram(
-            tl.minimum(tl.maximum(_EXPONENT_OF_1 - (bits >> 23), 0), _EXPONENTS - 1), _EXPONENTS
+            tl.minimum(tl.maximum(-(bits >> 23) + _EXPONENT_OF_1, 0), _EXPONENTS - 1), _EXPONENTS
         )
     fitting = (tl.cumsum(bins, 0) <= room).to(tl.int32)
     return tl.max(largest, 0), tl.minimum(tl.sum(fitting, 0), _WEIGHTLESS)
@@ -159,7 +160,7 @@ def sample_filtered_kernel(
     one = tl.full((), 4503599627370496, tl.int64)
     largest, end_bin = _survey(row, vocab, room, BLOCK)
     least = (tl.load(min_ps + n) * largest.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
-    floor = ((_EXPONENT_OF_1 + 1 - end_bin) << 23) - 1
+    floor = ((-end_bin + _EXPONENT_OF_1 + 1) << 23) - 1
     size = _gather(row, vocab, candidate_row, id_row, room, floor, BLOCK)
     # A row of NaN has more candidates than the survey says.
     held = (size > 0) & (size <= room)
