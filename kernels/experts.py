@@ -39,7 +39,7 @@ def choose_experts(
     scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
     choice = scores if correction is None else scores + correction
     if groups > 1:
-        grouped = choice.view(len(choice), groups, -1)
+        grouped = choice.view(-1, groups, choice.shape[1] // groups)
         best = grouped.topk(group_best, dim=-1).values.sum(-1)
         best = best.topk(top_groups, dim=-1).indices
         is_left = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, True)

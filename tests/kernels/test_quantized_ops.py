@@ -144,7 +144,7 @@ ARGUMENTS = {
     ),
     "silu_and_mul_quantize_static": lambda: (random(0, 3, 64), torch.ones(1), torch.int8),
     "silu_and_mul_quantize_dynamic": lambda: (random(0, 3, 64), 16, torch.int8),
-    "choose_experts": lambda: (random(0, 3, 8), None, 2, False, True, 1, 1, 1, 1.0, 1e-20),
+    "choose_experts": lambda: (random(0, 3, 8), None, 2, True, True, 4, 2, 1, 2.0, 1e-20),
 }  # fmt: skip
 
 

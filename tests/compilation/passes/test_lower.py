@@ -98,6 +98,30 @@ def test_an_op_becomes_its_definition_and_the_others_stay(op: str) -> None:
     assert names(found) - names(before) == Counter(DEFINITIONS[op])
 
 
+class GroupedExperts(nn.Module):
+    """The choice of a router whose experts lie in groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.table = nn.Parameter(torch.randn(32, SIZE), requires_grad=False)
+        self.correction = nn.Parameter(torch.randn(SIZE), requires_grad=False)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        logits = self.table[input_ids] + positions[:, None]
+        return torch.cat(
+            ops.choose_experts(logits, self.correction, 3, True, True, 4, 2, 2, 2.5, 1e-20), -1
+        )
+
+
+def test_so_does_the_choice_of_experts_in_groups() -> None:
+    model = GroupedExperts()
+    found = trace(model.forward, inputs(6), 512)
+    assert Lower(("choose_experts",), "cpu")(found.graph, NOTHING_KNOWN) == 1
+    assert ours(found.graph) == []
+    found.shapes.check_guards()
+
+
 def test_the_results_are_those_of_the_model() -> None:
     for lowered in ((), tuple(DEFINITIONS), ("add_rms_norm",)):
         found = traced()
