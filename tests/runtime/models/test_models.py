@@ -27,6 +27,10 @@ from tests.runtime.models.sizes import PHI_LONG
 from tests.runtime.models.variants import FALLBACKS, LLAMAS, OTHERS, VARIANTS
 
 TOLERANCE = 1e-4
+OF_OTHERS = {"olmo_hybrid": 3e-4}
+"""By type of model, where the float32 of transformers is less exact. OLMo Hybrid's is up to 2.1e-4
+from the same code in float64, and ours up to 4e-5.
+"""
 SOME = ("phi", "gpt2", "dots1")
 """Of the models that transformers computes, those of the usual run."""
 LIKE_OTHERS = (
@@ -73,6 +77,7 @@ class Case:
         self.path = path
         content = json.loads((path / "config.json").read_text())
         rope = content.get("rope_parameters", {})
+        self.tolerance = OF_OTHERS.get(content["model_type"], TOLERANCE)
         # Ours turns all texts as the longest that is served, transformers short ones otherwise.
         shortest = 64 if rope.get("rope_type") == "longrope" else 0
         self.prompts = [prompt for prompt in PROMPTS if len(prompt) > shortest]
@@ -138,10 +143,10 @@ def assert_same(
     for position, entry in enumerate(said, start=skip):
         if entry is not None:
             assert entry.logprob == pytest.approx(
-                float(expected[position - 1, entry.token_id]), abs=TOLERANCE
+                float(expected[position - 1, entry.token_id]), abs=case.tolerance
             )
             assert [value for _, value in entry.top] == pytest.approx(
-                expected[position - 1].topk(len(entry.top))[0].tolist(), abs=TOLERANCE
+                expected[position - 1].topk(len(entry.top))[0].tolist(), abs=case.tolerance
             )
 
 
