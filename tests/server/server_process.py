@@ -84,14 +84,11 @@ class ServerProcess:
 
     def engine(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
+        helpers = ("grammar_process", "preprocess_process")
         (engine,) = [
             child
             for child in children
-            if not any(
-                helper in part
-                for part in child.cmdline()
-                for helper in ("grammar_process", "preprocess_process")
-            )
+            if not any(helper in part for part in child.cmdline() for helper in helpers)
         ]
         return engine
 

@@ -175,3 +175,9 @@ def test_sleep_and_new_weights_include_the_tower(case: Case, tmp_path: Path) -> 
     assert engine.control(UpdateWeights(model_path=str(other))).error is None
     assert [engine.answer(prompt)[1] for prompt in case.prompts] == changed
     engine.end()
+
+
+@pytest.mark.parametrize("case", ["idefics3"], indirect=True)
+def test_equal_bits_are_promised_for_texts_alone(case: Case) -> None:
+    with pytest.raises(ValueError, match="--batch-invariant takes texts alone: add --disable-v"):
+        VisionEngine(case.folder, batch_invariant=True, dtype="bfloat16", disable_cuda_graph=False)

@@ -71,6 +71,50 @@ def test_another_picture_has_another_prefix(server: ServerProcess) -> None:
     assert shared < usage["prompt_tokens"] - usage["prompt_tokens_details"]["image_tokens"]
 
 
+def test_a_killed_engine_costs_a_request_with_images_nothing_but_time(
+    server: ServerProcess,
+) -> None:
+    long = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+    body = asked(data_url(picture_file(seed=11)), **long)
+    known = server.client.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(server.client.post(CHAT, json=body)))
+    asking.start()
+    time.sleep(0.1)
+    server.engine().kill()
+    asking.join(120)
+    (answer,) = answers
+    assert answer.json()["choices"][0]["message"]["content"] == known
+
+
+def test_images_go_with_several_answers_a_grammar_and_tools(server: ServerProcess) -> None:
+    image = data_url(picture_file(seed=12))
+    several = server.client.post(CHAT, json=asked(image, n=3, regex="(yes|no)", max_tokens=8))
+    assert several.status_code == 200, several.text
+    texts = [each["message"]["content"] for each in several.json()["choices"]]
+    assert len(texts) == 3 and set(texts) <= {"yes", "no"}
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    call = server.client.post(
+        CHAT, json=asked(image, tools=[tool], tool_choice="required", max_tokens=200)
+    )
+    assert call.status_code == 200, call.text
+    message = call.json()["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "look"
+    # The answer goes back, with an image as the tool's result.
+    turns = [
+        *asked(image)["messages"],
+        message,
+        {
+            "role": "tool",
+            "tool_call_id": message["tool_calls"][0]["id"],
+            "content": [{"type": "image_url", "image_url": {"url": image}}],
+        },
+    ]
+    answer = server.client.post(CHAT, json={"messages": turns, "max_tokens": 4, "tools": [tool]})
+    assert answer.status_code == 200, answer.text
+
+
 def test_the_death_of_a_decoder_costs_nothing_but_time(server: ServerProcess) -> None:
     known = answer_of(server, picture_file(seed=9))
     for decoder in decoders(server):
