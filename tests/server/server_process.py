@@ -74,7 +74,8 @@ class ServerProcess:
         except httpx.TransportError:
             return 0
 
-    def wait_ready(self, seconds: float = 60.0) -> None:
+    def wait_ready(self, seconds: float = 180.0) -> None:
+        """Wait. A busy machine may compile kernels meanwhile."""
         end = time.monotonic() + seconds
         while self.status() != 200:
             assert self.process.poll() is None and time.monotonic() < end, (
