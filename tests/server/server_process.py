@@ -78,9 +78,10 @@ class ServerProcess:
         """Wait. A busy machine may compile kernels meanwhile."""
         end = time.monotonic() + seconds
         while self.status() != 200:
-            assert self.process.poll() is None and time.monotonic() < end, (
-                "the server did not become ready"
-            )
+            if self.process.poll() is not None or time.monotonic() >= end:
+                self.process.kill()
+                code, out, err = self.finish()
+                raise AssertionError(f"not ready, exit code {code}\n{out}\n{err}")
             time.sleep(0.05)
 
     def engine(self) -> psutil.Process:

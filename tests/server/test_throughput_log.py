@@ -38,7 +38,8 @@ async def test_a_line_tells_what_was_done_since_the_last_and_none_is_written_wit
     _, after = lines(caplog)
     assert after["generation_tokens_per_second"] > 0 and after["cache_hit_rate"] == 0.5
     speeds = after["prompt_tokens_per_second"], after["generation_tokens_per_second"]
-    assert speeds[0] == pytest.approx(2 * speeds[1], rel=0.01)
+    # Both are rounded to a tenth, which counts where a slow machine makes them small.
+    assert speeds[0] == pytest.approx(2 * speeds[1], abs=0.16)
 
 
 def test_the_lines_may_be_turned_off(scripted: ScriptedEngine) -> None:
