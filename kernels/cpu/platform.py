@@ -37,6 +37,7 @@ from .native.attention import NativeAttention, native_or_torch
 from .native.build import leave_out_missing, load_kernels, prepare_kernels
 from .native.instruction_sets import instruction_sets
 from .native.linear import NativeLinear
+from .native.lora import PANEL
 from .native.step import make_native_step
 from .native.variants import runnable_variants
 from .shared_memory import NoSharedMemory, shared_memory_group
@@ -73,6 +74,7 @@ class CpuPlatform(Platform):
     # captured size are replayed.
     padding_limit = 1.0
     attention_backends = ("native", "torch")
+    adapter_panel = PANEL
     _threads = Threads(1)
     _collectives: str | None = None
     _cores: str | None = None

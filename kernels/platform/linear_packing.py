@@ -15,7 +15,13 @@ class LinearPacking(Device):
 
         op = packing.packed_linear()
         y = op(x, packing.pack_linear_weight(weight), None)
+
+    Attributes:
+        adapter_panel: Columns of a panel of adapters' matrices (`kernels.lora`). None: one panel
+            has all columns.
     """
+
+    adapter_panel: int | None = None
 
     def linear_kernels(
         self, dtype: torch.dtype, backend: AttentionBackend, cpu_activations: str = "auto"

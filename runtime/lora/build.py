@@ -53,6 +53,7 @@ def make_adapters(
         most_tokens=most_tokens(resolve_steps(config, model.config, platform)),
         dtype=dtype,
         device=platform.device(),
+        panel=platform.adapter_panel,
     )
     read = partial(read_adapter, targets=targets, dtype=dtype, most_rank=rank)
     store = AdapterStore(slots, config.most_cpu_loras, read)

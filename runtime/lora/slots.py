@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ...kernels import ops
+from ...kernels.lora import RANK_STEP, columns_to_panels
 from ..core.step_adapters import StepAdapters
 from ..layers.linear import Linear
 from .adapter import Adapter, Update
@@ -23,17 +24,24 @@ class LayerSlots(nn.Module):
     slots: torch.Tensor
 
     def __init__(
-        self, linear: Linear, step: StepAdapters, num_slots: int, rank: int, dtype: torch.dtype
+        self,
+        linear: Linear,
+        step: StepAdapters,
+        num_slots: int,
+        rank: int,
+        dtype: torch.dtype,
+        panel: int | None,
     ) -> None:
         super().__init__()
         self.rows = list(linear.parts.values())
         self._parts = {part: number for number, part in enumerate(linear.parts)}
         self._places = [linear.rows(part) for part in linear.parts]
+        self._width = width = panel or linear.out_features
         self._step = step
-        device, parts = step.slots.device, len(self.rows)
+        device, parts, padded = step.slots.device, len(self.rows), rank + -rank % RANK_STEP
         for name, shape, kind in (
-            ("a", (num_slots, parts, rank, linear.in_features), dtype),
-            ("b", (num_slots, rank, linear.out_features), dtype),
+            ("a", (num_slots, parts, linear.in_features, padded), dtype),
+            ("b", (num_slots, -(-linear.out_features // width), padded, width), dtype),
             ("scales", (num_slots, parts), torch.float32),
             ("ranks", (num_slots, parts), torch.int32),
         ):
@@ -52,12 +60,14 @@ class LayerSlots(nn.Module):
     def put(self, slot: int, updates: Mapping[str, Update]) -> None:
         """Replace the updates of a slot, by part."""
         self.scales[slot], self.ranks[slot] = 0.0, 0
+        all_a = torch.zeros_like(self.a[slot])
+        all_b = self.b.new_zeros(1, all_a.shape[2], sum(self.rows))
         for part, (a, b, scale) in updates.items():
             number, rank = self._parts[part], len(a)
-            place = self._places[number]
-            self.a[slot, number, :rank], self.a[slot, number, rank:] = a, 0.0
-            self.b[slot, :rank, place], self.b[slot, rank:, place] = b, 0.0
+            all_a[number, :, :rank] = a.t()
+            all_b[0, :rank, self._places[number]] = b
             self.scales[slot, number], self.ranks[slot, number] = scale, rank
+        self.a[slot], self.b[slot] = all_a, columns_to_panels(all_b, self._width)[0]
 
 
 class AdapterSlots:
@@ -78,12 +88,14 @@ class AdapterSlots:
         most_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        panel: int | None = None,
     ) -> None:
+        """`panel`: see `kernels.platform.linear_packing`."""
         self.count, self.rank = num_slots, rank
         self.step = StepAdapters(most_tokens, device)
         self._layers = {}
         for prefix, linear in layers.items():
-            own = LayerSlots(linear, self.step, num_slots, rank, dtype)
+            own = LayerSlots(linear, self.step, num_slots, rank, dtype, panel)
             linear.adapters = self._layers[prefix] = own
 
     @property

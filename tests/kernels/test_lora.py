@@ -15,25 +15,30 @@ Op = Callable[..., torch.Tensor]
 
 
 class Case(NamedTuple):
-    """Sizes of a layer, and of its adapters."""
+    """Sizes of a layer, and of its adapters. `panel`: columns of a panel of `b`; None: all."""
 
     tokens: int
     columns: int
     rows: list[int]
     rank: int
     slots: int = 3
+    panel: int | None = native.PANEL
 
 
 CASES = [
-    Case(1, 64, [64], 4),
-    Case(5, 52, [26, 13, 13], 7),
-    Case(70, 96, [96, 32, 32], 16),
-    Case(33, 33, [40, 40], 1, slots=1),
+    Case(1, 64, [64], 16),
+    Case(5, 52, [26, 13, 13], 16),
+    Case(70, 96, [96, 32, 32], 48),
+    Case(33, 33, [40, 40], 32, slots=1),
+    Case(9, 64, [30, 10], 7, panel=None),
 ]
 
 
 def arguments(case: Case, dtype: torch.dtype) -> list[object]:
-    """Return arguments of the op. Slots have parts of different ranks, and some parts have none."""
+    """Return arguments of the op, with a and b [S, P, R, in] and [S, R, out] rearranged.
+
+    Slots have parts of different ranks, and some parts have none.
+    """
     generator = torch.Generator().manual_seed(case.tokens)
 
     def random(*shape: int) -> torch.Tensor:
@@ -46,6 +51,7 @@ def arguments(case: Case, dtype: torch.dtype) -> list[object]:
     for slot in range(case.slots):
         for part in range(parts):
             a[slot, part, ranks[slot, part] :] = 0
+    a, b = a.transpose(2, 3).contiguous(), lora.columns_to_panels(b, case.panel)
     slots = torch.randint(-1, case.slots, (case.tokens + 9,), generator=generator)
     # Rows of others' tensors lie apart.
     x = random(case.tokens, case.columns + 3)[:, : case.columns]
@@ -57,11 +63,12 @@ def wanted(arguments: list[object]) -> torch.Tensor:
     """Compute each token alone, in float64."""
     y, x, a, b, scales, _, slots, rows = arguments
     result = y.double()  # type: ignore[attr-defined]
+    b = b.transpose(1, 2).flatten(2)  # type: ignore[attr-defined]
     for token, slot in enumerate(slots[: len(x)].tolist()):  # type: ignore[index, arg-type]
         begin = 0
         for part, count in enumerate(rows if slot >= 0 else []):  # type: ignore[arg-type]
             place = slice(begin, begin + count)
-            narrow = a[slot, part].double() @ x[token].double() * scales[slot, part]  # type: ignore[index]
+            narrow = x[token].double() @ a[slot, part].double() * scales[slot, part]  # type: ignore[index]
             result[token, place] += narrow @ b[slot, :, place].double()  # type: ignore[index]
             begin += count
     return result

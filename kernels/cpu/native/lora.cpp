@@ -1,7 +1,8 @@
 // The updates of a row depend on that row only, and steps and prompts compute them by the same code: a text does not change with its batch.
 #include "lora.h"
 
-#include <vector>
+#include <algorithm>
+#include <numeric>
 
 #include "rows.h"
 #include "simd.h"
@@ -10,21 +11,16 @@
 namespace piecework {
 namespace {
 
-constexpr int kAtOnce = 4;     // Rows of `a` for which the row of x is read once.
-constexpr int kPanelRows = 32; // Rows whose updates are computed together, as in linear.h.
+constexpr int kPanelRows = 32;              // As in linear.h.
+constexpr int kWide = 16;                   // Numbers of a row that are computed together. Ranks are padded to multiples of it.
+constexpr int kVectors = kWide / kLanes;
+constexpr int kShrinkChains = 4, kExpandChains = 2;  // Sums that do not wait for one another.
+
+using Wide = floats[kVectors];
 
 floats widen(const bf16* from) {
   using shorts = uint16_t __attribute__((vector_size(2 * kLanes)));
   return bits_as<floats>(__builtin_convertvector(load<shorts>(from), words) << 16);
-}
-
-// In pairs, because a sum of one lane after another would wait for each addition.
-float sum_of(floats v) {
-  float parts[kLanes];
-  store(parts, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) parts[i] += parts[i + width];
-  return parts[0];
 }
 
 // Rounded to bfloat16, as in `as_rounded`.
@@ -34,57 +30,81 @@ floats round_lanes(floats v) {
   return bits_as<floats>((rounded & is_number) | (~is_number & 0x7fc00000u));
 }
 
-// The products of x with `Count` rows of `a`.
-template <int Count>
-void dots(const bf16* a, const bf16* x, int columns, float scale, float* narrow) {
-  floats sums[Count] = {};
-  int i = 0;
-#if defined(__AVX512BF16__)
-  for (; i + 2 * kLanes <= columns; i += 2 * kLanes) {
-    const __m512bh values = (__m512bh)load<floats>(x + i);
-    for (int k = 0; k < Count; ++k)
-      sums[k] = (floats)_mm512_dpbf16_ps((__m512)sums[k], (__m512bh)load<floats>(a + static_cast<int64_t>(k) * columns + i), values);
+// sums [T][16] = x [T][depth] times a matrix [depth][16] whose rows are `stride` apart. Each of the chains adds up a range of the depth.
+// Few tokens compute several chains at once, so that the order of additions does not depend on the number of tokens.
+template <int T, int kChains>
+void products(const bf16* matrix, int stride, int depth, const float* const* x, Wide* sums) {
+  constexpr int kSums = T * kVectors, kAtOnce = kSums >= 8 ? 1 : kSums >= 4 ? 2 : kChains;
+  const int size = depth / kChains;
+  for (int t = 0; t < T; ++t)
+    for (int v = 0; v < kVectors; ++v) sums[t][v] = floats{};
+  for (int chain = 0; chain < kChains; chain += kAtOnce) {
+    floats parts[kAtOnce][T][kVectors] = {};
+    const bf16* from = matrix + static_cast<int64_t>(chain) * size * stride;
+    for (int i = 0; i < size; ++i, from += stride)
+#pragma GCC unroll 4
+      for (int c = 0; c < kAtOnce; ++c)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          const floats numbers = widen(from + static_cast<int64_t>(c) * size * stride + v * kLanes);
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) parts[c][t][v] = multiply_add(parts[c][t][v], splat(x[t][(chain + c) * size + i]), numbers);
+        }
+    for (int c = 0; c < kAtOnce; ++c)
+      for (int t = 0; t < T; ++t)
+        for (int v = 0; v < kVectors; ++v) sums[t][v] += parts[c][t][v];
   }
-#endif
-  for (; i + kLanes <= columns; i += kLanes) {
-    const floats values = widen(x + i);
-    for (int k = 0; k < Count; ++k) sums[k] = multiply_add(sums[k], values, widen(a + static_cast<int64_t>(k) * columns + i));
-  }
-  for (int k = 0; k < Count; ++k) {
-    float sum = sum_of(sums[k]);
-    for (int rest = i; rest < columns; ++rest) sum += to_float(x[rest]) * to_float(a[static_cast<int64_t>(k) * columns + rest]);
-    narrow[k] = sum * scale;
-  }
-}
-
-// The updates of `Vectors` vectors of rows. Even and odd numbers have sums of their own, which do not wait for one another.
-template <int Vectors>
-void add_vectors(const bf16* b, int64_t stride, const float* narrow, int rank, const float* values, float* out) {
-  floats even[Vectors] = {}, odd[Vectors] = {};
-  int k = 0;
-  for (; k + 2 <= rank; k += 2, b += 2 * stride) {
-    const floats first = splat(narrow[k]), second = splat(narrow[k + 1]);
-    for (int v = 0; v < Vectors; ++v) {
-      even[v] = multiply_add(even[v], first, widen(b + v * kLanes));
-      odd[v] = multiply_add(odd[v], second, widen(b + stride + v * kLanes));
+  for (int i = kChains * size; i < depth; ++i)
+    for (int v = 0; v < kVectors; ++v) {
+      const floats numbers = widen(matrix + static_cast<int64_t>(i) * stride + v * kLanes);
+      for (int t = 0; t < T; ++t) sums[t][v] = multiply_add(sums[t][v], splat(x[t][i]), numbers);
     }
-  }
-  for (int v = 0; v < Vectors; ++v) {
-    if (k < rank) even[v] = multiply_add(even[v], splat(narrow[k]), widen(b + v * kLanes));
-    store(out + v * kLanes, round_lanes(load<floats>(values + v * kLanes)) + (even[v] + odd[v]));
-  }
 }
 
-// The updates of whole vectors of rows, and then those of single rows.
-void add_rows(const bf16* b, int64_t stride, const float* narrow, int rank, int count, const float* values, float* out) {
-  constexpr int kVectors = kPanelRows / kLanes;
-  int r = 0;
-  for (; r + kPanelRows <= count; r += kPanelRows) add_vectors<kVectors>(b + r, stride, narrow, rank, values + r, out + r);
-  for (; r + kLanes <= count; r += kLanes) add_vectors<1>(b + r, stride, narrow, rank, values + r, out + r);
-  for (; r < count; ++r) {
-    float sum = 0.0f;
-    for (int k = 0; k < rank; ++k) sum += narrow[k] * to_float(b[k * stride + r]);
-    out[r] = as_rounded(values[r]) + sum;
+// narrow [tokens][rank] of one part.
+void shrink_part(const Adapters& adapters, int slot, int part, int tokens, const float* const* x, float* const* narrow) {
+  const int place = slot * adapters.parts + part;
+  const floats scale = splat(adapters.scales[place]);
+  const bf16* a = adapters.a + static_cast<int64_t>(place) * adapters.columns * adapters.rank;
+  for (int k = 0; k < adapters.ranks[place]; k += kWide)
+    with_constant<AdapterGroup::kMost>(tokens, [&](auto count) {
+      Wide sums[count];
+      products<count, kShrinkChains>(a + k, adapters.rank, adapters.columns, x, sums);
+      for (int t = 0; t < count; ++t)
+        for (int v = 0; v < kVectors; ++v) store(narrow[t] + part * adapters.rank + k + v * kLanes, sums[t][v] * scale);
+    });
+}
+
+// Round the numbers [first, last) of 16 values, and add updates.
+void add_some(float* values, const Wide& updates, int first, int last) {
+  float others[kWide];
+  std::memcpy(others, &updates, sizeof others);
+  for (int r = first; r < last; ++r) values[r] = as_rounded(values[r]) + others[r];
+}
+
+// Add the updates of a panel to the values [tokens][32] of a group's tokens.
+void expand_panel(const Adapters& adapters, int slot, int row, int tokens, const float* const* narrow, float* const* values) {
+  const int panels = (adapters.rows + kPanelRows - 1) / kPanelRows;
+  const bf16* b = adapters.b + (static_cast<int64_t>(slot) * panels + row / kPanelRows) * adapters.rank * kPanelRows;
+  const float* x[AdapterGroup::kMost];
+  for (int part = 0, begin = 0; part < adapters.parts; begin = adapters.ends[part++]) {
+    const int first = std::max(begin - row, 0), last = std::min(adapters.ends[part] - row, kPanelRows);
+    const int rank = adapters.ranks[slot * adapters.parts + part];
+    if (rank == 0) continue;
+    for (int t = 0; t < tokens; ++t) x[t] = narrow[t] + part * adapters.rank;
+    for (int r = first / kWide * kWide; r < last; r += kWide)
+      with_constant<AdapterGroup::kMost>(tokens, [&](auto count) {
+        Wide sums[count];
+        products<count, kExpandChains>(b + r, kPanelRows, rank, x, sums);
+        for (int t = 0; t < count; ++t) {
+          float* to = values[t] + r;
+          if (first > r || last < r + kWide) {
+            add_some(to, sums[t], std::max(first - r, 0), std::min(last - r, kWide));
+            continue;
+          }
+          for (int v = 0; v < kVectors; ++v) store(to + v * kLanes, round_lanes(load<floats>(to + v * kLanes)) + sums[t][v]);
+        }
+      });
   }
 }
 
@@ -97,50 +117,91 @@ struct Call {
   int32_t tokens;
 };
 
-// Tokens after one another use each panel of `b` while it is in the cache.
-void update_block(const Call& call, int first, int last, std::vector<float>& narrow) {
+// The memory of a thread for one group of tokens.
+struct GroupMemory {
+  explicit GroupMemory(const Adapters& adapters)
+      : x(static_cast<size_t>(AdapterGroup::kMost) * adapters.columns), narrow(static_cast<size_t>(AdapterGroup::kMost) * adapters.narrow_size()) {}
+
+  Aligned<float> x, narrow;
+};
+
+void widen_row(const bf16* x, int columns, float* to) {
+#pragma omp simd
+  for (int i = 0; i < columns; ++i) to[i] = to_float(x[i]);
+}
+
+void update_group(const Call& call, const AdapterGroup& group, GroupMemory& memory) {
+  constexpr int kMost = AdapterGroup::kMost;
   const Adapters& adapters = call.adapters;
-  narrow.resize(static_cast<size_t>(last - first) * adapters.narrow_size());
-  for (int t = first; t < last; ++t)
-    if (call.slots[t] >= 0) shrink(adapters, call.slots[t], call.x + t * call.x_stride, narrow.data() + (t - first) * adapters.narrow_size());
-  float values[kPanelRows], sums[kPanelRows];
+  const float *x[kMost], *made[kMost];
+  float *narrow[kMost], tile[kMost][kPanelRows], *values[kMost];
+  for (int i = 0; i < group.count; ++i) {
+    float* wide = memory.x.data() + static_cast<int64_t>(i) * adapters.columns;
+    widen_row(call.x + group.tokens[i] * call.x_stride, adapters.columns, wide);
+    x[i] = wide, values[i] = tile[i];
+    made[i] = narrow[i] = memory.narrow.data() + static_cast<int64_t>(i) * adapters.narrow_size();
+  }
+  for (int part = 0; part < adapters.parts; ++part) shrink_part(adapters, group.slot, part, group.count, x, narrow);
   for (int row = 0; row < adapters.rows; row += kPanelRows) {
     const int count = std::min(kPanelRows, adapters.rows - row);
-    for (int t = first; t < last; ++t) {
-      const bf16* from = call.y + t * call.y_stride + row;
-      bf16* to = call.out + static_cast<int64_t>(t) * adapters.rows + row;
-      if (call.slots[t] < 0) {
-        std::memcpy(to, from, count * sizeof(bf16));
-        continue;
-      }
-      for (int r = 0; r < count; ++r) values[r] = to_float(from[r]);
-      expand(adapters, call.slots[t], narrow.data() + (t - first) * adapters.narrow_size(), row, count, values, sums);
-      for (int r = 0; r < count; ++r) to[r] = rounded(sums[r]);
+    for (int i = 0; i < group.count; ++i) {
+      const bf16* from = call.y + group.tokens[i] * call.y_stride + row;
+      widen_row(from, count, tile[i]);
+    }
+    expand_panel(adapters, group.slot, row, group.count, made, values);
+    for (int i = 0; i < group.count; ++i) {
+      bf16* to = call.out + static_cast<int64_t>(group.tokens[i]) * adapters.rows + row;
+#pragma omp simd
+      for (int r = 0; r < count; ++r) to[r] = rounded(tile[i][r]);
     }
   }
 }
 
 }  // namespace
 
-void shrink(const Adapters& adapters, int slot, const bf16* x, float* narrow) {
-  for (int part = 0; part < adapters.parts; ++part) {
-    const int place = slot * adapters.parts + part, rank = adapters.ranks[place];
-    const float scale = adapters.scales[place];
-    const bf16* a = adapters.a + static_cast<int64_t>(place) * adapters.rank * adapters.columns;
-    float* to = narrow + part * adapters.rank;
-    int k = 0;
-    for (; k + kAtOnce <= rank; k += kAtOnce) dots<kAtOnce>(a + static_cast<int64_t>(k) * adapters.columns, x, adapters.columns, scale, to + k);
-    for (; k < rank; ++k) dots<1>(a + static_cast<int64_t>(k) * adapters.columns, x, adapters.columns, scale, to + k);
+std::vector<AdapterGroup> group_by_adapter(const int32_t* slots, int tokens) {
+  std::vector<int> order(tokens);
+  std::iota(order.begin(), order.end(), 0);
+  order.erase(std::remove_if(order.begin(), order.end(), [&](int t) { return slots[t] < 0; }), order.end());
+  std::stable_sort(order.begin(), order.end(), [&](int s, int t) { return slots[s] < slots[t]; });
+  std::vector<AdapterGroup> groups;
+  for (size_t begin = 0, end; begin < order.size(); begin = end) {
+    end = begin + 1;
+    while (end < order.size() && slots[order[end]] == slots[order[begin]]) ++end;
+    // Groups of about the same size.
+    const size_t most = AdapterGroup::kMost, count = (end - begin + most - 1) / most, size = (end - begin + count - 1) / count;
+    for (size_t first = begin; first < end; first += size) {
+      AdapterGroup group{slots[order[first]], static_cast<int>(std::min(size, end - first)), {}};
+      std::copy_n(order.begin() + first, group.count, group.tokens);
+      groups.push_back(group);
+    }
   }
+  return groups;
 }
 
-void expand(const Adapters& adapters, int slot, const float* narrow, int row, int count, const float* values, float* out) {
-  const bf16* b = adapters.b + static_cast<int64_t>(slot) * adapters.rank * adapters.rows;
-  for (int part = 0, begin = 0; part < adapters.parts; begin = adapters.ends[part++]) {
-    const int first = std::max(row, begin), last = std::min(row + count, adapters.ends[part]), rank = adapters.ranks[slot * adapters.parts + part];
-    if (first >= last) continue;
-    const int place = first - row;
-    add_rows(b + first, adapters.rows, narrow + part * adapters.rank, rank, last - first, values + place, out + place);
+AdapterUpdates::AdapterUpdates(const int32_t* slots, int tokens, int narrow_size, int columns)
+    : groups_(group_by_adapter(slots, tokens)), x_(static_cast<size_t>(tokens) * columns), narrow_(static_cast<size_t>(tokens) * narrow_size) {}
+
+void AdapterUpdates::set(const Adapters& adapters, int t, const bf16* x) {
+  widen_row(x, adapters.columns, x_.data() + static_cast<int64_t>(t) * adapters.columns);
+}
+
+void AdapterUpdates::shrink(const Adapters& adapters, int i) {
+  const AdapterGroup& group = groups_[i / adapters.parts];
+  const float* x[AdapterGroup::kMost];
+  float* narrow[AdapterGroup::kMost];
+  rows_of<const float>(group, x_.data(), adapters.columns, x);
+  rows_of(group, narrow_.data(), adapters.narrow_size(), narrow);
+  shrink_part(adapters, group.slot, i % adapters.parts, group.count, x, narrow);
+}
+
+void AdapterUpdates::expand(const Adapters& adapters, int row, float* values) const {
+  for (const AdapterGroup& group : groups_) {
+    const float* narrow[AdapterGroup::kMost];
+    float* to[AdapterGroup::kMost];
+    rows_of(group, narrow_.data(), adapters.narrow_size(), narrow);
+    rows_of(group, values, kPanelRows, to);
+    expand_panel(adapters, group.slot, row, group.count, narrow, to);
   }
 }
 
@@ -149,12 +210,15 @@ void expand(const Adapters& adapters, int slot, const float* narrow, int row, in
 extern "C" void piecework_lora(const void* arguments, int threads) {
   using namespace piecework;
   const Call& call = *static_cast<const Call*>(arguments);
-  constexpr int kBlock = 16;  // Tokens of a block.
-  const int block = std::max(1, std::min(kBlock, call.tokens / threads)), blocks = (call.tokens + block - 1) / block;
-#pragma omp parallel num_threads(std::min(threads, blocks))
+  const std::vector<AdapterGroup> groups = group_by_adapter(call.slots, call.tokens);
+  const int count = static_cast<int>(groups.size());
+#pragma omp parallel num_threads(std::max(1, std::min(threads, count)))
   {
-    std::vector<float> narrow;
+    GroupMemory memory(call.adapters);
+#pragma omp for schedule(static) nowait
+    for (int t = 0; t < call.tokens; ++t)
+      if (call.slots[t] < 0) std::memcpy(call.out + static_cast<int64_t>(t) * call.adapters.rows, call.y + t * call.y_stride, call.adapters.rows * sizeof(bf16));
 #pragma omp for schedule(dynamic)
-    for (int i = 0; i < blocks; ++i) update_block(call, i * block, std::min(call.tokens, (i + 1) * block), narrow);
+    for (int i = 0; i < count; ++i) update_group(call, groups[i], memory);
   }
 }

@@ -11,9 +11,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ... import reference
+from ...lora import RANK_STEP
 from .build import load_kernels
 from .quantize import pointers
 
+PANEL = 32  # Columns of a panel of `b`.
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
@@ -49,7 +51,7 @@ def adapters_address(adapters: Any) -> int | None:
     if adapters not in _made:
         ends = _ends(adapters.rows)
         tensors = adapters.a, adapters.b, adapters.scales, adapters.ranks
-        _made[adapters] = _struct(*tensors, ends), ends
+        _made[adapters] = _struct(*tensors, ends, sum(adapters.rows)), ends
     return ctypes.addressof(_made[adapters][0])
 
 
@@ -65,13 +67,14 @@ def lora(
 ) -> torch.Tensor:
     """See `kernels.lora.lora`. Updates are summed in float32."""
     library = load_kernels()
-    if library is None or not all(
+    fits = a.shape[3] % RANK_STEP == 0 and b.shape[3] == PANEL
+    if not (library and fits) or not all(
         each.dtype == torch.bfloat16 and each.stride(-1) == 1 for each in (y, x, a, b)
     ):
         return reference.lora(y, x, a, b, scales, ranks, slots, rows)
     out, ends = y.new_empty(y.shape), _ends(rows)
     call = _Call(
-        _struct(a, b, scales, ranks, ends),
+        _struct(a, b, scales, ranks, ends, sum(rows)),
         *pointers(y, x, slots, out),
         *(y.stride(0), x.stride(0), len(x)),
     )
@@ -84,8 +87,13 @@ def _ends(rows: Sequence[int]) -> Any:
 
 
 def _struct(
-    a: torch.Tensor, b: torch.Tensor, scales: torch.Tensor, ranks: torch.Tensor, ends: Any
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales: torch.Tensor,
+    ranks: torch.Tensor,
+    ends: Any,
+    rows: int,
 ) -> AdaptersStruct:
-    _, parts, rank, columns = a.shape
+    _, parts, columns, rank = a.shape
     where = *pointers(a, b, scales, ranks), ctypes.addressof(ends)
-    return AdaptersStruct(*where, parts, rank, b.shape[2], columns)
+    return AdaptersStruct(*where, parts, rank, rows, columns)

@@ -35,7 +35,7 @@ class Forward {
         width_(model_.queries() + 2 * model_.keys()),
         seq_lens_(step.seq_lens()),
         narrow_size_(step.adapters ? most_narrow(model_) : 0),
-        shared_(is_few_ ? 0 : step.tokens, is_few_ ? 0 : step.samples, narrow_size_, model_),
+        shared_(is_few_ ? 0 : step.tokens, is_few_ ? 0 : step.samples, step.adapters, narrow_size_, model_),
         heads_made_(step.tokens, model_.queries()),
         heads_(model_.heads + 2 * model_.kv_heads, model_.head_size),
         likeliest_(threads, step.logits ? 0 : step.samples) {
@@ -69,7 +69,7 @@ class Forward {
 #pragma omp parallel num_threads(threads_)
     {
       team_.set_size(omp_get_num_threads());
-      StepThread thread(model_, is_few_ ? step_.tokens : 0, is_few_ ? step_.samples : 0, narrow_size_, shared_);
+      StepThread thread(model_, is_few_ ? step_.tokens : 0, is_few_ ? step_.samples : 0, step_.adapters, narrow_size_, shared_);
       if (ranks_) look_up(thread);
       for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, thread);
       wait_for_ranks();
@@ -147,7 +147,7 @@ class Forward {
     project(layer, thread);
     attend(layer, thread);
     if (lays_out_heads(layer)) {
-      if (step_.adapters) each_row(thread, step_.tokens, [&](int t) { narrow(layer.output, t, row(attended_, t, model_.queries()), thread); });
+      if (adapts(layer.output)) each_row(thread, step_.tokens, [&](int t) { keep(layer.output, t, row(attended_, t, model_.queries()), thread); });
       multiply(layer.output, heads_made_, added_, thread, [&] { post(); });
     } else {
       multiply_rows(layer.output, attended_, added_, thread, [&] { post(); });
@@ -179,22 +179,26 @@ class Forward {
       if (keeps) std::memcpy(row(step_.out, t, model_.out_columns()) + kept * model_.hidden, residual(t, thread), model_.hidden * sizeof(bf16));
       const bf16* normed = normalised(norm, t, thread);
       thread.rows.x.set(linear, t, normed);
-      narrow(linear, t, normed, thread);
+      keep(linear, t, normed, thread);
     });
   }
 
-  // Prepare the updates of the token's adapter for the products of x with a linear.
-  void narrow(const Linear& linear, int t, const bf16* x, StepThread& thread) {
-    if (adapts(linear, t)) shrink(*linear.adapters, step_.adapters[t], x, thread.rows.narrow.data() + static_cast<size_t>(t) * narrow_size_);
+  bool adapts(const Linear& linear) const { return step_.adapters && linear.adapters; }
+
+  // Keep an input of a linear for the updates of adapters.
+  void keep(const Linear& linear, int t, const bf16* x, StepThread& thread) const {
+    if (adapts(linear) && step_.adapters[t] >= 0) thread.rows.updates.set(*linear.adapters, t, x);
   }
 
-  bool adapts(const Linear& linear, int t) const { return step_.adapters && linear.adapters && step_.adapters[t] >= 0; }
+  // Prepare the updates for the products with a linear, of which all inputs are kept.
+  void shrink(const Linear& linear, StepThread& thread) {
+    if (!adapts(linear)) return;
+    const auto work = [&](int i) { thread.rows.updates.shrink(*linear.adapters, i); };
+    each_row(thread, thread.rows.updates.shrinks(*linear.adapters), work);
+  }
 
-  // The results of token t for rows from `row` on, in `room` if they are updated.
-  const float* updated(const Linear& linear, int t, int row, int count, const float* values, float* room, StepThread& thread) const {
-    if (!adapts(linear, t)) return values;
-    expand(*linear.adapters, step_.adapters[t], thread.rows.narrow.data() + static_cast<size_t>(t) * narrow_size_, row, count, values, room);
-    return room;
+  void expand(const Linear& linear, const Tile& tile, StepThread& thread) const {
+    if (adapts(linear)) thread.rows.updates.expand(*linear.adapters, tile.row, tile.values);
   }
 
   // The most numbers between the matrices of the adapters of a linear.
@@ -221,20 +225,20 @@ class Forward {
   void multiply_rows(const Linear& linear, std::vector<bf16>& from, bf16* out, StepThread& thread, const Last& last) {
     each_row(thread, step_.tokens, [&](int t) {
       thread.rows.x.set(linear, t, row(from, t, linear.columns));
-      narrow(linear, t, row(from, t, linear.columns), thread);
+      keep(linear, t, row(from, t, linear.columns), thread);
     });
     multiply(linear, thread.rows.x, out, thread, last);
   }
 
   // `done(i)`, if given, is called after panel i.
   void multiply(const Linear& linear, const Input& rows, bf16* out, StepThread& thread, const Last& last, const Done& done = {}) {
+    shrink(linear, thread);
     rows.prepare(linear, thread.multiplier);
     const Products products = rows.products(linear, thread.multiplier);
     const auto work = [&](int i) {
       const Tile tile = products.panel(i);
-      float room[kPanel];
-      tile.each([&](int t, const float* made) {
-        const float* values = updated(linear, t, tile.row, tile.count, made, room, thread);
+      expand(linear, tile, thread);
+      tile.each([&](int t, const float* values) {
         bf16* to = row(out, t, linear.rows) + tile.row;
         for (int r = 0; r < tile.count; ++r) to[r] = rounded(values[r]);
       });
@@ -311,12 +315,16 @@ class Forward {
   // Gate and up rows of the same number are computed together, so that neither is stored.
   void open(const FeedForward& layer, StepThread& thread, const Last& last) {
     const int panels = layer.width() / kPanel;
+    shrink(layer.gate_up, thread);
     thread.rows.x.prepare(layer.gate_up, thread.multiplier);
     const Products products = thread.rows.x.products(layer.gate_up, thread.multiplier);
+    const auto updated_panel = [&](int i) {
+      const Tile tile = products.panel(i);
+      expand(layer.gate_up, tile, thread);
+      return tile;
+    };
     const auto work = [&](int i) {
-      float room[kPanel];
-      products.panel(i).each([&](int t, const float* made) {
-        const float* values = updated(layer.gate_up, t, i * kPanel, kPanel, made, room, thread);
+      updated_panel(i).each([&](int t, const float* values) {
         float* gates = thread.gates.data() + t * kPanel;
         if (layer.activation == kGeluTanh) {
 #pragma omp simd
@@ -326,8 +334,7 @@ class Forward {
           for (int r = 0; r < kPanel; ++r) gates[r] = silu(as_rounded(values[r]));
         }
       });
-      products.panel(panels + i).each([&](int t, const float* made) {
-        const float* values = updated(layer.gate_up, t, layer.width() + i * kPanel, kPanel, made, room, thread);
+      updated_panel(panels + i).each([&](int t, const float* values) {
         const float* gates = thread.gates.data() + t * kPanel;
         bf16* to = row(activated_, t, layer.width()) + i * kPanel;
 #pragma omp simd
@@ -353,7 +360,7 @@ class Forward {
       each_row(thread, step_.tokens, [&](int t) {
         const bf16* normed = row(thread.rows.normed, t, model_.hidden);
         thread.rows.x.set(layer.shared.gate_up, t, normed);
-        narrow(layer.shared.gate_up, t, normed, thread);
+        keep(layer.shared.gate_up, t, normed, thread);
       });
       open(layer.shared, thread, [] {});
       multiply_rows(layer.shared.down, activated_, beside_.data(), thread, [] {});

@@ -110,23 +110,24 @@ inline AttentionCall<bf16> attention_of(const Model& model, const Layer& layer, 
 
 // The rows that layers read and write.
 struct StepRows {
-  // `narrow_size`: the most numbers between the matrices of an adapter.
-  StepRows(int tokens, int samples, int narrow_size, const Model& model)
+  // `narrow_size`: the most numbers between the matrices of an adapter. `adapters`: as in `Step`.
+  StepRows(int tokens, int samples, const int32_t* adapters, int narrow_size, const Model& model)
       : x(tokens, std::max({model.hidden, model.queries(), model.intermediate})),
         sampled(samples, model.hidden),
         residual(static_cast<size_t>(tokens) * model.hidden),
-        normed(residual.size()),
-        narrow(static_cast<size_t>(tokens) * narrow_size) {}
+        normed(residual.size()) {
+    if (adapters) updates = AdapterUpdates(adapters, tokens, narrow_size, std::max({model.hidden, model.queries(), model.intermediate}));
+  }
 
   Input x, sampled;  // Of all tokens, and of those whose logits are needed.
   std::vector<bf16> residual, normed;  // [T, N]
-  std::vector<float> narrow;           // [T, narrow_size], for the next products.
+  AdapterUpdates updates;              // Of the next products.
 };
 
 // The memory of a thread, and the rows that it works on, which threads may share.
 struct StepThread {
-  StepThread(const Model& model, int own_tokens, int own_samples, int narrow_size, StepRows& shared)
-      : own(own_tokens, own_samples, narrow_size, model),
+  StepThread(const Model& model, int own_tokens, int own_samples, const int32_t* adapters, int narrow_size, StepRows& shared)
+      : own(own_tokens, own_samples, adapters, narrow_size, model),
         rows(own_tokens > 0 ? own : shared),
         attention(model.head_size, model.head_size, std::max(kMostRows, model.heads), prefers_dots()),
         summand(model.hidden),
