@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..auth.accounts import check_access, may_unload, may_use
 from ..core.errors import ClientGone, InvalidRequest, NotFound, Unavailable, as_api_error
+from ..core.model_names import served_name
 from ..core.ollama_errors import is_ollama
 from ..http.body import (
     LARGE_BODY_BYTES,
@@ -22,7 +23,6 @@ from ..http.body import (
 )
 from ..http.form import FormRoute, model_of, read_form_body
 from ..ollama.keep_alive import seconds_of
-from ..ollama.names import served_name
 from ..serving.collector import unless_client_goes
 from ..serving.state import DEFAULT_MODEL
 from .fleet import Fleet
@@ -168,9 +168,8 @@ class MemberRoute(BaseRoute):
 
     def _named(self, name: str, scope: Scope) -> Member:
         members = self._fleet.members
-        if is_ollama(scope["path"]):
-            adapters = [each for member in members.values() for each in member.adapters]
-            name = served_name(name, [*members, *adapters])
+        adapters = [each for member in members.values() for each in member.adapters]
+        name = served_name(name, [*members, *adapters])
         named = (each.name for each in members.values() if _means(name, each))
         own = name if name in members else next(named, name)
         if not may_use(name):

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from ..auth.accounts import may_use
 from ..core.answers import answers
+from ..core.model_names import served_name
 from ..core.ollama_errors import OllamaErrorAnswer
 from ..http.body import JsonRoute
 from ..ollama.models import (
@@ -21,7 +22,6 @@ from ..ollama.models import (
     known,
     show,
 )
-from ..ollama.names import served_name
 from ..ollama.requests import ShowRequest
 from ..serving.state import json_response
 from .endpoints import FleetDep, member_named

@@ -19,7 +19,6 @@ from ..pooling.embeddings import embed
 from ..pooling.requests import EmbeddingsRequest
 from ..pooling.state import PoolingServing, PoolingServingDep
 from ..serving.state import json_response
-from .names import served_name
 from .requests import EmbedRequest, OldEmbeddingsRequest
 from .to_openai import ollama_names
 
@@ -78,14 +77,13 @@ async def _vectors(
 
     Without a text, clients only want the model to be loaded, and there is no vector.
     """
-    name = served_name(model, serving.config.model_names)
     if not asked["input"]:
-        serving.check_model(name)
+        serving.check_model(model)
         return [], 0
     try:
         with ollama_names():
             vectors, tokens = await embed(
-                serving, EmbeddingsRequest.model_validate({"model": name, **asked})
+                serving, EmbeddingsRequest.model_validate({"model": model, **asked})
             )
     except InvalidRequest as error:
         error.message = error.message.replace("truncate_prompt_tokens: -1", "truncate: true")

@@ -38,7 +38,6 @@ from .answers import (
     generate_answer,
     joined,
 )
-from .names import served_name
 from .requests import OllamaBody, OllamaChatRequest, OllamaGenerateRequest
 from .to_openai import chat_request, completion_request, ollama_names, prompt_chat
 
@@ -96,7 +95,7 @@ async def generate(
 
 def _loaded(serving: Serving, body: OllamaBody, make: MakeAnswer) -> Response:
     """Answer a request without text, by which clients load a model. It is loaded already."""
-    serving.check_model(served_name(body.model, serving.names))
+    serving.check_model(body.model)
     serving.check_room(1, "model")
     return json_response(make(OllamaContent(), model=body.model, done=True, done_reason="load"))
 

@@ -6,6 +6,7 @@ A fleet has `/api/tags`, `/api/ps` and `/api/show` of its own.
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
@@ -19,11 +20,11 @@ from ...runtime.tokenizer.infill import find_infill
 from ...version import __version__
 from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import NotImplementedHere
+from ..core.model_names import with_tag
 from ..core.ollama_errors import OllamaErrorAnswer
 from ..http.body import JsonRoute
 from ..openai.conversation import reasoning_of
 from ..serving.state import AnyServing, AnyServingDep, Serving, json_response
-from .names import served_name, with_tag
 from .requests import ShowRequest
 
 version_router = APIRouter()
@@ -129,7 +130,8 @@ class Known(NamedTuple):
         level = ""
         if self.info is not None:
             formats = getattr(self.info, "quantization", None)
-            level = formats[0].split()[0].rstrip(":,") if formats else self.info.dtype
+            # The first format has the most bytes: "120 layers in Q4_1: 63.9 MiB".
+            level = re.split("[:,]", formats[0])[0].split()[-1] if formats else self.info.dtype
         return OllamaDetails(
             format="gguf" if self.path.endswith(".gguf") else "safetensors",
             family=self.family,
@@ -223,7 +225,7 @@ SHOW = answers(OllamaShow, errors=BODY_ERRORS, error=OllamaErrorAnswer)
 @show_router.post("/api/show", responses=SHOW)
 async def show_model(body: ShowRequest, serving: AnyServingDep) -> Response:
     """Describe a model."""
-    serving.check_model(served_name(body.model, serving.names))
+    serving.check_model(body.model)
     return json_response(show(serving))
 
 

@@ -13,7 +13,6 @@ from ..media.parts import image_of
 from ..openai.conversation import reasoning_of
 from ..openai.requests import ChatCompletionRequest, CompletionRequest
 from ..serving.state import Serving
-from .names import served_name
 from .requests import OllamaBody, OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 
 _UNLIMITED = 2**31 - 1  # The context is the limit.
@@ -99,7 +98,7 @@ def _chat(
             "messages": messages,
             "logprobs": body.logprobs,
             "top_logprobs": body.top_logprobs,
-            **_generation(serving, body),
+            **_generation(body),
             **members,
         }
     )
@@ -115,15 +114,15 @@ def completion_request(serving: Serving, body: OllamaGenerateRequest) -> Complet
             "suffix": body.suffix,
             "logprobs": body.top_logprobs if body.logprobs else None,
             "max_tokens": serving.default_max_tokens,
-            **_generation(serving, body),
+            **_generation(body),
         }
     )
 
 
-def _generation(serving: Serving, body: OllamaBody) -> dict[str, Any]:
+def _generation(body: OllamaBody) -> dict[str, Any]:
     """Return the members that chats and completions share."""
     members: dict[str, Any] = {
-        "model": served_name(body.model, serving.names),
+        "model": body.model,
         "stream": body.stream,
         **_sampling(body.options),
     }

@@ -27,6 +27,7 @@ from ..auth.accounts import check_access, may_use
 from ..core.answers import Answer
 from ..core.errors import InvalidRequest, NotFound
 from ..core.limits import MAX_SEQUENCES, Limits
+from ..core.model_names import served_name
 from ..engine.interface import Engine, TextEngine, unavailable
 from ..media.media import EncodedPrompt, Media
 from ..media.parts import ImagePart
@@ -113,11 +114,12 @@ class AnyServing:
                 param="model",
                 code="missing_required_parameter",
             )
-        adapter = self.adapter_of(name)
-        if name not in (None, DEFAULT_MODEL, *self.config.model_names) and adapter is None:
+        adapter, names = self.adapter_of(name), self.config.model_names
+        known = name in (None, DEFAULT_MODEL) or served_name(str(name), names) in names
+        if not known and adapter is None:
             message = (
                 f"The model {name!r:.200} does not exist; this server has "
-                f"{' and '.join(map(repr, self.config.model_names))}."
+                f"{' and '.join(map(repr, names))}."
             )
             raise NotFound(message, param="model", code="model_not_found")
         if not self.may_be_used() and not (adapter is not None and may_use(adapter.name)):
@@ -132,6 +134,7 @@ class AnyServing:
         """Return the adapter (LoRA) that a request means by `NAME` or `MODEL:NAME`, or None."""
         if name is None:
             return None
+        name = served_name(name, self.names)
         model, _, own = name.rpartition(":")
         return self.engine.adapters.get(own if model in self.config.model_names else name)
 

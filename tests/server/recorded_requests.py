@@ -1,12 +1,14 @@
 """Requests as agents and client libraries send them: each member that was seen in a recording, with
 short texts of our own in the place of theirs.
 
-    REQUESTS["Codex CLI 0.169.0"]     # (path, body)
+    REQUESTS["Codex CLI 0.171.0"]     # (path, body)
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from open_webui_requests import OPEN_WEBUI
 
 Body = dict[str, Any]
 _DRAFT_7 = "http://json-schema.org/draft-07/schema#"
@@ -220,8 +222,8 @@ _CLAUDE_TURN: list[Body] = [
 _AGENT_TOOLS = _functions(read=_READ, todo=_TODO)
 
 REQUESTS: dict[str, tuple[str, Body]] = {
-    "Codex CLI 0.169.0": ("/v1/responses", {**_CODEX, "input": _CODEX_INPUT}),
-    "Codex CLI 0.169.0, with results": (
+    "Codex CLI 0.171.0": ("/v1/responses", {**_CODEX, "input": _CODEX_INPUT}),
+    "Codex CLI 0.171.0, with results": (
         "/v1/responses",
         {**_CODEX, "input": [*_CODEX_INPUT, *_CODEX_TURN]},
     ),
@@ -270,7 +272,7 @@ REQUESTS: dict[str, tuple[str, Body]] = {
         _user(),
         temperature=0,
     ),
-    "llm 0.30": _chat(
+    "llm 0.36": _chat(
         _user("Which version?"),
         {
             "role": "assistant",
@@ -282,8 +284,9 @@ REQUESTS: dict[str, tuple[str, Body]] = {
                 }
             ],
         },
-        {"role": "tool", "tool_call_id": "call_1", "content": "0.30"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "0.36"},
         tools=_functions(llm_version={"properties": {}, "type": "object"}),
         **_USAGE,
     ),
+    **{f"Open WebUI 0.12.4, {name}": request for name, request in OPEN_WEBUI.items()},
 }

@@ -232,11 +232,16 @@ async def test_the_server_takes_the_names_that_it_lists(scripted: ScriptedEngine
             for name in (*listed, "toy", "default"):
                 shown = await client.post("/api/show", json={"model": name})
                 assert shown.status_code == 200, shown.text
+                chat = {"model": name, "messages": [USER], "max_tokens": 2}
+                for family in ("/v1/chat/completions", "/v1/messages"):
+                    assert (await client.post(family, json=chat)).status_code == 200
                 family = shown.json()["model_info"]["general.architecture"]
                 assert shown.json()["model_info"][f"{family}.context_length"] == 2048
         assert (await client.post("/api/show", json={"name": "c"})).status_code == 200
         for name in ("toy:7b", "a/b", "toy:latest:latest"):
-            assert (await client.post("/api/show", json={"model": name})).status_code == 404
+            for path in ("/api/show", "/v1/chat/completions"):
+                asked = {"model": name, "messages": [USER]}
+                assert (await client.post(path, json=asked)).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Names of models as Ollama's clients write them: `name:tag`. The tag `latest` is optional."""
+"""Names of models as Ollama's clients write them: `name:tag`. The tag `latest` is optional.
+
+These clients also send the names to the endpoints of other families.
+"""
 
 from __future__ import annotations
 
