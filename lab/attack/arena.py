@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from ...server.serving.state import Kind
+
 BODY_BYTES = 4 * 2**20  # Piecework's limit of a body.
 NO_ANSWER = "closed"
 TIMED_OUT = "no answer in time"
@@ -60,7 +62,7 @@ class Arena:
     model: str | None
     api_key: str | None
     timeout: float
-    images: bool = False
+    kind: Kind = "text"
     answers: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     session: aiohttp.ClientSession | None = None

@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,7 +17,9 @@ from ...server.native.requests import GenerateBody, NativeSampling
 from ...server.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from ...server.openai.requests import ChatCompletionRequest, CompletionRequest
 from ...server.openai.responses.requests import ResponsesRequest
-from .fuzz_seeds import GETS, HOSTILE, IMAGE_SEEDS, TEXT_SEEDS
+from .forms import FORM, FORM_PATHS, form
+from .fuzz_seeds import GETS, HOSTILE
+from .kinds import SEEDS, Seeds
 
 METHODS = ("GET", "GET", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 # Numbers that determine the work of a request. They are kept small, so that a slow answer is a
@@ -72,11 +74,10 @@ class FuzzRequest(NamedTuple):
     path: str
     body: bytes | None
     coding: str = ""
+    content_type: str = "application/json"
 
 
-def fuzz_request(
-    seeds: Mapping[str, Sequence[dict[str, Any]]], seed: int, number: int
-) -> FuzzRequest:
+def fuzz_request(seeds: Seeds, seed: int, number: int) -> FuzzRequest:
     """Return one request of the campaign of `seed`, independent of all others."""
     draw = random.Random(f"{seed}-{number}")
     if draw.random() < 0.08:
@@ -89,14 +90,17 @@ def fuzz_request(
     names = _names(tuple(seeds))
     for _ in range(draw.randint(0, 4)):
         body = _mutated(body, names, draw)
-    content = json.dumps(modest(body), ensure_ascii=draw.random() < 0.5).encode(
-        errors="surrogatepass"
-    )
+    body, is_ascii, is_form = modest(body), draw.random() < 0.5, path in FORM_PATHS
+    if is_form:
+        content = form(body)
+    else:
+        content = json.dumps(body, ensure_ascii=is_ascii).encode(errors="surrogatepass")
     spoils, coding = draw.random() < 0.25, ""
     if draw.random() < 0.05:
         coding = draw.choice(list(_CODINGS))
         content = _CODINGS[coding](content)
-    return FuzzRequest("POST", path, _spoiled(content, draw) if spoils else content, coding)
+    sent = _spoiled(content, draw) if spoils else content
+    return FuzzRequest("POST", path, sent, coding, *([FORM] if is_form else []))
 
 
 @cache
@@ -105,8 +109,9 @@ def _names(paths: tuple[str, ...]) -> Names:
     known: dict[str, list[Any]] = {
         name: [] for model in _MODELS for name in (*model.model_fields, *model.others)
     }
+    bodies = {path: seeds[path] for seeds in SEEDS.values() for path in seeds}
     for path in paths:
-        for body in (TEXT_SEEDS | IMAGE_SEEDS)[path]:
+        for body in bodies[path]:
             for name, value in body.items():
                 known.setdefault(name, []).append(value)
     return {name: tuple(values) for name, values in sorted(known.items())}

@@ -1,10 +1,14 @@
-"""Valid bodies of every endpoint, which the fuzz campaign mutates, and values that harm."""
+"""Valid bodies for endpoints of a language model, paths without a body, and values that harm.
+
+The fuzz campaign mutates the bodies.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from .control_seeds import CONTROL_GETS, CONTROL_SEEDS
 from .ollama_seeds import OLLAMA_SEEDS
 from .stored_seeds import STORED_GETS, STORED_SEEDS
 
@@ -234,6 +238,7 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
         {"prompt": "The fox", "n_predict": 4, "grammar": 'root ::= "a" [b-d]*'},
         {"prompt": "The fox", "n_predict": 4, "json_schema": _SCHEMA},
     ),
+    "/completions": ({"prompt": "The fox", "n_predict": 4},),
     "/infill": (
         {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 4},
         {"input_prefix": "", "input_suffix": ")", "input_extra": [{"text": "x"}], "stream": True},
@@ -340,39 +345,10 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
         {"prompt": ["a", "b"], "add_special_tokens": False},
         {"content": "The fox", "add_special": True, "with_pieces": True, "parse_special": False},
     ),
+    "/tokenize": ({"prompt": "The fox"},),
+    "/detokenize": ({"tokens": [5, 6]},),
     "/v1/detokenize": ({"tokens": [5, 6]}, {"tokens": [[5], [6, 7]], "skip_special_tokens": False}),
-    "/abort_request": ({"rid": "nobody"},),
-    "/flush_cache": ({},),
-    "/release_memory_occupation": ({"tags": ["weights", "kv_cache"]},),
-    "/get_weights_by_name": ({"name": "model.norm.weight", "truncate_size": 2},),
-    "/update_weights_from_disk": ({"model_path": "x", "weight_version": "1"},),
-    "/v1/load_lora_adapter": ({"lora_name": "a", "lora_path": "b"},),
-    "/v1/batches": (
-        {
-            "input_file_id": "file-1",
-            "endpoint": "/v1/completions",
-            "completion_window": "24h",
-            "metadata": {"a": "b"},
-        },
-    ),
-    "/start_profile": ({"num_steps": 1},),
-    "/v1/responses/resp_1/cancel": ({},),
-    "/v1/batches/batch_1/cancel": ({},),
-}
-IMAGE_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
-    "/v1/images/generations": (
-        {"prompt": "a fox", "size": "64x64", "num_inference_steps": 1},
-        {
-            "prompt": "a fox",
-            "width": 64,
-            "height": 64,
-            "num_inference_steps": 1,
-            "n": 2,
-            "seed": 3,
-            "guidance_scale": 2.0,
-            "response_format": "url",
-        },
-    ),
+    **CONTROL_SEEDS,
 }
 GETS = (
     "/health", "/ready", "/metrics", "/version", "/v1/models", "/v1/models/default", "/server_info",
@@ -385,7 +361,7 @@ GETS = (
     "/v1/files/..%2f..%2fetc", "/v1/files/file-1/content", "/v1/batches?limit=-1",
     "/v1/batches/batch_1", "/v1/models/" + "a" * 5000,
     "/api/tags", "/api/ps", "/api/version", "/api/blobs/..%2fa", "/api/" + "a" * 5000,
-    *STORED_GETS,
+    "/api/delete", "/page/app.js", "/page/..%2f..%2fetc", *CONTROL_GETS, *STORED_GETS,
 )  # fmt: skip
 # The values that a member may be replaced by.
 HOSTILE: tuple[Any, ...] = (

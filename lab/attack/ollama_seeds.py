@@ -71,4 +71,8 @@ OLLAMA_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "/api/show": ({"model": "default"}, {"name": "default"}),
     "/api/pull": ({"model": "a"},),
+    "/api/push": ({"model": "a"},),
+    "/api/create": ({"model": "a", "from": "default"},),
+    "/api/copy": ({"source": "default", "destination": "a"},),
+    "/api/blobs/sha256:0": ({},),
 }

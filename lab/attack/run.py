@@ -22,11 +22,12 @@ from ...bench.report import Report
 from ...bench.target import Target
 from ...runtime.process.progress import progress_bar
 from ...server.config.http_limits import room_for_connections
+from ...server.serving.state import Kind
 from . import answers, bodies, connections, crowds, declarations, images
 from .arena import Arena, Attack, together
 from .core_waits import CoreWaits, waited
 from .fuzz_bodies import FuzzRequest, fuzz_request
-from .fuzz_seeds import IMAGE_SEEDS, TEXT_SEEDS
+from .kinds import SEEDS
 from .watch import Seen, Watcher, server_process
 
 _KINDS = (bodies, connections, crowds, answers, declarations, images)
@@ -148,7 +149,7 @@ def _refuse_other_hosts(base_url: str) -> None:
 
 
 async def _run(target: Target, settings: AttackSettings, report: Report) -> int:
-    target, images = await _resolved(target)
+    target, kind = await _resolved(target)
     pid = server_process(urlsplit(target.base_url).port or 80)
     if pid is None:
         report.print(
@@ -167,7 +168,7 @@ async def _run(target: Target, settings: AttackSettings, report: Report) -> int:
     )
     with Watcher(target.base_url, pid) as watcher:
         for name in settings.attacks:
-            arena = Arena(target.base_url, target.model, target.api_key, settings.seconds, images)
+            arena = Arena(target.base_url, target.model, target.api_key, settings.seconds, kind)
             outcomes.append(await _attack(name, arena, watcher, settings))
             report.print([outcomes[-1].row()])
     missed = [reason for outcome in outcomes for reason in outcome.missed(settings)]
@@ -193,23 +194,22 @@ async def _run(target: Target, settings: AttackSettings, report: Report) -> int:
     return 1 if missed else 0
 
 
-async def _resolved(target: Target) -> tuple[Target, bool]:
-    """Return the target with the name of its model, and whether it serves images. One request warms
-    the server up.
+async def _resolved(target: Target) -> tuple[Target, Kind]:
+    """Return the target with the name of its model, and the kind of the model. One request warms a
+    language model up.
     """
     target = await resolve(target)
     async with Client(target) as client:
         try:
-            await client.post(
-                "/v1/completions", {"model": target.model, "prompt": "Hi", "max_tokens": 4}
-            )
+            kind: Kind = (await client.get_json("/v1/status"))["kind"]
+            if kind == "text":
+                body = {"model": target.model, "prompt": "Hi", "max_tokens": 4}
+                await client.post("/v1/completions", body)
         except RequestFailed as error:
-            if error.status != 404:
-                raise ValueError(
-                    f"{target.base_url}: the server does not answer a plain request: {error}"
-                ) from None
-            return target, True
-    return target, False
+            raise ValueError(
+                f"{target.base_url}: the server does not answer a plain request: {error}"
+            ) from None
+    return target, kind
 
 
 async def _attack(name: str, arena: Arena, watcher: Watcher, settings: AttackSettings) -> Outcome:
@@ -243,7 +243,7 @@ async def _attack(name: str, arena: Arena, watcher: Watcher, settings: AttackSet
 
 async def _fuzz(arena: Arena, settings: AttackSettings, waits: CoreWaits) -> None:
     """Run the campaign. `waits` are those of the engine."""
-    seeds = IMAGE_SEEDS if arena.images else TEXT_SEEDS
+    seeds = SEEDS[arena.kind]
     numbers = iter(range(settings.requests))
     with progress_bar(total=settings.requests, desc=FUZZ, unit="request") as bar:
 
@@ -257,7 +257,8 @@ async def _fuzz(arena: Arena, settings: AttackSettings, waits: CoreWaits) -> Non
 
 async def _send(arena: Arena, request: FuzzRequest, number: int, waits: CoreWaits) -> None:
     began, before = time.perf_counter(), waits.seconds()
-    headers = {"Content-Encoding": request.coding} if request.coding else None
+    headers = {"Content-Type": request.content_type}
+    headers |= {"Content-Encoding": request.coding} if request.coding else {}
     await arena.ask(request.method, request.path, request.body, f"request {number}: ", headers)
     seconds = time.perf_counter() - began - waited(before, waits.seconds())
     if seconds > _SLOW_ANSWER:

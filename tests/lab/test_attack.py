@@ -20,7 +20,8 @@ import pytest
 from piecework.lab.attack.__main__ import main
 from piecework.lab.attack.core_waits import CoreWaits, waited
 from piecework.lab.attack.fuzz_bodies import FuzzRequest, fuzz_request, modest
-from piecework.lab.attack.fuzz_seeds import IMAGE_SEEDS, TEXT_SEEDS
+from piecework.lab.attack.fuzz_seeds import TEXT_SEEDS
+from piecework.lab.attack.kinds import SEEDS
 from piecework.lab.attack.run import AttackSettings, Outcome
 from piecework.lab.attack.watch import Seen, Watcher, server_process, used_cache
 
@@ -152,7 +153,7 @@ def requests(seed: int) -> list[FuzzRequest]:
 
 def test_a_seed_names_its_requests() -> None:
     assert requests(1) == requests(1) != requests(2)
-    assert fuzz_request(IMAGE_SEEDS, 1, 5) == fuzz_request(IMAGE_SEEDS, 1, 5)
+    assert fuzz_request(SEEDS["images"], 1, 5) == fuzz_request(SEEDS["images"], 1, 5)
 
 
 def test_the_campaign_reaches_every_endpoint_with_bodies_that_are_valid_json_and_that_are_not() -> (

@@ -17,56 +17,24 @@ from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
 from piecework.lab.attack.fuzz_seeds import HOSTILE, TEXT_SEEDS
-from piecework.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from piecework.server.app import TEXT_ROUTERS
 from piecework.server.core.answers import LINES
 from piecework.server.core.llama_cpp_errors import PATHS as LLAMA_CPP
 from piecework.server.core.ollama_errors import is_ollama
-from piecework.server.llama_cpp.requests import CompletionBody, InfillBody, TemplateBody
-from piecework.server.native.requests import GenerateBody, NativeSampling
-from piecework.server.ollama.requests import (
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    ShowRequest,
-)
-from piecework.server.openai.requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
-from piecework.server.openai.responses.compaction import CompactRequest
-from piecework.server.openai.responses.conversations import (
-    ConversationChange,
-    ConversationCreation,
-    ItemsCreation,
-)
-from piecework.server.openai.responses.requests import ResponsesRequest
-from piecework.server.openai.stored_chats.endpoints import ChatChange
+from piecework.server.http.body import JsonRoute
+from piecework.server.native.requests import NativeSampling
 
 # One application for all examples: building one takes longer than a request.
 ENGINE = ScriptedEngine(toy_tokenizer())
 APP = make_app(ENGINE, responses_store="memory")
+# The bodies of every endpoint, by a path of the endpoint.
 MODELS: dict[str, type[BaseModel]] = {
-    "/v1/completions": CompletionRequest,
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/messages": MessagesRequest,
-    "/v1/messages/count_tokens": CountTokensRequest,
-    "/v1/responses": ResponsesRequest,
-    "/v1/responses/input_tokens": ResponsesRequest,
-    "/v1/responses/compact": CompactRequest,
-    "/v1/conversations": ConversationCreation,
-    "/v1/conversations/conv_1": ConversationChange,
-    "/v1/conversations/conv_1/items": ItemsCreation,
-    "/v1/chat/completions/chatcmpl-1": ChatChange,
-    "/generate": GenerateBody,
-    "/api/chat": OllamaChatRequest,
-    "/api/generate": OllamaGenerateRequest,
-    "/api/show": ShowRequest,
-    "/completion": CompletionBody,
-    "/infill": InfillBody,
-    "/apply-template": TemplateBody,
-    "/v1/tokenize": TokenizeRequest,
-    "/v1/detokenize": DetokenizeRequest,
+    path: route.dependant.body_params[0].field_info.annotation
+    for router in TEXT_ROUTERS
+    for route in router.routes
+    if isinstance(route, JsonRoute) and route.dependant.body_params
+    for path in TEXT_SEEDS
+    if route.path_regex.match(path)
 }
 NUMBERS = (
     st.integers(-3, 5)

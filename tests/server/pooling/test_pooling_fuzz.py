@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from pooling_here import client_here, load
 from tiny_encoders import make_tiny_encoder
 
+from piecework.server.http.body import JsonRoute
+from piecework.server.pooling_service import POOLING_ROUTERS
+
 WORDS = st.sampled_from(["a", "fox dog", "", "[SEP]", "\x00", "ü" * 40, "fox " * 40])
 LEAVES = WORDS | st.integers(-2, 70) | st.none() | st.booleans() | st.floats(-9, 9)
 VALUES = st.recursive(
@@ -26,9 +29,21 @@ TEXTS = WORDS | st.lists(WORDS, max_size=4)
 NAMES = (
     *("input", "query", "documents", "text_1", "text_2", "queries", "top_n", "dimensions"),
     *("encoding_format", "truncate_prompt_tokens", "return_documents", "model", "user"),
+    *("prompt", "truncate", "options", "keep_alive"),
 )
-BODIES = st.dictionaries(st.sampled_from(NAMES), TEXTS | VALUES, max_size=5)
-PATHS = st.sampled_from(["/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify"])
+BODIES = st.builds(
+    dict.__or__,
+    st.sampled_from([{}, {"model": "tiny"}]),
+    st.dictionaries(st.sampled_from(NAMES), TEXTS | VALUES, max_size=5),
+)
+PATHS = st.sampled_from(
+    [
+        route.path
+        for router in POOLING_ROUTERS
+        for route in router.routes
+        if isinstance(route, JsonRoute)
+    ]
+)
 
 
 Ask = Callable[[list[tuple[str, dict[str, Any]]]], set[int]]
