@@ -18,21 +18,13 @@ from http_fixtures import make_app, serve
 from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
+from piecework.lab.clients.recipes import QUIET
+
 _TEMPLATE = (
     "{% for m in messages %}[[{{ m.role }}]]{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     "{% endfor %}{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}[[assistant]]"
 )
-_QUIET = {
-    "CI": "1",
-    "DO_NOT_TRACK": "1",
-    "DISABLE_TELEMETRY": "1",
-    "DISABLE_AUTOUPDATER": "1",
-    "DISABLE_ERROR_REPORTING": "1",
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "CONTINUE_TELEMETRY_ENABLED": "0",
-}
-"""Variables by which the programs report nothing to anybody."""
 
 
 def program(name: str) -> str:
@@ -83,7 +75,7 @@ def run(
     done = subprocess.run(
         command,
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), **_QUIET, **variables},
+        env={"PATH": os.environ["PATH"], "HOME": str(home), **QUIET, **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -1,12 +1,12 @@
 """Installs clients into a temporary folder and runs a session of each against a tiny model.
 
-python -m piecework.lab.clients MODEL                  # all clients
-python -m piecework.lab.clients MODEL llm ai-sdk       # some of them
+python -m piecework.lab.clients smollm2-135m                  # all clients
+python -m piecework.lab.clients smollm2-135m llm ai-sdk       # some of them
+python -m piecework.lab.clients smollm2-135m --folder FOLDER  # keep what is installed, use it again
 
-MODEL is a folder of safetensors such as SmolLM2-135M-Instruct. Agents send more tokens than it was
-trained for, so the server gets a copy of its config.json with a longer context. A .gguf file keeps
-its context, which suffices for libraries. Answers make no sense; a session passes if the program
-ends with 0 and prints something.
+Agents send more tokens than a small model was trained for, so the server gets a copy of the model
+with a longer context. Answers make no sense; a session passes if the program ends with 0 and prints
+something.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
-from .recipes import RECIPES, Recipe
+import gguf
+
+from ...runtime.files.resolve import find_model
+from .recipes import QUIET, RECIPES, Recipe
 
 _CONTEXT = 65536
 _START_SECONDS = 300
@@ -39,29 +41,32 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "model", type=Path, help="folder or .gguf file of a small model with a chat template"
+        "model", help="alias, folder or .gguf file of a small model with a chat template"
     )
     parser.add_argument("clients", nargs="*", help=f"any of {', '.join(RECIPES)}; default: all")
-    parser.add_argument("--seconds", type=float, default=600, help="time for each session")
-    arguments = parser.parse_args()
+    # Two cores take many minutes for an agent's prompt of 25,000 tokens.
+    parser.add_argument("--seconds", type=float, default=1800, help="time for each session")
+    parser.add_argument("--folder", type=Path, help="install here; default: a temporary folder")
+    arguments = parser.parse_intermixed_args()
     unknown = {*arguments.clients} - {*RECIPES}
     if unknown:
         parser.error(f"unknown clients: {', '.join(sorted(unknown))}")
     failed = []
     with tempfile.TemporaryDirectory() as scratch, _served(arguments.model, Path(scratch)) as url:
         for name in arguments.clients or RECIPES:
-            folder = Path(scratch) / name
+            folder = (arguments.folder or Path(scratch)) / name
             text = _session(RECIPES[name], folder, url, arguments.seconds)
             print(f"{name}: {text}", flush=True)
             failed += [] if text.startswith("passes") else [name]
-            shutil.rmtree(folder, ignore_errors=True)
+            if arguments.folder is None:
+                shutil.rmtree(folder, ignore_errors=True)
     return 1 if failed else 0
 
 
 @contextlib.contextmanager
-def _served(model: Path, scratch: Path) -> Iterator[str]:
+def _served(model: str, scratch: Path) -> Iterator[str]:
     """Yield the address of a server of the model with a long context."""
-    served = model if model.is_file() else _with_long_context(model, scratch / "model")
+    served = _with_long_context(Path(find_model(model)), scratch)
     port = _free_port()
     flags = ["--port", str(port), "--responses-store", "memory", "--log-level", "warning"]
     flags += ["--default-max-tokens", "64"]
@@ -75,8 +80,15 @@ def _served(model: Path, scratch: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def _with_long_context(model: Path, copy: Path) -> Path:
-    """Return a folder with the files of a model and a longer context."""
+def _with_long_context(model: Path, scratch: Path) -> Path:
+    """Return a copy of a model, which states a longer context."""
+    copy = scratch / model.name
+    if model.is_file():
+        shutil.copyfile(model, copy)
+        reader = gguf.GGUFReader(copy, "r+")
+        architecture = reader.fields["general.architecture"].contents()
+        reader.fields[f"{architecture}.context_length"].parts[-1][0] = _CONTEXT
+        return copy
     config = json.loads((model / "config.json").read_text())
     copy.mkdir()
     for file in model.iterdir():
@@ -108,15 +120,14 @@ def _session(recipe: Recipe, folder: Path, url: str, seconds: float) -> str:
         programs = _install(recipe, folder)
     except (OSError, subprocess.SubprocessError) as error:
         return f"cannot be installed: {error}"
+    # The caller's variables are left out: a key or a proxy there would change what clients do.
     environment = {
-        **os.environ,
+        **QUIET,
         "HOME": str(home),
         "CODEX_HOME": str(home / ".codex"),
         "PATH": f"{programs}:{os.environ['PATH']}",
-        "CI": "1",
         **{name: _filled(value, url) for name, value in recipe.environment.items()},
     }
-    environment.pop("PYTHONPATH", None)
     program = shutil.which(recipe.command[0], path=environment["PATH"])
     if program is None:
         return f"fails: there is no program {recipe.command[0]}"
@@ -136,21 +147,39 @@ def _session(recipe: Recipe, folder: Path, url: str, seconds: float) -> str:
     took = f"{time.monotonic() - began:.1f} s"
     if done.returncode or not done.stdout.strip():
         return f"fails with {done.returncode} after {took}: {done.stderr.strip()[-400:]}"
-    return f"passes in {took}: {done.stdout.strip()[-80:]!r}"
+    version = _version(recipe, folder)
+    return f"passes with {version} in {took}: {done.stdout.strip()[-80:]!r}"
 
 
 def _install(recipe: Recipe, folder: Path) -> Path:
-    """Install the packages and return the folder of their programs."""
+    """Install the packages, if they are not installed, and return the folder of their programs."""
+    home = folder / "home"
+    programs = home / "node_modules" / ".bin" if recipe.is_node else folder / "venv" / "bin"
+    if (folder / "installed").exists():
+        return programs
     if recipe.is_node:
-        home = folder / "home"
-        command = ["npm", "install", "--no-audit", "--no-fund", *recipe.packages]
-        subprocess.run(command, cwd=home, check=True, capture_output=True, timeout=600)
-        return home / "node_modules" / ".bin"
-    venv.create(folder / "venv", with_pip=True)
-    programs = folder / "venv" / "bin"
-    command = [str(programs / "pip"), "install", "-q", *recipe.packages, "httpx"]
-    subprocess.run(command, check=True, capture_output=True, timeout=1200)
+        commands = [["npm", "install", "--no-audit", "--no-fund", *recipe.packages]]
+    else:
+        python, wanted = str(programs / "python"), [*recipe.packages, "httpx"]
+        # uv takes a tenth of pip's time.
+        install = [python, "-m", "pip"] if (uv := shutil.which("uv")) is None else [uv, "pip"]
+        commands = [[sys.executable, "-m", "venv", str(folder / "venv")]]
+        commands += [[*install, "install", "-q", "--python", python, *wanted]]
+    for command in commands:
+        subprocess.run(command, cwd=home, check=True, capture_output=True, timeout=1200)
+    (folder / "installed").touch()
     return programs
+
+
+def _version(recipe: Recipe, folder: Path) -> str:
+    """Return the version of the first package."""
+    package = recipe.packages[0].partition("[")[0]
+    if recipe.is_node:
+        manifest = folder / "home" / "node_modules" / package / "package.json"
+        return str(json.loads(manifest.read_text())["version"])
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    asked = [str(folder / "venv" / "bin" / "python"), "-c", code]
+    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _filled(text: str, url: str) -> str:

@@ -9,6 +9,20 @@ from typing import NamedTuple
 _V1 = "@URL@/v1"
 _KEYS = {"OPENAI_BASE_URL": _V1, "OPENAI_API_BASE": _V1, "OPENAI_API_KEY": "none"}
 _SAY = "Say hello."
+# Variables that keep clients from reporting to anybody and from updating themselves.
+QUIET = {
+    "CI": "1",
+    "DO_NOT_TRACK": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CONTINUE_TELEMETRY_ENABLED": "0",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "QWEN_TELEMETRY_ENABLED": "0",
+    "LITELLM_TELEMETRY": "False",
+    "ANONYMIZED_TELEMETRY": "False",
+}
 
 
 class Recipe(NamedTuple):
@@ -57,6 +71,7 @@ models:
     apiBase: {_V1}
     apiKey: none
     roles: [chat]
+    capabilities: [tool_use]
 """
 _LLM = f"- model_id: local\n  model_name: default\n  api_base: {_V1}\n"
 _LITELLM = f"""model_list:
@@ -69,16 +84,16 @@ import httpx
 
 proxy = subprocess.Popen(["litellm", "--config", "litellm.yaml", "--port", "@PORT@"])
 try:
-    for _ in range(120):
+    body = {"model": "local", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+    url = "http://127.0.0.1:@PORT@/v1/chat/completions"
+    headers = {"Authorization": "Bearer sk-local"}
+    while proxy.poll() is None:
         try:
-            body = {"model": "local", "messages": [{"role": "user", "content": "Hi"}],
-                    "max_tokens": 8}
-            url = "http://127.0.0.1:@PORT@/v1/chat/completions"
-            answer = httpx.post(url, json=body, timeout=60)
+            answer = httpx.post(url, json=body, headers=headers, timeout=60)
+            print(answer.json()["choices"][0]["message"]["content"])
             break
         except httpx.ConnectError:
             time.sleep(1)
-    print(answer.json()["choices"][0]["message"]["content"])
 finally:
     proxy.terminate()
 """
@@ -108,16 +123,15 @@ for await (const part of await client.chat({{ ...asked, stream: true }})) {{
   process.stdout.write(part.message.content)
 }}
 """
-# Open WebUI's own calls of a server: its list of models, a chat and a title, all by its backend.
+# Open WebUI lists the models of its two connections and asks a model of each, all by its backend.
 _OPEN_WEBUI = """
-import os, subprocess, time
+import subprocess, time
 import httpx
 
-environment = {**os.environ, "WEBUI_AUTH": "False", "OFFLINE_MODE": "True"}
-server = subprocess.Popen(["open-webui", "serve", "--port", "@PORT@"], env=environment)
+server = subprocess.Popen(["open-webui", "serve", "--host", "127.0.0.1", "--port", "@PORT@"])
 try:
     client = httpx.Client(base_url="http://127.0.0.1:@PORT@", timeout=120)
-    for _ in range(300):
+    while server.poll() is None:
         try:
             client.get("/health").raise_for_status()
             break
@@ -125,13 +139,14 @@ try:
             time.sleep(1)
     token = client.post("/api/v1/auths/signin", json={"email": "", "password": ""}).json()["token"]
     client.headers["Authorization"] = f"Bearer {token}"
-    model = client.get("/api/models").json()["data"][0]["id"]
-    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
-    print(client.post("/api/chat/completions", json=body).json()["choices"][0]["message"])
+    models = {model["owned_by"]: model["id"] for model in client.get("/api/models").json()["data"]}
+    for owner in ("openai", "ollama"):
+        body = {"model": models[owner], "messages": [{"role": "user", "content": "Hi"}]}
+        answer = client.post("/api/chat/completions", json={**body, "max_tokens": 8}).json()
+        print(owner, answer["choices"][0]["message"]["content"])
 finally:
     server.terminate()
 """
-
 RECIPES: Mapping[str, Recipe] = {
     "codex": Recipe(
         ["@openai/codex"],
@@ -172,7 +187,19 @@ RECIPES: Mapping[str, Recipe] = {
         ["aider", "--model", "openai/default", "--no-git", "--yes-always", "--message", _SAY],
         _KEYS,
     ),
-    "open-webui": Recipe(["open-webui"], ["python", "run.py"], _KEYS, {"run.py": _OPEN_WEBUI}),
+    "open-webui": Recipe(
+        ["open-webui"],
+        ["python", "run.py"],
+        {
+            **_KEYS,
+            "OLLAMA_BASE_URL": "@URL@",
+            "DATA_DIR": "data",
+            "WEBUI_AUTH": "False",
+            "OFFLINE_MODE": "True",
+            "HF_HUB_OFFLINE": "1",
+        },
+        {"run.py": _OPEN_WEBUI},
+    ),
     "llm": Recipe(
         ["llm"],
         ["llm", "-m", "local", "-o", "max_tokens", "8", _SAY],
@@ -182,6 +209,7 @@ RECIPES: Mapping[str, Recipe] = {
     "litellm": Recipe(
         ["litellm[proxy]"],
         ["python", "run.py"],
+        {"LITELLM_MASTER_KEY": "sk-local"},
         files={"litellm.yaml": _LITELLM, "run.py": _LITELLM_RUN},
     ),
     "ai-sdk": Recipe(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
+import gguf
 import pytest
 
 from piecework.lab.clients import __main__ as clients
@@ -21,6 +23,28 @@ def test_a_recipe_names_the_server_and_leaves_no_mark(name: str) -> None:
     assert any("http://a:1" in text for text in filled)
 
 
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_the_served_copy_has_a_long_context(tmp_path: Path, kind: str) -> None:
+    model, scratch = tmp_path / "model", tmp_path / "scratch"
+    scratch.mkdir()
+    if kind == "file":
+        writer = gguf.GGUFWriter(model, "llama")
+        writer.add_context_length(128)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+    else:
+        model.mkdir()
+        (model / "config.json").write_text('{"max_position_embeddings": 128}')
+    copy = clients._with_long_context(model, scratch)
+    if kind == "file":
+        lengths = [gguf.GGUFReader(path).fields["llama.context_length"] for path in (copy, model)]
+        assert [length.contents() for length in lengths] == [65536, 128]
+    else:
+        assert json.loads((copy / "config.json").read_text())["max_position_embeddings"] == 65536
+        assert "128" in (model / "config.json").read_text()
+
+
 def test_sessions_tell_how_they_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -28,9 +52,10 @@ def test_sessions_tell_how_they_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     program.write_text('#!/bin/sh\n[ "$1" = well ] && cat file || { echo broken >&2; exit 3; }\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(clients, "_install", lambda recipe, folder: programs)
+    monkeypatch.setattr(clients, "_version", lambda recipe, folder: "1.2")
     files = {"file": "the server is @URL@"}
     for words, part in (
-        (["say", "well"], "passes in"),
+        (["say", "well"], "passes with 1.2 in"),
         (["say", "badly"], "fails with 3"),
         (["nothing-like-it"], "no program"),
     ):
