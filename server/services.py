@@ -6,8 +6,9 @@ import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..runtime.config.multimodal_registry import family_of
+from ..runtime.config.engine import EngineConfig
 from ..runtime.files.resolve import resolve_model_path
+from ..runtime.multimodal.source import find_source
 from ..runtime.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ..runtime.tokenizer.chat_template import ChatTemplates
 from ..runtime.tokenizer.template_reads import template_reads
@@ -64,10 +65,16 @@ def service_of(
     )
     rows = _chat_rows(config, tokenizer.templates) | {"sampling": str(defaults)}
     check_store(config)
-    has_images = not config.engine.disable_vision and family_of(model_path) is not None
-    arguments = [str(model_path), config.engine.tokenizer_path] if has_images else []
-    images = [each for each in arguments if each is not None]
+    images = _image_arguments(config.engine, model_path)
     return lambda: _text_service(config, tokenizer, defaults, rows, images, process)
+
+
+def _image_arguments(engine: EngineConfig, model_path: str) -> list[str]:
+    """Return the arguments of the process that reads images, or none for a model of text."""
+    if engine.disable_vision or find_source(model_path, engine.mmproj) is None:
+        return []
+    names = engine.tokenizer_path, engine.mmproj, engine.gguf_pre_tokenizer
+    return [model_path, *(name or "" for name in names)]
 
 
 def _chat_rows(config: ServerConfig, templates: ChatTemplates) -> dict[str, str]:

@@ -180,6 +180,7 @@ _SAME: dict[tuple[str, ...], tuple[str, Callable[[str], Any]]] = {
     ("-md", "--model-draft"): ("speculative_draft_model_path", str),
     ("--draft", "--draft-n", "--draft-max"): ("speculative_num_steps", whole_number),
     ("--media-path",): ("allowed_local_media_path", str),
+    ("-mm",): ("mmproj", str),
 }
 # Flags without a value: our setting, and the value to set.
 _SWITCHES = (
@@ -192,7 +193,7 @@ _SWITCHES = (
     ("--enable-deterministic-inference", "batch_invariant", True),
     ("--disable-log-stats", "log_stats_interval", 0.0),
     *((f"--{name}", "disable_vision", True) for name in (
-        "language-only", "language-model-only", "no-mmproj"
+        "language-only", "language-model-only", "no-mmproj", "no-mmproj-auto"
     )),
     ("--no-language-model-only", "disable_vision", False),
     ("--no-ui", "no_page", True),

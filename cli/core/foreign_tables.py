@@ -73,7 +73,6 @@ NOTHING_TO_DO = (
     "--no-context-shift",
     "--no-enable-log-requests",
     "--no-enforce-eager",
-    "--no-mmproj-auto",
     "--no-trust-remote-code",
     "--prefill-assistant",
     "--sleep-on-idle",
@@ -132,8 +131,8 @@ SWITCHES_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("--cors-credentials", "--no-cors-credentials", "--allow-credentials"): _METHODS,
     ("--slots", "--no-slots"): _SLOTS,
     ("--enable-multimodal",): "a model that takes images reads them without a flag",
-    ("--mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"): "the vision tower of a .gguf "
-    "model is not loaded",
+    ("--mmproj-auto",): "a vision tower beside the model is found without a flag",
+    ("--mmproj-offload", "--no-mmproj-offload"): "the vision tower runs on --device",
     ("--disable-frontend-multiprocessing", "--enable-server-load-tracking"): "one process answers "
     "HTTP, and /metrics shows its load",
     ("--enable-mfu-metrics", "--enable-metrics-for-all-schedulers"): _FIGURES,
@@ -280,7 +279,7 @@ REFUSED: Mapping[str, str] = {
     ),
     "--convert|--pooler-config|--override-pooler-config|--pooling|--embd-normalize": _POOLING,
     "--mm-.*|--(no-)?.*-mm-.*|"
-    "--mmproj|-mm|--mmproj-url|-mmu|--image-.*|--mtmd-.*|--media-.*|--video-.*|"
+    "--mmproj-url|-mmu|--image-.*|--mtmd-.*|--media-.*|--video-.*|"
     "--enable-multimodal-.*|--disable-fast-image-processor|--enable-precise-embedding-interpolation|"
     "--disable-chunked-mm-input|--(no-)?interleave-mm-strings|"
     "--(no-)?skip-mm-profiling": _IMAGES,

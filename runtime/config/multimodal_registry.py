@@ -4,6 +4,8 @@ states its architectures in config.json, and has a class `Family`.
     ARCHITECTURES = ["Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"]
 
     class Family(ImageFamily): ...    # See `multimodal.family`.
+
+Vision towers of GGUF files are files of `runtime/multimodal/projectors/`, with `PROJECTOR_TYPES`.
 """
 
 from __future__ import annotations
@@ -17,20 +19,26 @@ from typing import Any
 from ..files.folder import read_json
 
 _FAMILIES = "piecework.runtime.multimodal"  # The package whose files are families.
-_NAMES = re.compile(r"^ARCHITECTURES = \[([^\]]*)\]", re.MULTILINE)
+_PROJECTORS = f"{_FAMILIES}.projectors"
+_NAMES = re.compile(r"^(?:ARCHITECTURES|PROJECTOR_TYPES) = \[([^\]]*)\]", re.MULTILINE)
 
 
 def find_families() -> dict[str, str]:
     """Return modules by architecture. The files are read, not imported: see `model_registry`."""
-    return dict(_families_in(tuple(import_module(_FAMILIES).__path__)))
+    return dict(_named_in(tuple(import_module(_FAMILIES).__path__)))
+
+
+def find_projectors() -> dict[str, str]:
+    """Return the modules of vision towers in GGUF files by their `clip.projector_type`."""
+    return dict(_named_in(tuple(import_module(_PROJECTORS).__path__)))
 
 
 @cache
-def _families_in(folders: tuple[str, ...]) -> dict[str, str]:
+def _named_in(folders: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for path in sorted(path for folder in folders for path in Path(folder).glob("*.py")):
         if names := _NAMES.search(path.read_text(encoding="utf-8")):
-            found.update(dict.fromkeys(re.findall(r'"(\w+)"', names[1]), path.stem))
+            found.update(dict.fromkeys(re.findall(r'"([^"]+)"', names[1]), path.stem))
     return found
 
 

@@ -21,6 +21,13 @@ class VisionConfig:
         "images are refused",
         group=VISION,
     )
+    mmproj: str | None = option(
+        None,
+        "GGUF file with the vision tower of a .gguf model, as llama.cpp converts it; default: the "
+        "one beside the model whose name has mmproj, if it fits",
+        group=VISION,
+        metavar="FILE",
+    )
     mm_encoder_budget: int | None = option(
         None,
         "patches of images that are encoded between two steps, at least a layer of a tile; more "
@@ -38,6 +45,8 @@ class VisionConfig:
 
     def check_vision(self) -> None:
         """Raise `ValueError` for a value that is out of range."""
+        if self.mmproj is not None and self.disable_vision:
+            raise ValueError("--mmproj loads what --disable-vision leaves out; leave one out")
         if self.mm_encoder_budget is not None and not 1 <= self.mm_encoder_budget <= _MOST:
             raise ValueError(
                 f"--mm-encoder-budget must lie between 1 and {_MOST}, got {self.mm_encoder_budget}"

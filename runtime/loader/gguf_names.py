@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+_LAYER = re.compile(r"\bblk\.(\d+)\.")
+
 
 def checkpoint_name(name: str, names: dict[str, str]) -> str:
     """Return the name in a Hugging Face checkpoint, by a model's `gguf_names`.
@@ -12,6 +14,6 @@ def checkpoint_name(name: str, names: dict[str, str]) -> str:
     returned as they are.
     """
     stem, _, kind = name.rpartition(".")
-    pattern = re.sub(r"^blk\.(\d+)\.", "blk.{}.", stem)
-    numbers = re.findall(r"^blk\.(\d+)\.", stem)
+    pattern = _LAYER.sub("blk.{}.", stem)
+    numbers = _LAYER.findall(stem)
     return f"{names[pattern].format(*numbers)}.{kind}" if pattern in names else name

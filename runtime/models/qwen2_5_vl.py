@@ -14,6 +14,7 @@ from .qwen2 import Qwen2ForCausalLM
 
 ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
 MODEL_TYPE = "qwen2_5_vl"
+GGUF_ARCHITECTURE = "qwen2vl"
 
 
 class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):

@@ -1,8 +1,9 @@
 """Turns images of strangers into tensors.
 
-Run `python -m piecework.runtime.multimodal.preprocess_process MODEL [TOKENIZER]`. The web process
-starts it and keeps it alive. Decoders of images read what strangers send, so they run here, with
-limits on memory. The parent limits the time.
+Run `python -m piecework.runtime.multimodal.preprocess_process MODEL [TOKENIZER] [MMPROJ]
+[PRE_TOKENIZER]`, where "" stands for nothing. The web process starts it and keeps it alive.
+Decoders of images read what strangers send, so they run here, with limits on memory. The parent
+limits the time.
 
 The process writes a `PreprocessReady` to standard output, and then a `Preprocessed` for each
 `Preprocess` that it reads from standard input (`process.message_pipe`). It ends when standard input
@@ -22,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import AddedToken
 
-from ..config.multimodal_registry import family_class, family_of
 from ..core.images import (
     ImageFile,
     ImageInput,
@@ -33,13 +34,12 @@ from ..core.images import (
     PreprocessReady,
     digest_of,
 )
-from ..files.folder import read_json
 from ..files.resolve import resolve_model_path
 from ..process.message_pipe import pack, read
 from ..tokenizer.tokenizer import load_tokenizer
 from .family import ImageFamily
+from .source import find_source
 
-INSTALL = "pip install 'piecework[vision]'"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 EXIT_UNUSABLE = 2
 _LEAST_SIDE = 2  # Pixels. Image processors cannot tell the channels of smaller images.
@@ -66,20 +66,32 @@ class _Processed(NamedTuple):
 class Preprocessor:
     """The image processor and the tokenizer of a model folder. Raises `ValueError`."""
 
-    def __init__(self, model_path: str, tokenizer_path: str | None = None) -> None:
-        folder = Path(resolve_model_path(model_path))
-        if (module := family_of(folder)) is None:
-            raise ValueError(f"the model of {folder} takes no images here")
-        self.family: ImageFamily = family_class(module)(read_json(folder / "config.json"))
-        self._tokenizer = load_tokenizer(str(folder), tokenizer_path)
-        self._processor = _image_processor(folder)
-        token_id = self._tokenizer.backend.token_to_id(self.family.image_token)
+    def __init__(
+        self,
+        model_path: str,
+        tokenizer_path: str | None = None,
+        mmproj: str | None = None,
+        gguf_pre_tokenizer: str | None = None,
+    ) -> None:
+        path = resolve_model_path(model_path)
+        if (source := find_source(path, mmproj)) is None:
+            raise ValueError(f"the model of {path} takes no images here")
+        self.family: ImageFamily = source.family
+        self._tokenizer = load_tokenizer(
+            path, tokenizer_path, gguf_pre_tokenizer=gguf_pre_tokenizer
+        )
+        self._processor = source.image_processor()
+        token, backend = self.family.image_token, self._tokenizer.backend
+        is_absent = backend.token_to_id(token) is None
+        if is_absent and path.endswith(".gguf"):
+            # Converters drop a token without an embedding.
+            backend.add_special_tokens([AddedToken(token, normalized=False)])
+        token_id = backend.token_to_id(token)
         if token_id is None:
-            raise ValueError(
-                f"the tokenizer of {folder} has no token {self.family.image_token!r}; download the "
-                "model again"
-            )
+            raise ValueError(f"the tokenizer of {path} has no token {token!r}; download it again")
         self._token_id: int = token_id
+        # The id that the engine gets. The encoder replaces the embedding, so any id will do.
+        self._sent_id: int = 0 if is_absent else token_id
         self._kept: OrderedDict[bytes, _Processed] = OrderedDict()
         self._kept_bytes = 0
 
@@ -138,6 +150,8 @@ class Preprocessor:
                     rows=[] if length == count else (own - own[0]).tolist(),
                 )
             )
+        if self._sent_id != self._token_id:
+            ids = [self._sent_id if each == self._token_id else each for each in ids]
         return Preprocessed(input_ids=ids, images=found)
 
     def _load(self, file: ImageFile, most_pixels: int, number: int) -> _Processed:
@@ -178,26 +192,6 @@ class Preprocessor:
         self._kept_bytes += _num_bytes(processed)
         while self._kept_bytes > _MOST_KEPT:
             self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[1])
-
-
-def _image_processor(folder: Path) -> Any:
-    """Return transformers' image processor of a model folder, by PIL. Raises `ValueError`."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise ValueError(f"images need Pillow to be decoded; run: {INSTALL}") from None
-    from transformers import AutoImageProcessor
-    from transformers.utils.logging import set_verbosity_error
-
-    set_verbosity_error()
-    try:
-        return AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
-    except (OSError, ImportError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"the image processor of {folder} cannot be loaded ({reason:.200}); download the model "
-            "again, or add --disable-vision"
-        ) from None
 
 
 def _decode(data: bytes, most_pixels: int) -> Any:
@@ -263,7 +257,8 @@ def main() -> int:
         output.flush()
 
     try:
-        preprocessor = Preprocessor(*sys.argv[1:3])
+        model, *others = sys.argv[1:]
+        preprocessor = Preprocessor(model, *(value or None for value in others))
         _limit_memory()
         ready = preprocessor.ready()
     except Exception as error:

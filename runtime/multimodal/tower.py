@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig
 from transformers.initialization import no_init_weights
 
 from ...kernels.linear import LinearKernels
 from ..layers.linear import StoredTensor
-from ..loader import safetensors
-from ..loader.loader import fill, finish, make_empty, scheme_of
+from ..loader.loader import fill, finish, make_empty
 from ..models.transformers_build import own_layers
 from ..quantization.methods import Kinds, Products, scheme_kinds
 from .family import ImageFamily
+from .source import ImageSource
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +34,9 @@ class Tower(nn.Module):
     `tied_weights` and `lm_head` are what `loader.fill` reads of every model.
     """
 
-    def __init__(self, folder: Path, architecture: str) -> None:
+    def __init__(self, source: ImageSource) -> None:
         super().__init__()
-        model = _without_text(folder, architecture)
+        model = _without_text(source)
         own_layers(model)
         model.requires_grad_(requires_grad=False)
         for name, child in model.named_children():
@@ -58,25 +56,22 @@ class Tower(nn.Module):
 
 
 def load_tower(
-    folder: Path,
-    family: ImageFamily,
+    source: ImageSource,
     dtype: torch.dtype,
     device: torch.device,
     kernels: LinearKernels | None,
     lacking: Collection[torch.dtype] = (),
 ) -> Tower:
-    """Return the encoder of a model folder. Raises `ValueError` that names what is at fault."""
-    scheme = scheme_of(folder)
+    """Return the encoder of a model. Raises `ValueError` that names what is at fault."""
+    scheme = source.scheme
 
     def choose(tower: Any) -> Kinds:
         products = Products(dtype, device, kernels, lacking)
         return scheme_kinds(tower, scheme, "auto" if scheme else "none", products)
 
-    architecture = family.config["architectures"][0]
-    tower: Tower = make_empty(lambda: Tower(folder, architecture), dtype, device, choose)
-    stored = safetensors.list_tensors(folder, quantized=scheme is not None)
-    tensors = _of_tower(tower, family, stored)
-    fill(tower, tensors, str(folder), progress=False)  # type: ignore[arg-type]
+    tower: Tower = make_empty(lambda: Tower(source), dtype, device, choose)
+    tensors = _of_tower(tower, source.family, source.tensors())
+    fill(tower, tensors, str(source.path), progress=False)  # type: ignore[arg-type]
     finish(tower, kernels, progress=False)
     return tower.eval()
 
@@ -95,9 +90,9 @@ def _of_tower(
     return found
 
 
-def _without_text(folder: Path, architecture: str) -> Any:
+def _without_text(source: ImageSource) -> Any:
     """Return the model of images and text without its text model, on torch's default device."""
-    config = AutoConfig.from_pretrained(folder)
+    config, architecture = source.config(), source.family.config["architectures"][0]
     text = config.get_text_config()
     # The text model is made, but dropped at once: one layer and a small vocabulary are enough.
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
@@ -112,8 +107,8 @@ def _without_text(folder: Path, architecture: str) -> Any:
         # The code of any model may raise any exception.
         logger.debug("transformers cannot make %s", architecture, exc_info=True)
         raise ValueError(
-            f"{folder}: transformers {transformers.__version__} cannot make the vision tower of "
-            f"{architecture} ({type(error).__name__}: {error!s:.200}); add --disable-vision"
+            f"{source.path}: transformers {transformers.__version__} cannot make the vision tower "
+            f"of {architecture} ({type(error).__name__}: {error!s:.200}); add --disable-vision"
         ) from None
     model = whole.model
     for name in _TEXT:

@@ -395,7 +395,7 @@ def test_foreign_values_are_read_as_their_servers_read_them(
         (["--tool-parser-plugin", "x.py"], "--tool-call-parser"),
         (["--temp", "0.2"], "--temp is not a flag of piecework: set it in the request"),
         (["-hf", "a/b:Q4_K_M"], "Q4_K_M does not name one file of a/b"),
-        (["--mmproj", "x"], "set which images requests may have"),
+        (["--mmproj-url", "x"], "set which images requests may have"),
         (["-c", "abc"], "argument -c/--ctx-size: 'abc' is not a whole number"),
         (["-np", "x"], "-np/--parallel: 'x' is not a whole number"),
         (["--allowed-origins", "[*"], "'[*' is not a JSON list"),

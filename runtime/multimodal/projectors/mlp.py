@@ -1,0 +1,75 @@
+"""The vision tower of LLaVA 1.5."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ...files.gguf_reader import metadata
+from .projector import Projector, Stored, vit_names
+
+PROJECTOR_TYPES = ["mlp"]
+_TOWER = "vision_tower"
+
+
+class OfFile(Projector):
+    """CLIP, and a projector of two layers."""
+
+    family = "llava"
+    architecture = "LlavaForConditionalGeneration"
+    model_type = "llava"
+    text_type = "llama"
+    text_kinds = ("llama",)
+    output = ("mm.2.weight", 0)
+    names: ClassVar = {
+        **vit_names(_TOWER),
+        "v.pre_ln": f"{_TOWER}.pre_layrnorm",
+        "mm.0": "multi_modal_projector.linear_1",
+        "mm.2": "multi_modal_projector.linear_2",
+    }
+
+    def why_unfit(self) -> str | None:
+        if metadata(self.reader, "clip.vision.image_grid_pinpoints"):
+            return "it is a tower of LLaVA 1.6, whose tiles are not supported"
+        return super().why_unfit()
+
+    def config(self) -> dict[str, Any]:
+        vision = {
+            **self.vit(),
+            "model_type": "clip_vision_model",
+            "hidden_act": self.activation("quick_gelu"),
+        }
+        # Converters leave layers out that LLaVA does not read, so the last one is read.
+        layers: list[int] = metadata(self.reader, "clip.vision.feature_layer", [-1])
+        return {
+            "vision_config": vision,
+            "vision_feature_layer": layers[0] if len(layers) == 1 else layers,
+        }
+
+    def processor(self) -> dict[str, Any]:
+        size: int = self.get("image_size")
+        return {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": size},
+            "crop_size": {"height": size, "width": size},
+            **self.colours(),
+        }
+
+    def change(self, stored: Stored) -> Stored:
+        from .stored import constant
+
+        width: int = self.get("embedding_length")
+        for layer in range(self.num_layers):
+            up, down = (f"v.blk.{layer}.ffn_{name}" for name in ("up", "down"))
+            if self.shapes[f"{down}.weight"][1] == width:
+                # Old converters confused the two names.
+                for kind in ("weight", "bias"):
+                    names = f"{up}.{kind}", f"{down}.{kind}"
+                    stored |= dict(
+                        zip(names, [stored[name] for name in reversed(names)], strict=True)
+                    )
+        classes = stored.pop("v.class_embd")
+        stored[f"{_TOWER}.embeddings.class_embedding"] = classes
+        # No layer after this norm is read, so files may lack it.
+        for kind, value in (("weight", 1.0), ("bias", 0.0)):
+            stored.setdefault(f"v.post_ln.{kind}", constant(classes, (width,), value))
+        return stored

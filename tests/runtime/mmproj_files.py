@@ -1,0 +1,200 @@
+"""Writes tiny models of images and text as llama.cpp's converters do: a GGUF file with the text
+model, and one with the vision tower (mmproj).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+from gguf_models import add_metadata, finish, metadata_of
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+Arrays = dict[str, np.ndarray]
+_ARCHES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2vl": gguf.MODEL_ARCH.QWEN2VL,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+}
+_TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+
+
+class Kind(NamedTuple):
+    """How a kind of projector is written.
+
+    Attributes:
+        overrides: Members of config.json that the GGUF files can express.
+        text: `general.architecture` of the text model, and its metadata.
+        metadata: Metadata of the tower beside those that all have.
+        change: What the converter changes in the tower's tensors.
+    """
+
+    projector: str
+    overrides: dict[str, Any]
+    text: tuple[str, dict[str, Any]]
+    metadata: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+    change: Callable[[Arrays], Arrays] = lambda arrays: arrays
+
+
+def _qwen(arrays: Arrays) -> Arrays:
+    found: Arrays = {}
+    for name, array in arrays.items():
+        if ".qkv." in name:
+            for part, piece in zip("qkv", np.split(array, 3), strict=True):
+                found[name.replace("qkv", part)] = piece
+        elif "patch_embed.proj" in name:
+            found["v.patch_embd.weight"] = array[:, :, 0]
+            found["v.patch_embd.weight.1"] = array[:, :, 1]
+        else:
+            found[name] = array
+    return found
+
+
+def _qwen_metadata(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
+    vision = config["vision_config"]
+    is_first = "embed_dim" in vision
+    width = vision["embed_dim"] if is_first else vision["hidden_size"]
+    return {
+        "embedding_length": width,
+        "feed_forward_length": 0 if is_first else vision["intermediate_size"],
+        "block_count": vision["depth"],
+        "attention.head_count": vision["num_heads"],
+        "attention.layer_norm_epsilon": 1e-6,
+        "image_size": 560,
+        "patch_size": vision["patch_size"],
+        "image_min_pixels": processor["size"]["shortest_edge"],
+        "image_max_pixels": processor["size"]["longest_edge"],
+        **({} if is_first else {"n_wa_pattern": 2, "window_size": vision["window_size"]}),
+    }
+
+
+def _llava(arrays: Arrays) -> Arrays:
+    """Leave out what LLaVA does not read: the last layer and the norm after it."""
+    return {
+        name: array
+        for name, array in arrays.items()
+        if ".layers.1." not in name and "post_layernorm" not in name
+    }
+
+
+def _gemma(arrays: Arrays) -> Arrays:
+    norm, projection = "mm_soft_emb_norm.weight", "mm_input_projection"
+    return {
+        name.replace(f"{projection}_weight", f"{projection}.weight"): array + 1.0
+        if name.endswith(norm)
+        else array
+        for name, array in arrays.items()
+    }
+
+
+_SECTIONS = {"rope.dimension_sections": [2, 3, 3, 0]}
+KINDS = {
+    "idefics3": Kind(
+        "idefics3",
+        {},
+        ("llama", {}),
+        lambda config, processor: {
+            "projector.scale_factor": config["scale_factor"],
+            "preproc_image_size": processor["size"]["longest_edge"],
+        },
+    ),
+    "gemma3": Kind(
+        "gemma3",
+        {},
+        ("gemma3", {"attention.sliding_window": 24, "rope.freq_base": 1e6}),
+        lambda *_: {"projector.scale_factor": 2},
+        _gemma,
+    ),
+    "qwen2_vl": Kind("qwen2vl_merger", {}, ("qwen2vl", _SECTIONS), _qwen_metadata, _qwen),
+    "qwen2_5_vl": Kind("qwen2.5vl_merger", {}, ("qwen2vl", _SECTIONS), _qwen_metadata, _qwen),
+    "llava": Kind(
+        "mlp", {}, ("llama", {}), lambda *_: {"block_count": 1, "feature_layer": [1]}, _llava
+    ),
+}
+
+
+def write_files(folder: Path, family: str, out: Path) -> Path:
+    """Write the files of a tiny model of a family. Return the path of the text model."""
+    kind = KINDS[family]
+    config = json.loads((folder / "config.json").read_text())
+    arrays = {
+        name: tensor.float().numpy()
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    is_tower = {name: name.startswith(_OF_TOWER) for name in arrays}
+    text = {
+        _TEXT.sub("model.", name).replace("model.lm_head", "lm_head"): arrays[name]
+        for name in arrays
+        if not is_tower[name]
+    }
+    _write_text(folder, text, kind, out / "tiny.gguf")
+    tower = {name: arrays[name] for name in arrays if is_tower[name]}
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    _write_tower(config, processor, kind.change(tower), kind, out / "mmproj-tiny-f32.gguf")
+    return out / "tiny.gguf"
+
+
+_OF_TOWER = ("vision_tower", "model.vision_model", "model.connector", "multi_modal", "visual.")
+
+
+def _write_text(folder: Path, arrays: Arrays, kind: Kind, path: Path) -> None:
+    architecture, extra = kind.text
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    writer = gguf.GGUFWriter(path, architecture)
+    values = {key.replace("__", "."): value for key, value in metadata_of(config).items()}
+    for key, value in {**values, **extra}.items():
+        add_metadata(writer, f"{architecture}.{key}", value)
+    writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(_ARCHES[architecture], config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, array in arrays.items():
+        count = heads.get(name.split(".")[-2]) if architecture == "llama" else None
+        if count is not None:
+            pairs = array.reshape(count, 2, -1, *array.shape[1:]).swapaxes(1, 2)
+            array = np.ascontiguousarray(pairs.reshape(array.shape))
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            array = array + np.float32(1.0)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), array)
+    finish(writer)
+
+
+def _write_tower(
+    config: dict[str, Any], processor: dict[str, Any], arrays: Arrays, kind: Kind, path: Path
+) -> None:
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_string("clip.projector_type", kind.projector)
+    writer.add_bool("clip.has_vision_encoder", True)
+    vision = config["vision_config"]
+    of_clip = {
+        "embedding_length": vision["hidden_size"],
+        "feed_forward_length": vision.get("intermediate_size"),
+        "block_count": vision.get("num_hidden_layers"),
+        "attention.head_count": vision.get("num_attention_heads"),
+        "attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6),
+        "image_size": vision.get("image_size"),
+        "patch_size": vision["patch_size"],
+        "image_mean": processor["image_mean"],
+        "image_std": processor["image_std"],
+    }
+    for key, value in {**of_clip, **kind.metadata(config, processor)}.items():
+        add_metadata(writer, f"clip.vision.{key}", value)
+    for name, array in _named(arrays):
+        writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
+    finish(writer)
+
+
+def _named(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
+    for name, array in arrays.items():
+        # The names of checkpoints of today's transformers lack a module of the published ones.
+        known = re.sub(r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name)
+        known = known.replace("linear_1", "linear_0")
+        ours = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        assert ours is not None or name.startswith("v."), name
+        yield ours or name, array

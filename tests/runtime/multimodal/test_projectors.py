@@ -1,0 +1,72 @@
+"""Vision towers of GGUF files: what follows an image is what follows it in the model's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mmproj_files import KINDS, write_files
+from tiny_vision import make_tiny_vision, picture_file
+from vision_engines import Prompt, VisionEngine
+
+from piecework.runtime.multimodal.preprocess_process import Preprocessor
+from piecework.runtime.multimodal.source import find_source
+
+FILES = picture_file(48, 40), picture_file(30, 90, seed=1)
+TEXT = "What is IMAGE here, and what is IMAGE?"
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_the_text_after_images_is_that_of_the_folder(family: str, tmp_path: Path) -> None:
+    folder = make_tiny_vision(tmp_path / "folder", family, **KINDS[family].overrides)
+    model = write_files(folder, family, tmp_path)
+    prompt = Prompt(Preprocessor(str(folder)), TEXT, *FILES)
+    known = VisionEngine(folder)
+    tokens, logprobs, _ = known.answer(prompt)
+    _, of_others, _ = known.answer(Prompt(Preprocessor(str(folder)), TEXT, *reversed(FILES)))
+    known.end()
+    tokenizer = without_images(folder, tmp_path / "tokenizer") if family == "llava" else folder
+    preprocessor = Preprocessor(str(model), str(tokenizer))
+    found = Prompt(preprocessor, TEXT, *FILES)
+    assert [image.digest for image in found.images] == [image.digest for image in prompt.images]
+    engine = VisionEngine(model, tokenizer_path=str(tokenizer))
+    assert engine.answer(found)[:2] == (tokens, pytest.approx(logprobs, abs=1e-4))
+    assert of_others != pytest.approx(logprobs, abs=1e-2)
+    engine.end()
+
+
+def without_images(folder: Path, copy: Path) -> Path:
+    """Copy a tokenizer without the token of images, which converters of LLaVA leave out."""
+    shutil.copytree(folder, copy)
+    path = copy / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if token["content"] != "<image>"
+    ]
+    path.write_text(json.dumps(content))
+    return copy
+
+
+def test_a_tower_is_found_beside_its_model_and_refused_beside_another(tmp_path: Path) -> None:
+    folder = make_tiny_vision(tmp_path / "folder")
+    model = write_files(folder, "idefics3", tmp_path)
+    tower = tmp_path / "mmproj-tiny-f32.gguf"
+    found = find_source(model)
+    assert found is not None and found.path == tower
+    other = tmp_path / "other"
+    other.mkdir()
+    qwen = write_files(make_tiny_vision(tmp_path / "qwen", "qwen2_vl"), "qwen2_vl", other)
+    with pytest.raises(ValueError, match=r"does not fit .* kind llama, not qwen2vl; name the file"):
+        find_source(qwen, str(tower))
+    (other / "mmproj-tiny-f32.gguf").unlink()
+    shutil.copy(tower, other)
+    assert find_source(qwen) is None
+    shutil.copy(tower, tmp_path / "mmproj-tiny-f16.gguf")
+    with pytest.raises(ValueError, match="choose one with --mmproj FILE"):
+        find_source(model)
+    with pytest.raises(ValueError, match=r"holds no vision tower"):
+        find_source(model, str(model))
+    with pytest.raises(ValueError, match=r"is a folder, which has its own"):
+        find_source(folder, str(tower))
