@@ -1,9 +1,11 @@
 """Where the encoder of images of a model is: in the model's folder, or in a GGUF file of its own.
 
-source = find_source(model_path, mmproj)      # None: the model takes no images
-source.family                                 # an `ImageFamily`
-source.image_processor()                      # in the process that decodes images
-source.config(), source.tensors()             # in the engine
+    source = find_source(model_path, mmproj)      # None: the model takes no images
+    source.family                                 # an `ImageFamily`
+    source.image_processor()                      # in the process that decodes images
+    source.config(), source.tensors()             # in the engine
+
+An engine and its web process find the same source.
 """
 
 from __future__ import annotations
