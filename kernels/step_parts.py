@@ -88,7 +88,8 @@ class DecoderParts(NamedTuple):
         tables: cos and signed_sin [positions, 1, R] of each rotary table.
         head: The linear layer that computes logits.
         finish: Applied to the logits [N, V] float32.
-        kept_layers: Layers whose inputs follow each hidden state, in order.
+        kept_layers: Layers whose inputs follow each hidden state, in order. The number of layers
+            stands for the input of `norm`.
     """
 
     embedding: Any

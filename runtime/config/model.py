@@ -78,7 +78,7 @@ class ModelConfig:
         rotary_dim: Numbers of a head that are rotated. 0: all.
         windows: The sliding window of each layer. None: the layer has full attention.
         dtype: The format of the stored weights.
-        kept_layers: Layers whose inputs `Decoder` appends to its hidden states.
+        kept_layers: Layers whose inputs are appended to the hidden states: see `Decoder`.
         takes_images: Whether an encoder is loaded, whose results replace embeddings.
     """
 

@@ -115,7 +115,8 @@ class Decoder(nn.Module):
     """Maps token ids to hidden states.
 
     `rotaries` are the modules that map positions to rotations, such as `Rotary`. Layers choose one
-    by its index. `forward` appends the inputs of `kept_layers` to each token's hidden state.
+    by its index. `forward` appends the inputs of `kept_layers` to each token's hidden state; there,
+    the number of layers stands for the input of the final norm.
 
     Attributes:
         takes_images: Whether rows may be positions of images, which `StepImages` changes.
@@ -161,7 +162,9 @@ class Decoder(nn.Module):
             if self.takes_images and number < self.deep_stages:
                 add_to_images(x, number + 1)
         assert residual is not None
-        hidden: torch.Tensor = self.norm.add(x, residual)[0]  # type: ignore[operator]
+        hidden, residual = self.norm.add(x, residual)  # type: ignore[operator]
+        if len(self.layers) in self.kept_layers:
+            kept.append(residual)
         return torch.cat((hidden, *kept), dim=-1) if kept else hidden
 
     def step_parts(self) -> DecoderParts:

@@ -119,6 +119,8 @@ def load_next_layer(
         asked = asked_of(path, quantization, content)
         return scheme_kinds(head, None if scheme is None else stored_scheme, asked, products)
 
+    if kind.next_layer_reads_sums:
+        _keep_states(model, [layer])
     made: DraftHead = placement.build(lambda: NextLayer(model), renamed(own, names), path, kinds)
     return made
 

@@ -86,6 +86,8 @@ class CausalLM(nn.Module):
     turns_images: ClassVar[bool] = False
     # Whether checkpoints may hold a layer that predicts one token more (`NextLayer`).
     has_next_layer: ClassVar[bool] = False
+    # Whether that layer reads the hidden states before the final norm.
+    next_layer_reads_sums: ClassVar[bool] = False
     # Names of the modules in GGUF files.
     gguf_names: ClassVar[dict[str, str]] = gguf_names(GGUF_BLOCK)
     # Optional metadata of GGUF files, without the name of the architecture, that are members of

@@ -31,6 +31,8 @@ class NextLayer(DraftHead):
         self.eh_proj.stays_in_16_bits = True
         self.layer: Any = model.make_layer(config.num_layers)
         self.norm: Any = model.make_norm()
+        if model.next_layer_reads_sums:
+            self.first_column = config.hidden_size
         # A tuple hides the model from this module's parameters.
         self._model = (model,)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from quantized_checkpoints import edit_config
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 
 Weights = dict[str, torch.Tensor]
@@ -171,15 +171,18 @@ def make_with_next_layer(path: Path, architecture: str, *, layers: int = 2, **si
     save_file(
         {name.removeprefix(prefix): weights[name] for name in own}, path / "layer.safetensors"
     )
-    if architecture.startswith("qwen3"):
+    if architecture.startswith("qwen"):
+        published = _as_mimo if architecture == "qwen2" else _as_mtp
         for name in own:
-            weights |= _as_mtp(name.removeprefix(prefix), weights.pop(name))
+            weights |= published(name.removeprefix(prefix), weights.pop(name))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     content = json.loads((folder / "config.json").read_text())
     for name in ("mlp_layer_types", "layer_types"):
         if name in content:
             edit_config(folder, **{name: content[name][:layers]})
     edit_config(folder, num_hidden_layers=layers, num_nextn_predict_layers=1)
+    if architecture == "qwen2":
+        edit_config(folder, architectures=["MiMoForCausalLM"], model_type="mimo")
     return folder
 
 
@@ -201,11 +204,34 @@ def _as_mtp(name: str, weight: torch.Tensor) -> Weights:
     return {f"mtp.layers.0.{name}": weight}
 
 
+def _as_mimo(name: str, weight: torch.Tensor) -> Weights:
+    """Return a weight as checkpoints of MiMo hold it: its projection reads the hidden state first,
+    and there are no copies of the model's own.
+    """
+    names = {
+        "enorm.weight": "token_layernorm",
+        "hnorm.weight": "hidden_layernorm",
+        "shared_head.norm.weight": "final_layernorm",
+    }
+    if name in names:
+        return {f"model.mtp_layers.0.{names[name]}.weight": weight}
+    if name == "eh_proj.weight":
+        return {"model.mtp_layers.0.input_proj.weight": weight.roll(len(weight), 1)}
+    if name.startswith(("embed_tokens", "shared_head")):
+        return {}
+    return {f"model.mtp_layers.0.{name}": weight}
+
+
 class NextLayerReference:
     """What the layer drafts, by the layer of transformers and without a cache."""
 
     def __init__(self, folder: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        is_mimo = json.loads((folder / "config.json").read_text())["model_type"] == "mimo"
+        # transformers does not have MiMo, whose layers are Qwen2's.
+        kind = Qwen2ForCausalLM if is_mimo else AutoModelForCausalLM
+        self.model = kind.from_pretrained(folder).eval()
+        # The layer of MiMo reads the sums before the final norm.
+        self.sums = self.model.model.layers[-1] if is_mimo else self.model.model
         self.whole = AutoModelForCausalLM.from_pretrained(folder.parent / "whole").eval()
         self.weights = load_file(folder.parent / "layer.safetensors")
         layers = self.whole.model.layers
@@ -216,7 +242,12 @@ class NextLayerReference:
     def drafts(self, tokens: list[int], count: int) -> list[int]:
         """Return the likeliest drafts after `tokens`."""
         weights, embedding = self.weights, self.model.get_input_embeddings().weight
-        hidden = self.model.model(torch.tensor([tokens])).last_hidden_state[0, :-1]
+        states: list[torch.Tensor] = []
+        hook = self.sums.register_forward_hook(lambda _, __, output: states.append(output[0]))
+        self.model.model(torch.tensor([tokens]))
+        hook.remove()
+        # A layer returns [1, N, hidden], and a model that as the first of its outputs.
+        hidden = states[0].view(len(tokens), -1)[:-1]
         ids, drafts = list(tokens[1:]), list[int]()
         while len(drafts) < count:
             embedded = _norm(embedding[torch.tensor(ids)], weights["enorm.weight"])

@@ -78,7 +78,9 @@ class Forward {
       else
         team_.each(thread.phase, step_.tokens, [&](int t) {
           add_to_residual(t, thread);
-          model_.norm.apply(residual(t, thread), model_.hidden, row(step_.out, t, model_.out_columns()));
+          bf16* out = row(step_.out, t, model_.out_columns());
+          model_.norm.apply(residual(t, thread), model_.hidden, out);
+          if (model_.keeps_last) std::memcpy(out + model_.states * model_.hidden, residual(t, thread), model_.hidden * sizeof(bf16));
         });
     }
   }

@@ -59,7 +59,8 @@ struct Model {
   Linear head;       // Gives logits; without rows they are not computed here.
   Member* member;    // Of the ranks, or null.
   int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, page_size, group, skipped;
-  int32_t states;  // Inputs of layers that are kept.
+  int32_t states;      // Inputs of layers that are kept, and
+  int32_t keeps_last;  // whether the last of them is the input of `norm`.
   float embedding_scale;
 
   int out_columns() const { return hidden * (1 + states); }

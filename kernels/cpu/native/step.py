@@ -88,7 +88,8 @@ class NativeStep:
         for layer, is_second in zip(layers, second, strict=False):
             layer.table = int(is_second)
         for place, number in enumerate(parts.kept_layers, 1):
-            layers[number].kept = place
+            if number < len(layers):
+                layers[number].kept = place
         self._layers = (LayerStruct * len(layers))(*layers)
         self._hidden = parts.embedding.hidden_size
         first = layouts[0]
@@ -104,6 +105,7 @@ class NativeStep:
             *(first.num_heads, first.num_kv_heads, first.key_size),
             page_size_of(k_cache[0], first.num_kv_heads, first.key_size),
             *(first.group, first.skipped_heads, len(parts.kept_layers)),
+            len(layers) in parts.kept_layers,
             parts.embedding_scale,
         )
 

@@ -77,6 +77,7 @@ class ModelStruct(ctypes.Structure):
                 "group",
                 "skipped",
                 "states",
+                "keeps_last",
             )
         ),
         ("embedding_scale", _FLOAT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def test_drafts_of_eagle3_equal_the_formula(tmp_path: Path, draft_vocab: int | N
         ("deepseek_v3", LATENT),
         ("glm4_moe", GLM),
         ("glm4_moe_lite", LATENT),
+        ("qwen2", {}),  # As MiMo.
         ("qwen3_next", NEXT),
         ("qwen3_5_text", HYBRID),
         ("qwen3_5_moe_text", NEXT),
@@ -153,12 +155,20 @@ def test_a_head_that_knows_the_model_is_always_right(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not build.runnable_variants()[0].needs, reason="decodes run op by op on this CPU"
 )
-def test_native_decodes_give_the_states_of_inner_layers(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model", num_hidden_layers=7)
-    head = make_eagle3(tmp_path / "head", model)
+@pytest.mark.parametrize(("kind", "states"), [("eagle3", 3), ("mimo", 1)])
+def test_native_decodes_give_the_states_of_inner_layers(
+    tmp_path: Path, kind: str, states: int
+) -> None:
+    if kind == "eagle3":
+        model = make_tiny_model(tmp_path / "model", num_hidden_layers=7)
+        make = partial(with_eagle3, model, make_eagle3(tmp_path / "head", model))
+    else:
+        # It reads what goes into the final norm.
+        model = make_with_next_layer(tmp_path, "qwen2")
+        make = partial(engine, model, speculative_algorithm="nextn")
     seen: list[list[torch.Tensor]] = []
     for backend in ("native", "disabled"):
-        llm = with_eagle3(model, head, dtype="bfloat16", cuda_graph_backend_decode=backend)
+        llm = make(dtype="bfloat16", cuda_graph_backend_decode=backend)
         always_draft(llm, 2)
         drafter: Any = llm.core._speculation._drafter  # type: ignore[union-attr]
         own, observe = [], drafter.observe
@@ -174,7 +184,7 @@ def test_native_decodes_give_the_states_of_inner_layers(tmp_path: Path) -> None:
         seen.append(own)
     assert len(seen[0]) == len(seen[1]) > 5
     for native, plain in zip(*seen, strict=True):
-        assert native.shape[1] == 4 * 64
+        assert native.shape[1] == (1 + states) * 64
         assert torch.equal(native, plain)
 
 
