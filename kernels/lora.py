@@ -1,6 +1,7 @@
 """The op that adds the low-rank updates of adapters (LoRA) to the output of a linear layer.
 
-T tokens, S slots, P parts of a fused layer, R the largest rank of an adapter, C panels of W columns.
+T tokens, S slots, P parts of a fused layer, R the largest rank of an adapter, C panels of W
+columns.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def lora(
         ranks: [S, P] int32, for kernels that skip the zeros of `a` and `b`.
         slots: [T or more] int32: the slot of each token's adapter, or -1.
     """
-    num_slots, num_parts, _, rank = a.shape
+    num_slots, rank = len(a), a.shape[-1]
     tokens = x.shape[0]
     own = slots[:tokens, None] == torch.arange(num_slots, device=x.device)
     wide = torch.einsum("ti,spir->tspr", x.float(), a.float())
