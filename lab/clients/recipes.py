@@ -191,7 +191,8 @@ RECIPES: Mapping[str, Recipe] = {
         ["open-webui"],
         ["python", "run.py"],
         {
-            **_KEYS,
+            "OPENAI_API_BASE_URL": _V1,
+            "OPENAI_API_KEY": "none",
             "OLLAMA_BASE_URL": "@URL@",
             "DATA_DIR": "data",
             "WEBUI_AUTH": "False",

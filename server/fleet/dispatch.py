@@ -157,8 +157,8 @@ class MemberRoute(BaseRoute):
     def _member(self, name: str | None, scope: Scope, *, only_ready: bool = False) -> Member:
         """Return the model of a request. Raises `NotFound` if no model fits name and path."""
         members = self._fleet.members
-        if name not in (None, "", DEFAULT_MODEL):
-            return self._named(str(name), scope)
+        if name and served_name(name, members) != DEFAULT_MODEL:
+            return self._named(name, scope)
         fitting = [each for each in members.values() if self._takes(each, scope)]
         allowed = [each for each in fitting if may_use(each.name)]
         if not allowed:

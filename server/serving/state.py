@@ -115,7 +115,7 @@ class AnyServing:
                 code="missing_required_parameter",
             )
         adapter, names = self.adapter_of(name), self.config.model_names
-        known = name in (None, DEFAULT_MODEL) or served_name(str(name), names) in names
+        known = name is None or served_name(name, names) in (DEFAULT_MODEL, *names)
         if not known and adapter is None:
             message = (
                 f"The model {name!r:.200} does not exist; this server has "

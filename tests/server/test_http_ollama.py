@@ -229,7 +229,7 @@ async def test_the_server_takes_the_names_that_it_lists(scripted: ScriptedEngine
         for path in ("tags", "ps"):
             listed = [each["model"] for each in (await client.get(f"/api/{path}")).json()["models"]]
             assert listed == ["toy:latest", "a/b:7b", "c:latest"][: 3 if path == "tags" else 1]
-            for name in (*listed, "toy", "default"):
+            for name in (*listed, "toy", "default", "default:latest"):
                 shown = await client.post("/api/show", json={"model": name})
                 assert shown.status_code == 200, shown.text
                 chat = {"model": name, "messages": [USER], "max_tokens": 2}

@@ -165,14 +165,24 @@ def _response_format(form: TextFormat) -> dict[str, Any]:
 
 
 def _allowed(tools: Sequence[PromptTool], choice: ToolChoice) -> Sequence[PromptTool]:
-    """Return the tools of the prompt: with `allowed_tools`, only these."""
+    """Return the tools of the prompt: with `allowed_tools` or an MCP server, only these.
+
+    Raise `InvalidRequest` if the MCP server has no such tool.
+    """
+    if choice.type == "mcp":
+        found = [tool for tool in tools if tool.is_of_server(choice.server_label, choice.name)]
+        if not found:
+            raise InvalidRequest(
+                f"tool_choice: the MCP server {choice.server_label!r:.80} gave no tool "
+                f"{choice.name or 'at all'!r:.80} that may be called; choose auto, or see its "
+                "mcp_list_tools.",
+                param="tool_choice",
+                code="invalid_value",
+            )
+        return tools if choice.name else found
     if choice.type != "allowed_tools":
         return tools
-    return [
-        tool
-        for tool in tools
-        if any(one.name and tool.is_named(one.name, one.namespace) for one in choice.tools)
-    ]
+    return [tool for tool in tools if any(one.means(tool) for one in choice.tools)]
 
 
 def _choice(tools: Sequence[PromptTool], choice: ToolChoice) -> Any:
@@ -181,6 +191,12 @@ def _choice(tools: Sequence[PromptTool], choice: ToolChoice) -> Any:
             name = choice.name or ""
             named = [tool.function_name for tool in tools if tool.is_named(name, choice.namespace)]
             return {"type": "function", "function": {"name": named[0] if named else name}}
+        case "mcp" if choice.name:
+            label = choice.server_label
+            named = [tool.function_name for tool in tools if tool.is_of_server(label, choice.name)]
+            return {"type": "function", "function": {"name": named[0]}}
+        case "mcp":
+            return "required"
         case "allowed_tools":
             return choice.mode
     return choice.type

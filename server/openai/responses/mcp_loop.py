@@ -129,8 +129,7 @@ class ToolLoop(Job):
             if any(self._waits_for_client(item) for item in self.answer.output.items):
                 self.answer.finish()
                 return
-            # A required call was made. Otherwise the model would have to call for ever.
-            choice = choice if choice.type == "none" else ToolChoice()
+            choice = choice.after_a_call()
 
     async def _turn(self, choice: ToolChoice) -> None:
         body, answer = self._body, self.answer

@@ -207,6 +207,10 @@ class ResponsesRequest(WireModel):
             tool.is_hosted or tool.is_among(self.prompt_tools) for tool in choice.tools
         ):
             raise disagreement("tool_choice", "tool_choice names a tool that is not in tools")
+        if not choice.labels <= {tool.server_label for tool in self.mcp_tools}:
+            raise disagreement(
+                "tool_choice", "tool_choice names an MCP server whose server_label is not in tools"
+            )
         if self.model is None:
             raise disagreement(
                 "model", "name the model; /v1/models lists the models of this server"

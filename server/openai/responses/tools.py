@@ -200,6 +200,11 @@ class PromptTool(NamedTuple):
         """Return whether a client means this tool. Without a namespace, any namespace matches."""
         return self.tool.name == name and namespace in (None, self.namespace)
 
+    def is_of_server(self, label: str | None, name: str | None) -> bool:
+        """Return whether this is a tool of an MCP server, the one with `name` if that is given."""
+        is_mcp = isinstance(self.tool, McpFunction) and self.namespace == label
+        return is_mcp and name in (None, self.tool.name)
+
 
 def prompt_tools_of(tools: Sequence[DeclaredTool]) -> list[PromptTool]:
     """Return the functions of the prompt. The first tool of a namespace gets its description,
@@ -262,6 +267,7 @@ class ChosenTool(WireModel):
     type: str = "function"
     name: str | None = None
     namespace: str | None = None
+    server_label: str | None = None
 
     @property
     def is_hosted(self) -> bool:
@@ -270,7 +276,13 @@ class ChosenTool(WireModel):
 
     def is_among(self, functions: Sequence[PromptTool]) -> bool:
         """Return whether `functions` has the tool."""
-        return any(tool.is_named(self.name or "", self.namespace) for tool in functions)
+        return any(map(self.means, functions))
+
+    def means(self, function: PromptTool) -> bool:
+        """Return whether the choice names a function, or the MCP server of a function."""
+        if self.type == "mcp":
+            return function.is_of_server(self.server_label, self.name)
+        return function.is_named(self.name or "", self.namespace)
 
     def as_answer(self) -> dict[str, Any]:
         """Return the choice as a response repeats it."""
@@ -283,13 +295,15 @@ _WORDS = ("none", "auto", "required")
 class ToolChoice(WireModel):
     """A choice of tools.
 
-    It is a word, which becomes `type`; a tool by its `name`; or a list of allowed tools. `mode`
-    says whether one of the allowed tools must be called.
+    It is a word, which becomes `type`; a tool by its `name`; an MCP server by its `server_label`,
+    with or without the `name` of a tool; or a list of allowed tools. `mode` says whether one of the
+    allowed tools must be called.
     """
 
-    type: Literal["none", "auto", "required", "function", "custom", "allowed_tools"] = "auto"
+    type: Literal["none", "auto", "required", "function", "custom", "mcp", "allowed_tools"] = "auto"
     name: str | None = None
     namespace: str | None = None
+    server_label: str | None = None
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[list[ChosenTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
 
@@ -297,6 +311,8 @@ class ToolChoice(WireModel):
     def _is_whole(self) -> Self:
         if self.type in ("function", "custom") and self.name is None:
             raise disagreement("tool_choice", "tool_choice of a tool needs its name")
+        if self.type == "mcp" and self.server_label is None:
+            raise disagreement("tool_choice", "tool_choice of the type mcp needs server_label")
         if self.type == "allowed_tools" and not self.tools:
             raise disagreement("tool_choice", "tool_choice of the type allowed_tools needs tools")
         return self
@@ -308,7 +324,22 @@ class ToolChoice(WireModel):
         if self.type == "allowed_tools":
             tools = [tool.as_answer() for tool in self.tools]
             return {"type": self.type, "mode": self.mode, "tools": tools}
-        return self.model_dump(include={"type", "name", "namespace"}, exclude_none=True)
+        named = {"type", "name", "namespace", "server_label"}
+        return self.model_dump(include=named, exclude_none=True)
+
+    @property
+    def labels(self) -> set[str | None]:
+        """The MCP servers that the choice names."""
+        labels = {tool.server_label for tool in self.tools if tool.type == "mcp"}
+        return labels | ({self.server_label} if self.type == "mcp" else set())
+
+    def after_a_call(self) -> ToolChoice:
+        """Return the choice for the turns after a call. Otherwise the model would have to call for
+        ever.
+        """
+        if self.type == "allowed_tools":
+            return self.model_copy(update={"mode": "auto"})
+        return self if self.type == "none" else ToolChoice()
 
 
 def word_as_choice(value: Any) -> Any:
@@ -319,9 +350,10 @@ def word_as_choice(value: Any) -> Any:
         if value not in _WORDS:
             raise PydanticCustomError(
                 "tool_choice",
-                'Input should be "none", "auto", "required", {{"type": "function", "name": NAME}} '
-                'or {{"type": "allowed_tools", "mode": MODE, "tools": [...]}}',
+                'Input should be "none", "auto", "required", {{"type": "function", "name": NAME}}, '
+                '{{"type": "mcp", "server_label": LABEL}} or {{"type": "allowed_tools", "mode": '
+                'MODE, "tools": [...]}}',
             )
         return {"type": value}
-    is_some = isinstance(value, dict) and value.get("type") == "allowed_tools"
+    is_some = isinstance(value, dict) and value.get("type") in ("allowed_tools", "mcp")
     return value if is_some else _client_runs(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -234,6 +235,68 @@ async def test_failures_of_tools_are_told_to_the_model(
         assert kinds(told) == ["mcp_list_tools", "mcp_call", "message"], told
         assert told["output"][1]["status"] == "failed" and part in str(told["output"][1]["error"])
         assert part in prompt_of(engine)
+
+
+@pytest.mark.parametrize(
+    ("choice", "known"),
+    [
+        ({"type": "mcp", "server_label": "t"}, ["t__add", "t__fail", "t__wait", "t__large"]),
+        (
+            {"type": "mcp", "server_label": "t", "name": "fail"},
+            ["f", "t__add", "t__fail", "t__wait", "t__large"],
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "mcp", "server_label": "t", "name": "fail"}],
+            },
+            ["t__fail"],
+        ),
+    ],
+)
+async def test_a_tool_of_a_server_can_be_required(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    server_url: str,
+    choice: dict[str, Any],
+    known: list[str],
+) -> None:
+    engine.tokenizer = toy_tokenizer(chat_template=TEMPLATE + "{{ tools | tojson }}")
+    say_once(engine, call("fail"), "Sorry.")
+    body = asked(server_url, tool_choice=choice)
+    body["tools"].append({"type": "function", "name": "f"})
+    told = await respond(client, body)
+    assert kinds(told) == ["mcp_list_tools", "mcp_call", "message"]
+    assert told["tool_choice"] == choice
+    first, second = engine.requests
+    # The first turn must call a tool. The second turn need not call again.
+    begins = ['start: "<tool_call>"' in (each.params.grammar or "") for each in (first, second)]
+    assert begins == [True, False]
+    prompt = engine.tokenizer.decode(first.prompt_ids)
+    assert re.findall(r'"name": "(\w+)"', prompt) == known
+    if choice["type"] == "allowed_tools":
+        assert "t__add" not in engine.tokenizer.decode(second.prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("choice", "needle"),
+    [
+        ({"type": "mcp", "server_label": "t", "name": "nothing"}, "gave no tool 'nothing'"),
+        ({"type": "mcp", "server_label": "u"}, "server_label is not in tools"),
+        ({"type": "mcp"}, "needs server_label"),
+    ],
+)
+async def test_a_choice_of_a_tool_that_no_server_has_is_refused(
+    client: httpx.AsyncClient,
+    engine: ScriptedEngine,
+    server_url: str,
+    choice: dict[str, Any],
+    needle: str,
+) -> None:
+    answer = await client.post(PATH, json=asked(server_url, tool_choice=choice))
+    assert needle in error_of(answer, 400, "tool_choice")["message"]
+    assert not engine.requests
 
 
 async def test_answers_and_calls_are_bounded(
