@@ -21,7 +21,7 @@ from ..http.body import (
     has_no_body,
     read_json_body,
 )
-from ..http.form import FormRoute, model_of, read_form_body
+from ..http.form import FormRoute, model_and_stream, read_form_body
 from ..ollama.keep_alive import seconds_of
 from ..serving.collector import unless_client_goes
 from ..serving.state import DEFAULT_MODEL
@@ -86,9 +86,11 @@ class MemberRoute(BaseRoute):
             return
         if isinstance(route, FormRoute):
             content = await read_form_body(request, route.most)
-            member = self._member(await model_of(request.headers, content) or named, scope)
+            form_names, streams = await model_and_stream(request.headers, content)
+            member = self._member(form_names or named, scope)
+            is_stream = streams and scope["path"] in STREAMED_PATHS
             async with self._reserve(len(content), member):
-                await self._serve(member, content, scope, receive, send, is_stream=False)
+                await self._serve(member, content, scope, receive, send, is_stream=is_stream)
             return
         member = self._member(named, scope, only_ready=True)
         if not member.admits or member.service is None:

@@ -27,7 +27,8 @@ T = TypeVar("T")
 # Paths whose answer is a stream of events if the body has `"stream": true`.
 STREAMED_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate",
-     "/api/chat", "/api/generate", "/completion", "/completions", "/infill"}
+     "/api/chat", "/api/generate", "/completion", "/completions", "/infill",
+     "/v1/audio/transcriptions"}
 )  # fmt: skip
 _EVENTS = b"text/event-stream; charset=utf-8"
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))

@@ -17,6 +17,7 @@ from ..serving.sse import CONNECTION
 
 _AROUND = 2**16  # Bytes of a form besides its file.
 _MAX_FIELDS = 16
+_TRUE = ("true", "t", "1", "on", "yes", "y")  # How forms spell a true value.
 _MAX_UPLOADS = 4  # Number of simultaneous uploads.
 # Charsets of forms. Other charsets of Python may take quadratic time or do not decode to text.
 _CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "latin-1", "latin1", "iso-8859-1"})
@@ -83,16 +84,19 @@ def file_of(form: FormData) -> UploadFile:
     return file
 
 
-async def model_of(headers: Headers, content: bytes) -> str | None:
-    """Return the field `model` of a form that was read already. Raises `InvalidRequest`."""
+async def model_and_stream(headers: Headers, content: bytes) -> tuple[str | None, bool]:
+    """Return the fields `model` and `stream` of a form that was read already.
+
+    Raises `InvalidRequest`.
+    """
 
     async def parts() -> AsyncGenerator[bytes]:
         yield content
 
     form = await _parse(headers, parts())
     try:
-        named = form.get("model")
-        return named if isinstance(named, str) else None
+        named, streams = form.get("model"), str(form.get("stream")).lower() in _TRUE
+        return named if isinstance(named, str) else None, streams
     finally:
         await form.close()
 
