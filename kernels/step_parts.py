@@ -181,9 +181,11 @@ class StepKernels(Protocol):
         rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
         adapters: torch.Tensor | None = None,
+        turns: torch.Tensor | None = None,
     ) -> StepCall:
         """Return a step of input_ids, positions [T].
 
+        `turns` [T] are the positions by which the model rotates, or None for `positions`.
         `adapters` [T] int32 has the slot of each token's adapter, or -1 (`kernels.lora`). A token
         is chosen for each of `rows` [N] by `draws` [N] of `DRAW`, or the likeliest token if draws
         is None. All other tensors, including the tables and slots of `metadata`, must be int64. All

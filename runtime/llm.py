@@ -9,12 +9,13 @@ import time
 import weakref
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .config.engine import EngineConfig, PassConfig
 from .config.foreign_names import own_names
 from .core.adapter_info import AdapterInfo
 from .core.generation import FinishReason, TokenLogprob
+from .core.images import ImageFile, ImageInput, Preprocess
 from .core.messages import ProfileAnswer, StartProfile
 from .core.sampling_params import SamplingParams
 from .distributed.processes import start_ranks
@@ -27,7 +28,12 @@ from .tokenizer.conversation import conversation_text
 from .tokenizer.output_processor import RequestOutput, RequestState, TextOptions, process_outputs
 from .tokenizer.tokenizer import load_tokenizer
 
+if TYPE_CHECKING:
+    from .multimodal.preprocess_process import Preprocessor
+
 logger = logging.getLogger(__name__)
+
+_MOST_PIXELS = 2**28  # The caller's own images.
 
 
 class Completion:
@@ -107,6 +113,8 @@ class LLM:
         self.info, self._adapters, self._ranks = runner.info(), runner.adapters, ranks
         self._numbers = count()
         self._profiler = Profiler()
+        # Made for the first prompt with an image.
+        self._preprocessor: Preprocessor | None = None
 
     def generate(
         self,
@@ -115,11 +123,14 @@ class LLM:
         text: TextOptions | None = None,
         *,
         adapters: str | Sequence[str] = "",
+        images: Sequence[Sequence[bytes]] = (),
     ) -> list[Completion]:
         """Complete all prompts (texts or token ids) in one batch.
 
         `params` and `adapters` are for all prompts, or one per prompt. A single prompt gives a list
         of one. An adapter is a name of `lora_modules` or `load_adapter`; "": the base model.
+        `images` are the files of each prompt's images, whose text has the model's placeholder for
+        each (docs/images.md). Raise `ValueError` if a file is no image that can be read.
         """
         listed = _listed(prompts)
         own_params = (
@@ -135,10 +146,14 @@ class LLM:
         own_adapters = [adapters] * len(listed) if isinstance(adapters, str) else list(adapters)
         if len(own_adapters) != len(listed):
             raise ValueError(f"{len(listed)} prompts came with {len(own_adapters)} adapters")
+        if images and len(images) != len(listed):
+            raise ValueError(f"{len(listed)} prompts came with {len(images)} lists of images")
+        own_images = images or [()] * len(listed)
         completions: list[Completion] = []
         live: dict[str, RequestState] = {}
-        for prompt, own, adapter in zip(listed, own_params, own_adapters, strict=True):
-            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        each = zip(listed, own_params, own_adapters, own_images, strict=True)
+        for prompt, own, adapter, files in each:
+            ids, found = self._encoded(prompt, files)
             request = RequestState(
                 f"llm-{next(self._numbers):08d}",
                 ids,
@@ -147,6 +162,7 @@ class LLM:
                 text=text,
                 arrival_time=time.monotonic(),
                 adapter=self._identity(adapter),
+                images=found,
             )
             completions.append(Completion(ids))
             request.deliver = completions[-1].add
@@ -161,6 +177,34 @@ class LLM:
             if to_abort:
                 self.core.abort(to_abort)
         return completions
+
+    def _encoded(
+        self, prompt: str | list[int], files: Sequence[bytes]
+    ) -> tuple[list[int], list[ImageInput]]:
+        """Return the ids and images of a prompt."""
+        if not files:
+            return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, []
+        if not isinstance(prompt, str):
+            raise ValueError("a prompt with images must be a text with placeholders, not token ids")
+        if self._preprocessor is None:
+            # Imported here, because models of text need no decoders of images.
+            from .multimodal.preprocess_process import Preprocessor
+
+            config = self.config
+            self._preprocessor = Preprocessor(
+                config.model_path, config.tokenizer_path, config.mmproj, config.gguf_pre_tokenizer
+            )
+        asked = Preprocess(
+            text=prompt,
+            images=[ImageFile(data=file) for file in files],
+            most_pixels=_MOST_PIXELS,
+            add_special_tokens=True,
+        )
+        answer = self._preprocessor.answer(asked)
+        if answer.error is not None:
+            where = "" if answer.image is None else f"image {answer.image}: "
+            raise ValueError(f"{where}{answer.error}")
+        return answer.input_ids, answer.images
 
     def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load an adapter (LoRA). Raise `ValueError` if it does not fit the model."""

@@ -348,7 +348,6 @@ def _go_on_alike(batch: Batch) -> bool:
         or request.num_placeholders
         or request.window
         or request.state is not None
-        or request.turns is not None
         for request, _ in batch.scheduled
     )
 
@@ -363,9 +362,10 @@ class _Decodes:
         self._pages = [request.pages for request in self._requests]
         self._seq_lens = batch.metadata.seq_lens
         self._table = batch.metadata.block_table.numpy()
-        self._ids, self._positions, self._slots = (
-            tensor.numpy().data
-            for tensor in (batch.input_ids, batch.positions, batch.metadata.slot_mapping)
+        # `turns` may be `positions`.
+        changing = batch.input_ids, batch.positions, batch.turns, batch.metadata.slot_mapping
+        self._ids, self._positions, self._turns, self._slots = (
+            tensor.numpy().data for tensor in changing
         )
 
     def go_on(self, scheduled: list[Scheduled]) -> bool:
@@ -393,5 +393,6 @@ class _Decodes:
             self._slots[row] = pages[place] * page_size + inside
             self._ids[row] = request.token(position)
             self._positions[row] = position
+            self._turns[row] = position + request.turn_shift
             self._seq_lens[row] = position + 1
         return True

@@ -91,7 +91,9 @@ class EngineStats:
     `accepted_by_position_total` the accepted ones by their position after the known tokens.
     `loaded_tokens_total` counts tokens that tiers below the KV cache had, `lost_blocks_total` the
     evicted blocks that could not be written there. `prefill_...` count steps that are not decodes
-    alone, their tokens, and those of both that replayed a captured size.
+    alone, their tokens, and those of both that replayed a captured size. `encoded_images_total`
+    counts images that the vision encoder computed, `image_hits_total` those of new requests whose
+    result was kept. `encoder_bytes` is the memory of kept results.
     """
 
     running_requests: int = 0
@@ -123,6 +125,10 @@ class EngineStats:
     prefill_replayed_tokens_total: int = 0
     loaded_tokens_total: int = 0
     lost_blocks_total: int = 0
+    encoded_images_total: int = 0
+    image_hits_total: int = 0
+    encoder_seconds_total: float = 0.0
+    encoder_bytes: int = 0
 
     @property
     def prefill_replay_share(self) -> float:

@@ -262,6 +262,7 @@ class EngineCore:
             steps_total=self._steps,
             overlapped_steps_total=self._overlapped_steps,
             **({} if self._speculation is None else self._speculation.totals()),
+            **({} if self._runner.images is None else self._runner.images.totals()),
         )
 
     def check(self) -> None:

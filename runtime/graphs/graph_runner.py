@@ -244,12 +244,10 @@ class GraphRunner:
         is_free = kernels.keeps_bits or batch.has_decodes
         if batch.num_tokens > kernels.max_tokens or not is_free or batch.images is not None:
             return None
-        if batch.turns is not batch.positions:
-            return None
         # The sampling of a request is the same for all of its tokens.
         draws = draws_of(batch.samplers) if batch.asks_no_more else None
         step = batch.input_ids, batch.positions, batch.metadata, batch.sample_rows
-        batch.call = kernels.call(*step, draws, batch.adapter_slots)
+        batch.call = kernels.call(*step, draws, batch.adapter_slots, batch.turns)
         return batch.call
 
     def _each_token(self, batch: Batch) -> torch.Tensor:

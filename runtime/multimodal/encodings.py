@@ -6,10 +6,11 @@ tokens up to the first image that is not encoded yet, and waits there.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +45,8 @@ class Encodings:
         tower: The modules.
         rotary: The model's table of rotations, if its family has `turns`.
         images_total: Number of images that were encoded.
+        hits_total: Number of images of new requests whose result was kept.
+        seconds_total: Time between steps in which images were encoded.
         encoding_for: Requests that need the image which `advance` encodes, or encoded last.
     """
 
@@ -71,7 +74,8 @@ class Encodings:
         self._needed: set[bytes] = set()
         self._jobs: dict[bytes, EncodeJob] = {}
         self.rotary: Rotary | None = None
-        self.images_total = 0
+        self.images_total = self.hits_total = 0
+        self.seconds_total = 0.0
         self.encoding_for: list[Request] = []
 
     @property
@@ -94,6 +98,7 @@ class Encodings:
 
     def prepare(self, request: Request) -> None:
         """Set the positions by which the tokens of a new request are rotated."""
+        self.hits_total += sum(image.digest in self._known for image in request.images)
         if request.images and (turns := self.family.turns(request.num_prompt, request.images)):
             request.turns, request.turn_shift = turns
 
@@ -122,11 +127,27 @@ class Encodings:
                     ready = image.start - begin if image.start > begin else image.end - begin
         return ready
 
+    def totals(self) -> dict[str, Any]:
+        """Return the fields of `EngineStats` about images."""
+        return {
+            "encoded_images_total": self.images_total,
+            "image_hits_total": self.hits_total,
+            "encoder_seconds_total": self.seconds_total,
+            "encoder_bytes": self._known_bytes,
+        }
+
     def advance(self) -> None:
         """Encode as much as the budget allows, at least one portion.
 
         Call it before a step is planned. The plan states again which images it needs.
         """
+        began = time.perf_counter()
+        try:
+            self._advance()
+        finally:
+            self.seconds_total += time.perf_counter() - began
+
+    def _advance(self) -> None:
         # A request may have ended since the plan.
         askers = {
             digest: [request for request in requests if not request.finished]

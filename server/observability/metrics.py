@@ -60,6 +60,8 @@ _TOTALS = {
     "accepted_tokens": "Proposed tokens that were right.",
     "loaded_tokens": "Prompt tokens that were loaded from a tier below the KV cache.",
     "lost_blocks": "Evicted blocks that a tier below the KV cache could not keep.",
+    "encoded_images": "Images that the vision encoder computed.",
+    "image_hits": "Images of new requests whose result of the encoder was kept.",
     "padded_tokens": "Tokens that were added to batches to reach a captured size.",
 }
 # Name, documentation and field of `RankInfo`.
@@ -349,6 +351,7 @@ class Metrics(MetricRegistry):
             *super().gauges(),
             ("num_used_tokens", "Tokens of the KV cache that running sequences hold.", used),
             ("num_cached_tokens", "Tokens of the KV cache that hold prefixes for reuse.", cached),
+            ("encoder_cache_bytes", "Memory of kept results of the encoder.", stats.encoder_bytes),
             (
                 "num_touched_tokens",
                 "Tokens of the KV cache whose memory was used at least once since the start.",
@@ -381,8 +384,13 @@ class Metrics(MetricRegistry):
         ]
 
     def totals(self) -> list[Figure]:
-        stats = self._tokens.stats
-        return super().totals() + [
-            (f"num_{name}", documentation, getattr(stats, f"{name}_total"))
-            for name, documentation in _TOTALS.items()
-        ]
+        stats, seconds = self._tokens.stats, "Time between batches in which images were encoded."
+        figures = [("encoder_seconds", seconds, stats.encoder_seconds_total)]
+        return (
+            super().totals()
+            + figures
+            + [
+                (f"num_{name}", documentation, getattr(stats, f"{name}_total"))
+                for name, documentation in _TOTALS.items()
+            ]
+        )

@@ -72,7 +72,7 @@ void decode(int32_t format, int requests, int way) {
     for (int i = 0; i < kPages; ++i) table.push_back(b * kPages + i);
     draws.push_back({static_cast<uint64_t>(17 + b), 20, 0.1f, 0.9f, 0.0f, b % 3});
   }
-  Step step{&model, ids.data(), positions.data(), {slots.data(), nullptr}, {table.data(), nullptr}, query_lens.data()};
+  Step step{&model, ids.data(), positions.data(), positions.data(), {slots.data(), nullptr}, {table.data(), nullptr}, query_lens.data()};
   step.sampled = sampled.data(), step.chosen = chosen.data(), step.logits = logits.data();
   step.table_stride = kPages, step.requests = step.tokens = step.samples = requests;
   for (int at = 0; at < 2; ++at) {

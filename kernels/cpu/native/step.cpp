@@ -278,7 +278,7 @@ class Forward {
 
   // Normalise and rotate a query or a key.
   __attribute__((noinline)) void turn(const Layer& layer, int t, int h) {
-    const int64_t place = step_.positions[t] * layer.turned;
+    const int64_t place = step_.turns[t] * layer.turned;
     bf16* head = row(qkv_, t, width_) + h * model_.head_size;
     const Norm& norm = h < model_.heads ? layer.q_norm : layer.k_norm;
     if (norm.weight && !norm.spans_heads) norm.apply(head, model_.head_size, head);

@@ -72,6 +72,7 @@ struct Model {
 struct Step {
   const Model* model;
   const int64_t *ids, *positions;
+  const int64_t* turns;  // [tokens]: the positions by which queries and keys rotate.
   const int64_t *slots[2], *tables[2];  // For layers that keep all pages, and for layers that keep a window's.
   const int32_t* query_lens;
   bf16* out;            // [T, N * (1 + kept states)], or null.

@@ -117,9 +117,10 @@ class NativeStep:
         rows: torch.Tensor | None = None,
         draws: npt.NDArray[np.void] | None = None,
         adapters: torch.Tensor | None = None,
+        turns: torch.Tensor | None = None,
     ) -> NativeCall:
         """See `StepKernels`. Tensors must be int64, and those of adapters int32."""
-        return NativeCall(self, input_ids, positions, metadata, rows, draws, adapters)
+        return NativeCall(self, input_ids, positions, metadata, rows, draws, adapters, turns)
 
     def run(self, step: Any, threads: int) -> None:
         """Run a step. `step` is a reference to a `StepStruct` of this model."""
@@ -140,11 +141,13 @@ class NativeCall:
         rows: torch.Tensor | None,
         draws: npt.NDArray[np.void] | None,
         adapters: torch.Tensor | None = None,
+        turns: torch.Tensor | None = None,
     ) -> None:
         both = [each for each in (metadata, metadata.window) if each is not None]
         slots, tables = [each.slot_mapping for each in both], [each.block_table for each in both]
         rows = input_ids[:0] if rows is None else rows
-        read = [input_ids, positions, *slots, *tables, rows]
+        turns = positions if turns is None else turns
+        read = [input_ids, positions, turns, *slots, *tables, rows]
         assert all(each.dtype == torch.int64 and each.is_contiguous() for each in read)
         self._kernels, self._num_tokens, self._num_rows = kernels, len(input_ids), len(rows)
         count = len(metadata.query_lens)
@@ -152,7 +155,7 @@ class NativeCall:
         self._chosen = (ctypes.c_int64 * self._num_rows)()
         self._step = StepStruct(
             ctypes.addressof(kernels.model),
-            *(input_ids.data_ptr(), positions.data_ptr()),
+            *(input_ids.data_ptr(), positions.data_ptr(), turns.data_ptr()),
             *(_BOTH(*(part.data_ptr() for part in parts)) for parts in (slots, tables)),
             *(ctypes.addressof(lens), None, rows.data_ptr()),
             *(None, None, None, None if adapters is None else adapters.data_ptr()),

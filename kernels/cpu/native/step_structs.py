@@ -86,7 +86,7 @@ class ModelStruct(ctypes.Structure):
 
 class StepStruct(ctypes.Structure):
     _fields_ = [
-        *((name, _POINTER) for name in ("model", "ids", "positions")),
+        *((name, _POINTER) for name in ("model", "ids", "positions", "turns")),
         *((name, _POINTER * 2) for name in ("slots", "tables")),
         *((name, _POINTER) for name in ("query_lens", "out")),
         *((name, _POINTER) for name in ("sampled", "chosen", "logits", "draws", "adapters")),

@@ -14,10 +14,12 @@ from vision_engines import PARAMS, Prompt, VisionEngine
 
 from piecework.runtime.core.control_messages import Sleep, UpdateWeights, WakeUp
 from piecework.runtime.core.images import ImageTensor
+from piecework.runtime.llm import LLM
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
 
 # By family: what its images differ in.
 KINDS = {"idefics3": "parts", "qwen2_5_vl": "rotations", "gemma3": "both directions"}
+OFFLINE = replace(PARAMS, logprobs=None)
 FILES = picture_file(48, 40), picture_file(30, 90, seed=1)
 
 
@@ -82,6 +84,34 @@ def test_pieces_run_steps_with_images(case: Case) -> None:
     assert answers(engine, case) == case.wanted
     assert engine.engine._runner.graph_counts().piecewise_steps
     engine.end()
+
+
+@pytest.mark.parametrize("case", ["qwen2_5_vl"], indirect=True)
+def test_native_decodes_rotate_by_the_positions_after_an_image(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes in one native call follow an image as decodes op by op do."""
+    native = VisionEngine(case.folder, dtype="bfloat16", disable_cuda_graph=False)
+    kernels = native.engine._runner.graphs.kernels
+    if kernels is None:
+        pytest.skip("the native kernels cannot be built here")
+    prompt, calls = case.prompts[0], 0
+    call = kernels.call
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += arguments[-1] is not arguments[1]
+        return call(*arguments)
+
+    monkeypatch.setattr(kernels, "call", counted)
+    tokens, logprobs, _ = native.answer(prompt)
+    eager = VisionEngine(case.folder, dtype="bfloat16")
+    eager.engine._runner.graphs.kernels = None
+    wanted = eager.answer(prompt)
+    assert calls and tokens == wanted[0]
+    assert logprobs == pytest.approx(wanted[1], abs=0.05)
+    native.end()
+    eager.end()
 
 
 def test_an_aborted_request_leaves_nothing(case: Case) -> None:
@@ -181,3 +211,26 @@ def test_sleep_and_new_weights_include_the_tower(case: Case, tmp_path: Path) -> 
 def test_equal_bits_are_promised_for_texts_alone(case: Case) -> None:
     with pytest.raises(ValueError, match="--batch-invariant takes texts alone: add --disable-v"):
         VisionEngine(case.folder, batch_invariant=True, dtype="bfloat16", disable_cuda_graph=False)
+
+
+@pytest.mark.parametrize("case", ["gemma3"], indirect=True)
+def test_the_engine_in_process_reads_images(case: Case) -> None:
+    llm = LLM(
+        str(case.folder), dtype="float32", device="cpu", max_total_tokens=512, context_length=256,
+        speculative_algorithm="none",
+    )  # fmt: skip
+    place = Preprocessor(str(case.folder)).family.placeholder
+    texts = [f"{place} again", "No picture at all, only words."]
+    found = llm.generate(texts, OFFLINE, images=[[FILES[1]], []])
+    assert [each.token_ids for each in found] == case.wanted[1:3]
+    with pytest.raises(ValueError, match="image 0: the file is no image"):
+        llm.generate(texts[0], OFFLINE, images=[[b"text"]])
+
+
+def test_totals_count_images_that_were_encoded_and_kept(case: Case) -> None:
+    engine = VisionEngine(case.folder, disable_radix_cache=True)
+    assert [engine.answer(case.prompts[3])[0] for _ in range(2)] == [case.wanted[3]] * 2
+    stats = engine.engine._core.stats()
+    assert (stats.encoded_images_total, stats.image_hits_total) == (1, 1)
+    assert stats.encoder_seconds_total > 0 and stats.encoder_bytes > 0
+    engine.end()
