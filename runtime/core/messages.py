@@ -90,7 +90,8 @@ class EngineStats:
     sequences in steps that verified proposals for them, `draft_tokens_total` the proposals, and
     `accepted_by_position_total` the accepted ones by their position after the known tokens.
     `loaded_tokens_total` counts tokens that tiers below the KV cache had, `lost_blocks_total` the
-    evicted blocks that could not be written there. `prefill_...` count steps that are not decodes
+    evicted blocks that could not be written there, `dropped_blocks_total` those that were not
+    written because saving had taken enough time. `prefill_...` count steps that are not decodes
     alone, their tokens, and those of both that replayed a captured size. `encoded_images_total`
     counts images that the vision encoder computed, `image_hits_total` those of new requests whose
     result was kept. `encoder_bytes` is the memory of kept results.
@@ -125,6 +126,7 @@ class EngineStats:
     prefill_replayed_tokens_total: int = 0
     loaded_tokens_total: int = 0
     lost_blocks_total: int = 0
+    dropped_blocks_total: int = 0
     encoded_images_total: int = 0
     image_hits_total: int = 0
     encoder_seconds_total: float = 0.0

@@ -121,8 +121,11 @@ class LoadingRequests:
         if load.failed:
             self.failures += 1
         else:
-            seconds = (time.monotonic() - load.began) / max(1, load.found.num_bytes)
-            self._byte_seconds = _averaged(self._byte_seconds, seconds)
+            seconds = time.monotonic() - load.began
+            per_byte = seconds / max(1, load.found.num_bytes)
+            self._byte_seconds = _averaged(self._byte_seconds, per_byte)
+            if self._tiers is not None and self._token_seconds:
+                self._tiers.budget.gain(load.found.gained * self._token_seconds - seconds)
             self.loaded_tokens += load.found.gained
         if load.rid in self._waiting:
             message = self._waiting.pop(load.rid)

@@ -209,8 +209,12 @@ class TextEngine:
         stats = self._core.stats()
         if self._tiers is None:
             return stats
-        loaded = self._loading.loaded_tokens
-        return replace(stats, loaded_tokens_total=loaded, lost_blocks_total=self._tiers.lost)
+        return replace(
+            stats,
+            loaded_tokens_total=self._loading.loaded_tokens,
+            lost_blocks_total=self._tiers.lost,
+            dropped_blocks_total=self._tiers.dropped,
+        )
 
     def report(self) -> StepOutput:
         return StepOutput(outputs=[], stats=self._stats())

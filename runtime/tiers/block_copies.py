@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -19,7 +19,10 @@ class BlockCopies:
             model has them.
     """
 
-    def __init__(self, pool: KVPool, states: StatePool | None) -> None:
+    def __init__(
+        self, pool: KVPool, states: StatePool | None, synchronize: Callable[[], None]
+    ) -> None:
+        self._synchronize = synchronize
         full, windows = list[torch.Tensor](), list[torch.Tensor]()
         for number, layout in enumerate(pool.layouts):
             if layout.shares is not None:
@@ -39,6 +42,10 @@ class BlockCopies:
         self.num_bytes = [
             sum(each.shape[1] * each.itemsize for each in tensors) for tensors in self._kinds
         ]
+
+    def wait(self) -> None:
+        """Wait for the steps launched before. `read` then takes the time of copying alone."""
+        self._synchronize()
 
     def read(self, kind: int, numbers: Sequence[int]) -> torch.Tensor:
         """Return the blocks [n, bytes] uint8 in host memory, after the steps launched before."""

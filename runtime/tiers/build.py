@@ -46,7 +46,8 @@ def make_tiers(config: EngineConfig, runner: ModelRunner, cache: KVCache) -> Tie
     if config.load_format == "dummy":
         raise ValueError("--kv-disk: the random weights of --load-format dummy have no blocks")
     keys = block_keys(config, runner, runner.model_path)
-    return Tiers(cache, BlockCopies(runner.pool, runner.states), keys, stores)
+    copies = BlockCopies(runner.pool, runner.states, runner.platform.synchronize)
+    return Tiers(cache, copies, keys, stores)
 
 
 def _open(tier: DiskTier) -> Segments:

@@ -18,6 +18,7 @@ from ..cache.block_pool import HOLE, Block
 from ..cache.kv_cache import KVCache
 from .block_copies import BlockCopies
 from .block_keys import BlockKeys, key_of_kind
+from .saving_budget import SavingBudget
 from .store import Store
 
 logger = logging.getLogger(__name__)
@@ -62,10 +63,12 @@ class Tiers:
 
     The engine's thread copies blocks out of the cache; another thread writes them. A block that is
     already stored is not copied. If blocks leave the cache faster than they can be written, some
-    are lost.
+    are lost. While requests run, blocks are saved only within a budget of time.
 
     Attributes:
+        budget: The time that saving may take while requests run.
         lost: Number of blocks that could not be written.
+        dropped: Number of evicted blocks that were not saved because the budget was used up.
     """
 
     def __init__(
@@ -73,11 +76,12 @@ class Tiers:
     ) -> None:
         self.cache, self.copies, self._keys = cache, copies, keys
         self._stores = stores
-        self.lost = 0
+        self.budget = SavingBudget()
+        self.lost = self.dropped = 0
         self._unwritten: dict[bytes, npt.NDArray[np.uint8]] = {}
         self._unwritten_bytes = 0
         self._lock = Lock()
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[bytes, SavingBudget | None] | None] = SimpleQueue()
         self._saving: Iterator[None] | None = None
         self._changes_saved = 0
         self._writer = Thread(target=self._write, name="kv-tiers", daemon=True)
@@ -94,13 +98,18 @@ class Tiers:
         return self._keys.of(parent, tokens, namespace)
 
     def evicted(self, keys: list[bytes], columns: list[list[Any]]) -> None:
+        self._save_pages(keys, columns, self.budget)
+
+    # Saving
+
+    def _save_pages(
+        self, keys: list[bytes], columns: list[list[Any]], budget: SavingBudget | None
+    ) -> None:
         for kind, (manager, column) in enumerate(zip(self.cache.managers, columns, strict=True)):
             self._save(kind, [
                 (key, number) for key, block in zip(keys, column, strict=True)
                 if (number := manager.number(block))
-            ])  # fmt: skip
-
-    # Saving
+            ], budget)  # fmt: skip
 
     @property
     def unsaved(self) -> bool:
@@ -110,7 +119,8 @@ class Tiers:
     def save_some(self) -> None:
         """Copy some of the cached pages that are not stored.
 
-        Called while the engine is idle, so that prefixes survive its end.
+        Called while the engine is idle, so that prefixes survive its end. The budget does not
+        limit it, because no request waits.
         """
         if self._saving is None:
             self._changes_saved = self.cache.tree.changes
@@ -123,14 +133,17 @@ class Tiers:
             for begin in range(0, node.num_pages, _AT_ONCE):
                 part = slice(begin, begin + _AT_ONCE)
                 # Requests may have evicted the end of the node since the last part.
-                self.evicted(node.keys[part], [column[part] for column in node.columns])
+                columns = [column[part] for column in node.columns]
+                self._save_pages(node.keys[part], columns, None)
                 yield
 
     def _save_block(self, kind: int, key: bytes, number: int) -> None:
-        self._save(kind, [(key, number)])
+        self._save(kind, [(key, number)], self.budget)
 
-    def _save(self, kind: int, blocks: Sequence[tuple[bytes, int]]) -> None:
-        """Copy blocks that are not stored, and have them written."""
+    def _save(
+        self, kind: int, blocks: Sequence[tuple[bytes, int]], budget: SavingBudget | None
+    ) -> None:
+        """Copy blocks that are not stored, and have them written, within the budget if given."""
         new = [
             (name, number) for key, number in blocks
             if not self._has(name := key_of_kind(key, kind))
@@ -139,15 +152,24 @@ class Tiers:
             return
         for begin in range(0, len(new), _AT_ONCE):
             part = new[begin : begin + _AT_ONCE]
+            if budget is not None and not budget.may_save:
+                self.dropped += len(new) - begin
+                return
+            if budget is not None:
+                self.copies.wait()
+            began = time.monotonic()
             rows = self._copied(kind, [number for _, number in part])
             if rows is None:
                 self.lost += len(part)
                 continue
+            if budget is not None:
+                budget.spend(time.monotonic() - began)
             with self._lock:
                 for (name, _), row in zip(part, rows, strict=True):
                     self._unwritten[name] = row
                     self._unwritten_bytes += row.nbytes
-                    self._queue.put(name)
+            for name, _ in part:
+                self._queue.put((name, budget))
 
     def _copied(self, kind: int, numbers: list[int]) -> npt.NDArray[np.uint8] | None:
         """Return blocks [n, bytes], or None if memory is short."""
@@ -164,7 +186,8 @@ class Tiers:
         return name in self._unwritten or any(store.has(name) for store in self._stores)
 
     def _write(self) -> None:
-        while (name := self._queue.get()) is not None:
+        while (job := self._queue.get()) is not None:
+            (name, budget), began = job, time.thread_time()
             row = self._unwritten[name]
             for store in self._stores:
                 try:
@@ -175,6 +198,8 @@ class Tiers:
             with self._lock:
                 del self._unwritten[name]
                 self._unwritten_bytes -= row.nbytes
+            if budget is not None:
+                budget.spend(time.thread_time() - began)  # Waiting for the disk takes no core.
 
     # Finding
 

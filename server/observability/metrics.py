@@ -60,6 +60,7 @@ _TOTALS = {
     "accepted_tokens": "Proposed tokens that were right.",
     "loaded_tokens": "Prompt tokens that were loaded from a tier below the KV cache.",
     "lost_blocks": "Evicted blocks that a tier below the KV cache could not keep.",
+    "dropped_blocks": "Evicted blocks that were not saved because saving had taken enough time.",
     "encoded_images": "Images that the vision encoder computed.",
     "image_hits": "Images of new requests whose result of the encoder was kept.",
     "padded_tokens": "Tokens that were added to batches to reach a captured size.",
