@@ -119,7 +119,6 @@ def _agents(given: argparse.Namespace, folder: Path) -> None:
             seconds[tiered].append(taken)
             engine.end()
     ratios = [a / b for a, b in zip(seconds[False], seconds[True], strict=True)]
-    print(f"seconds of each round without a tier {seconds[False]}, with one {seconds[True]}")
     print(
         f"{given.agents} agents of {given.history} tokens, memory for {given.agents // 4}: "
         f"{statistics.median(ratios):.2f} times the throughput of no tier"
