@@ -45,7 +45,11 @@ ONE_VALUE: Mapping[tuple[str, ...], tuple[tuple[str, ...], str]] = {
         "a request turns reasoning off by chat_template_kwargs or reasoning_effort",
     ),
     ("--speculative-eagle-topk",): (("1",), "drafts are chains, not trees"),
-    ("--disaggregation-mode",): (("null",), "one engine computes prompts and answers"),
+    ("--disaggregation-mode",): (
+        ("null",),
+        "one engine computes prompts and answers; servers with the same --kv-disk FOLDER find each "
+        "other's prompts",
+    ),
 }
 
 # Flags that ask for what piecework always does.
@@ -239,7 +243,11 @@ _COLLECTIVES = "collectives are chosen for the machine; --tp-size and --ep-size 
 _HOST_MEMORY = "nothing is swapped to host memory; a preempted request is computed again"
 _PULL = "download the file (piecework pull) and give its path with --model-path"
 _TEMPLATE = "--chat-template FILE sets it"
-_ONE_ENGINE = "one engine computes prompts and answers; --dp-size runs several engines"
+_ONE_ENGINE = (
+    "one engine computes prompts and answers; --dp-size runs several engines, and servers with the "
+    "same --kv-disk FOLDER find each other's prompts"
+)
+_LOWER_TIERS = "--kv-host-memory SIZE and --kv-disk FOLDER:SIZE keep what the KV cache evicts"
 _AS_IT_IS = "a model is read as it is; prepare its folder first and give it with --model-path"
 _SEVERAL = "give --model-path NAME=PATH more than once to serve several models"
 _TRACES = "--log-requests logs one line per request, without content"
@@ -256,9 +264,12 @@ REFUSED: Mapping[str, str] = {
     "prompts are always computed in chunks of --chunked-prefill-size tokens",
     "-nocb|--no-cont-batching": "requests always share steps; --max-running-requests 1 computes "
     "one at a time",
-    "--swap-space|--cpu-offload-.*|--(no-)?kv-offloading-.*|--(enable-)?hierarchical-.*|"
-    "--hicache-.*|--enable-lmcache|-nkvo|--no-kv-offload|--enable-(memory-saver|weights-cpu-backup)|"
-    "--offload-.*": _HOST_MEMORY,
+    "--(no-)?kv-offloading-.*|--(enable-)?hierarchical-.*|--hicache-.*|--enable-lmcache": (
+        _LOWER_TIERS
+    ),
+    "--enable-(memory-saver|weights-cpu-backup)": "--enable-sleep-mode lets an engine give its "
+    "memory back",
+    "--swap-space|--cpu-offload-.*|-nkvo|--no-kv-offload|--offload-.*": _HOST_MEMORY,
     "--compilation-config|-cc(\\..*)?|-O.*|--optimization-level|--performance-mode|"
     "--enable-torch-compile.*|--torch-compile-.*|--torchao-config": "--piecewise-cuda-graph "
     "compiles; see `pieces and graphs` in --help",
@@ -365,11 +376,12 @@ REFUSED: Mapping[str, str] = {
     "-hff|--hf-file|-mu|--model-url|-dr|--docker-repo|--.*-(default|spec)": _PULL,
     "-n|--predict|--n-predict": "--default-max-tokens limits answers whose requests set no limit",
     "-ctk|--cache-type-k|-ctv|--cache-type-v": "--kv-cache-dtype sets the format of the KV cache",
+    "--slot-save-path": "--kv-disk FOLDER keeps prefixes of all requests on disk",
     "--slot-.*": _SLOTS,
     "--models-(dir|preset|max)": _SEVERAL,
     "--sleep-idle-seconds": "with several models, --idle-unload SECONDS unloads idle ones",
     "--kv-transfer-config|--ec-transfer-config|--disaggregation-.*|--encoder-.*|"
-    "--(enable-)?pdmux.*|--sm-group-num|--tokens-only": (_ONE_ENGINE),
+    "--(enable-)?pdmux.*|--sm-group-num|--tokens-only|--role": (_ONE_ENGINE),
     "--admin-api-key": "--api-keys FILE sets what each key may do",
     "--file-storage-path": "--batch-dir FOLDER sets the folder of files and batches",
     "--model-loader-extra-config|--ignore-patterns|--model-checksum|--checkpoint-.*|"

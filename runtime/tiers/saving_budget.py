@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from threading import Lock
 
-_SHARE = 0.01  # Of the elapsed time, as long as no load has gained any.
+_SHARE = 0.01  # Share of the elapsed time that is always allowed.
 _INITIAL = 2.0  # Seconds. The share of the elapsed time adds credit only up to this.
 _MOST = 10.0  # Seconds. Loads add credit up to this.
 _ENOUGH = 0.25  # Seconds of credit at which saving begins again after it was used up.
