@@ -354,14 +354,14 @@ def _chunked(lengths: Mapping[int, int], chunk: int) -> Counter[int]:
 
 
 def _capture(runner: ModelRunner, forward: PiecewiseForward | ForwardByLength) -> list[Capture]:
-    runner.graphs.use(forward)
+    runner.graphs.base.use(forward)
     total = runner.graphs.num_pending
     with progress_bar(
         shown=total > 0, desc="capturing graphs", total=total, unit=" sizes", leave=False
     ) as bar:
         while runner.graphs.capture_next():
             bar.update()
-    phases = {"prefill": runner.graphs.prefill, "decode": runner.graphs.decode}
+    phases = {"prefill": runner.graphs.base.prefill, "decode": runner.graphs.base.decode}
     return [
         Capture(
             phase=phase,

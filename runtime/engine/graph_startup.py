@@ -114,16 +114,15 @@ class GraphStartup:
     def _portions(self) -> Iterator[bool]:
         """Yield after each portion. The value says nothing."""
         graphs = self._runner.graphs
-        if graphs.prefill is not None and graphs.prefill_backend is Backend.PIECEWISE:
-            forward = yield from self._pieces(graphs.prefill)
-        else:
-            forward = (
-                BreakableForward(self._runner.model)
-                if graphs.prefill_backend is Backend.BREAKABLE
-                else None
-            )
+        forwards: list[PiecewiseForward | ForwardByLength | BreakableForward | None] = []
+        for kind in graphs.kinds:
+            if kind.prefill is not None and graphs.prefill_backend is Backend.PIECEWISE:
+                forwards.append((yield from self._pieces(kind.prefill, kind.adapters is not None)))
+            else:
+                is_breakable = graphs.prefill_backend is Backend.BREAKABLE
+                forwards.append(BreakableForward(self._runner.model) if is_breakable else None)
         try:
-            graphs.use(forward)
+            graphs.use(*forwards)
         except Exception as error:
             if self._ranks.size > 1:
                 raise
@@ -139,15 +138,16 @@ class GraphStartup:
         self._log_graphs()
 
     def _pieces(
-        self, prefill: PrefillGraph
+        self, prefill: PrefillGraph, adapters: bool
     ) -> Generator[bool, None, PiecewiseForward | ForwardByLength | BreakableForward | None]:
         """Return the forward in pieces, if the cache has it and it equals the model's forward.
 
         Otherwise return the forward that is recorded without pieces, or None for eager steps.
+        `adapters`: whether the forward adds updates of adapters.
         """
         runner = self._runner
         try:
-            forward, report = yield from self._stored()
+            forward, report = yield from self._stored(adapters)
             pieces = sum(len(part.plan.pieces) for part in forward.parts)
             if len(report.failed) == pieces:
                 raise _NoPieces(
@@ -185,19 +185,19 @@ class GraphStartup:
         runner.clock.add("pieces", time.perf_counter() - self._began)
         return forward
 
-    def _stored(self) -> Generator[bool, None, PreparedForward]:
+    def _stored(self, adapters: bool) -> Generator[bool, None, PreparedForward]:
         """Load the forward from the cache. If pieces are missing, another process compiles them
         first.
         """
         try:
-            return (yield from self._loaded(retry=True))
+            return (yield from self._loaded(adapters, retry=True))
         except NotStoredError:
             outcome = yield from self._compiled()
         if outcome.reason is not None:
             raise _NoPieces(outcome.reason, outcome.text)
-        return (yield from self._loaded(retry=False))
+        return (yield from self._loaded(adapters, retry=False))
 
-    def _loaded(self, *, retry: bool) -> Generator[bool, None, PreparedForward]:
+    def _loaded(self, adapters: bool, *, retry: bool) -> Generator[bool, None, PreparedForward]:
         """Load the forward from the cache on all ranks. Raise on all ranks if one of them fails."""
         runner, found, failure = self._runner, None, None
         self._next_is_own = True
@@ -211,6 +211,7 @@ class GraphStartup:
                 runner.linear_kinds,
                 ranks=self._ranks.size,
                 ep_size=runner.config.ep_size,
+                adapters=adapters,
             )
             found = yield from store.load(runner.model, key, retry=retry)
         except Exception as error:
@@ -253,8 +254,9 @@ class GraphStartup:
             store = piece_store(PieceStore, runner.config, runner.platform)
             if (obstacle := store.compiler.obstacle()) is not None:
                 return Outcome(Reason.COMPILE_FAILED, obstacle)
+            rank = None if runner.adapters is None else runner.adapters.slots.rank
             self._compiling = start(
-                runner.config, runner.model_config, runner.dtype, runner.linear_kinds
+                runner.config, runner.model_config, runner.dtype, runner.linear_kinds, rank
             )
         except Exception as error:
             return Outcome(_reason(error), str(error))

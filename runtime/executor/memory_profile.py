@@ -16,6 +16,7 @@ from ...kernels.platform.platform import Platform
 from ..config.engine import Backend
 from ..config.resolved import ResolvedConfig
 from ..core.forward_context import PagedAttention
+from ..core.step_adapters import StepAdapters
 from ..distributed.ranks import ALONE, Ranks
 from ..graphs.graph_runner import GraphRunner
 from ..models.causal_lm import CausalLM
@@ -39,6 +40,7 @@ def profile_memory(
     seen: LengthHistogram,
     ranks: Ranks = ALONE,
     compute_logits: ComputeLogits | None = None,
+    adapters: StepAdapters | None = None,
 ) -> int:
     """Return the bytes that are free beside the largest steps, all graphs and a reserve.
 
@@ -46,13 +48,14 @@ def profile_memory(
     Smaller graphs share their memory, and each is assumed to need as much beside it as the second
     size did. `attention` has the smallest cache, because dummy steps store to the reserved page
     only. `compute_logits` gives the logits of all ranks if the model's own are only a part.
+    `adapters` is that of `GraphRunner`.
     All memory of the profile is freed. Raise `ValueError` with a remedy if the largest steps do not
     fit.
     """
     was_frozen = gc.get_freeze_count() > 0
     try:
         logits = compute_logits or model.compute_logits
-        return _profile(model, platform, config, attention, seen, ranks, logits)
+        return _profile(model, platform, config, attention, seen, ranks, logits, adapters)
     except Exception as error:
         if not platform.is_out_of_memory(error):
             raise
@@ -79,6 +82,7 @@ def _profile(
     seen: LengthHistogram,
     ranks: Ranks,
     compute_logits: ComputeLogits,
+    adapters: StepAdapters | None,
 ) -> int:
     """Run the steps and captures of `profile_memory`.
 
@@ -88,9 +92,10 @@ def _profile(
     before = platform.memory().free
     _run_largest_steps(model, platform, config, attention, compute_logits)
     platform.end_trials()
-    graphs = GraphRunner(model, platform, config, attention, seen, ranks)
+    graphs = GraphRunner(model, platform, config, attention, seen, ranks, adapters)
     # Pieces take as much memory as the model recorded without them, which needs no compiler.
-    graphs.use(BreakableForward(model) if graphs.prefill is not None else None)
+    has_prefills = graphs.base.prefill is not None
+    graphs.use(*(BreakableForward(model) if has_prefills else None for _ in graphs.kinds))
     to_come = 0
     for phase in graphs.phases():
         beside = 0

@@ -32,7 +32,7 @@ from ..core.request import Scheduled
 from ..distributed.ranks import ALONE, Ranks
 from ..files.resolve import resolve_model_path
 from ..graphs.graph_runner import GraphCounts, GraphRunner
-from ..graphs.pieces import seen_lengths
+from ..graphs.pieces import most_rows, seen_lengths
 from ..layers.images import register_ops
 from ..loader.check import check_engine
 from ..loader.draft_heads import Placement, load_head
@@ -104,7 +104,8 @@ class ModelRunner:
             how = Placement(self.dtype, self.device, kernels, self.platform.lacking_dtypes)
             self.head = load_head(path, config, self.model, how, progress=progress)
             self.platform.give_back_memory()
-            self.adapters = make_adapters(config, self.model, self.platform, self.dtype)
+            rows = most_rows(resolve_steps(config, self.model.config, self.platform))
+            self.adapters = make_adapters(config, self.model, self.platform, self.dtype, rows)
         parts = self.model, self.head, None if self.images is None else self.images.tower
         self._loaded = nn.ModuleList(each for each in parts if each is not None)
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
@@ -344,6 +345,7 @@ class ModelRunner:
                 self.seen_lengths,
                 self.ranks,
                 self.compute_logits,
+                None if self.adapters is None else self.adapters.slots.step,
             )
         else:
             free = self.platform.memory().free

@@ -26,13 +26,18 @@ from ...compilation.torch_private import change_inductor
 from ...kernels.platform.detect import detect
 from ..config.model import ModelConfig
 from ..config.resolved import ResolvedConfig
+from ..core.step_adapters import StepAdapters
 from ..layers.images import register_ops
 from ..loader.loader import hollow_model
 from ..loader.parallel import Shard
+from ..lora.build import make_slots
+from ..lora.targets import Targets
+from ..models.causal_lm import CausalLM
 from ..process.logs import set_up_logging
 from ..process.progress import progress_bar
 from ..quantization.methods import NOTHING_PACKED, Kinds
-from .pieces import TRACE_TOKENS, piece_store, stored_key
+from .dummy_batch import dummy_adapters
+from .pieces import TRACE_TOKENS, most_rows, piece_store, stored_key
 
 _NICENESS = 10
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
@@ -48,16 +53,23 @@ def make_pieces(
     *,
     ranks: int = 1,
     ep_size: int = 1,
+    adapters: StepAdapters | None = None,
 ) -> PreparedForward:
     """Load the model's forward in pieces from the cache, or trace and compile it into the cache.
 
     `kinds` are the linear layers whose weights are packed. The model is split over `ranks`, in
-    `ep_size` groups of experts. Raise `TraceError` if the model cannot be traced.
+    `ep_size` groups of experts. With `adapters`, the forward adds their updates. Raise `TraceError`
+    if the model cannot be traced.
     """
     device = maker.platform.device()
     example = [torch.arange(TRACE_TOKENS, device=device), torch.arange(TRACE_TOKENS, device=device)]
-    key = stored_key(model, model_config, dtype, kinds, ranks=ranks, ep_size=ep_size)
-    with torch.no_grad(), progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
+    split = {"ranks": ranks, "ep_size": ep_size}
+    key = stored_key(model, model_config, dtype, kinds, **split, adapters=adapters is not None)
+    with (
+        torch.no_grad(),
+        dummy_adapters(adapters, TRACE_TOKENS),
+        progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar,
+    ):
 
         def progress(done: int, total: int) -> None:
             bar.total = total
@@ -103,9 +115,19 @@ def _compile(job: dict[str, Any]) -> None:
     )
     # The part of rank 0: all ranks have the same forward.
     shard = Shard(0, config.tp_size, platform.cuts_head_groups, config.ep_size)
-    model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)
+    steps: list[StepAdapters | None] = [None]
+
+    def add_slots(model: CausalLM) -> None:
+        if config.max_lora_rank is not None:
+            shape = config.max_lora_rank, most_rows(config)
+            place = torch.device("meta")
+            steps.append(make_slots(config, Targets(model), platform, dtype, *shape, place).step)
+
+    given = model_config, dtype, platform.device(), kernels, job["kinds"], shard
+    model = hollow_model(*given, add_slots)
     settings = {"ranks": config.tp_size, "ep_size": config.ep_size}
-    make_pieces(maker, model, model_config, dtype, job["kinds"], **settings)
+    for adapters in steps:
+        make_pieces(maker, model, model_config, dtype, job["kinds"], **settings, adapters=adapters)
 
 
 if __name__ == "__main__":

@@ -91,13 +91,17 @@ def start(
     model_config: ModelConfig,
     dtype: torch.dtype,
     kinds: Kinds,
+    adapter_rank: int | None = None,
 ) -> CompileProcess:
     """Start a compiling process. It runs at low priority and needs no weights.
 
-    `kinds` are the packed layers. The job holds all that depends on the state of the machine,
+    `kinds` are the packed layers. `adapter_rank` is the rank of the slots of adapters, if they are
+    on. The job holds all that depends on the state of the machine,
     because the process itself might find another state.
     """
-    config = replace(config, num_threads=torch.get_num_threads())
+    config = replace(
+        config, num_threads=torch.get_num_threads(), max_lora_rank=adapter_rank, lora_modules=""
+    )
     parts: dict[str, Any] = {
         "config": asdict(config),
         "model": asdict(model_config),

@@ -17,7 +17,8 @@ from ..config.engine import BATCH_SIZES, BATCH_SIZES_FLAG
 from ..config.resolved import ResolvedConfig
 from ..core.batch import Batch
 from ..core.forward_context import PagedAttention
-from .dummy_batch import dummy_decode
+from ..core.step_adapters import StepAdapters
+from .dummy_batch import dummy_adapters, dummy_decode
 from .rows_apart import rows_apart
 
 
@@ -40,8 +41,12 @@ class DecodeGraph:
         *,
         sizes: list[int] | None = None,
         phase: str = "decode",
+        adapters: StepAdapters | None = None,
     ) -> None:
-        """`sizes` are the rows of steps to capture. None: those of `batch_sizes`."""
+        """`sizes` are the rows of steps to capture. None: those of `batch_sizes`. With `adapters`,
+        `forward` adds their updates.
+        """
+        self._adapters = adapters
         assert isinstance(attention.backend, GraphAttention)
         sizes = sizes or batch_sizes(config)
         self._eager, self._platform, self._attention, self._backend = (
@@ -109,7 +114,7 @@ class DecodeGraph:
     def _dummy_batch(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
         batch = dummy_decode(size, seed, self._platform, self._attention.pool.page_size)
         self._dummy = batch.metadata
-        with self._in_place(batch.metadata, size):
+        with self._in_place(batch.metadata, size), dummy_adapters(self._adapters, size):
             yield [batch.input_ids, batch.positions]
 
     def _in_place(self, metadata: AttentionMetadata, size: int) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ Their keys and values are stored in the reserved page only.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from ...kernels.attention import AttentionMetadata
 from ...kernels.platform.device import Device
 from ..core.padding import RESERVED_PAGE, RESERVED_SLOT
+from ..core.step_adapters import StepAdapters
 
 
 class DummyBatch(NamedTuple):
@@ -72,3 +74,10 @@ def dummy_decode(batch_size: int, seed: int, platform: Device, page_size: int) -
     """
     lens = [(number + seed) % page_size + 1 for number in range(batch_size)]
     return dummy_batch([1] * batch_size, lens, platform, page_size, seed)
+
+
+def dummy_adapters(adapters: StepAdapters | None, num_tokens: int) -> AbstractContextManager[None]:
+    """Return a block in which made-up tokens have the adapters of all slots, if there are any."""
+    if adapters is None:
+        return nullcontext()
+    return adapters.using(adapters.dummy_slots(num_tokens))

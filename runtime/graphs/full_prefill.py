@@ -20,8 +20,9 @@ from ...kernels.platform.graph_capture import GraphCapture
 from ..config.resolved import ResolvedConfig
 from ..core.batch import Batch
 from ..core.forward_context import PagedAttention
+from ..core.step_adapters import StepAdapters
 from .decode import DecodeGraph
-from .dummy_batch import dummy_prefill
+from .dummy_batch import dummy_adapters, dummy_prefill
 from .rows_apart import rows_apart
 
 
@@ -36,6 +37,7 @@ class FullPrefillGraph(DecodeGraph):
         attention: PagedAttention,
         seen: LengthHistogram,
         agree: Agree | None = None,
+        adapters: StepAdapters | None = None,
     ) -> None:
         cap = config.piecewise_cuda_graph_max_tokens
         option = parse_sizes(config.piecewise_cuda_graph_tokens)
@@ -48,6 +50,7 @@ class FullPrefillGraph(DecodeGraph):
             agree,
             sizes=choose_sizes(option, cap, seen.counts),
             phase="prefill",
+            adapters=adapters,
         )
 
     def takes(self, batch: Batch) -> bool:
@@ -58,5 +61,6 @@ class FullPrefillGraph(DecodeGraph):
     def _dummy_batch(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
         batch = dummy_prefill(size, seed, self._platform, self._attention.pool.page_size)
         self._dummy = batch.metadata
-        with self._in_place(rows_apart(batch.metadata), size):
+        apart = rows_apart(batch.metadata)
+        with self._in_place(apart, size), dummy_adapters(self._adapters, size):
             yield [batch.input_ids, batch.positions]

@@ -25,10 +25,8 @@ from ..core.forward_context import PagedAttention
 from ..core.step_adapters import StepAdapters
 from ..distributed.ranks import ALONE, Ranks
 from ..sampling.sampler import draws_of
-from .decode import DecodeGraph, batch_sizes
-from .full_prefill import FullPrefillGraph
-from .prefill import PrefillGraph
 from .rows_apart import rows_apart, some_rows
+from .step_graphs import StepGraphs
 
 _MANY_ROWS = 128  # Rows of a decode up to which a device waits for its memory.
 
@@ -57,6 +55,10 @@ class GraphRunner:
     `seen` collects the lengths of steps that no decode graph runs. `adapters` tells the model's
     layers which adapters the tokens of a step have. Raise `ValueError` if the device
     does not support a setting.
+
+    Attributes:
+        base, adapted: The graphs of steps without and with adapters. `adapted` is None if adapters
+            are off. `kinds` lists both.
     """
 
     def __init__(
@@ -69,10 +71,8 @@ class GraphRunner:
         ranks: Ranks = ALONE,
         adapters: StepAdapters | None = None,
     ) -> None:
-        self._adapters = adapters
-        self._agree = (lambda done: ranks.minimum(done) == 1) if ranks.size > 1 else None
-        self._model, self._platform, self._config = model, platform, config
-        self._attention, self._seen = attention, seen
+        agree = (lambda done: ranks.minimum(done) == 1) if ranks.size > 1 else None
+        self._config = config
         self.prefill_backend = config.prefill_backend
         able = isinstance(attention.backend, GraphAttention) and all(
             # The tokens that a query sees are chosen on the host, outside of graphs.
@@ -101,15 +101,6 @@ class GraphRunner:
                 "recorded, and a model without sparse attention and recurrent states: take "
                 "piecewise"
             )
-        self.prefill = (
-            PrefillGraph(model, platform, config, attention, seen, self._agree)
-            if self.prefill_backend not in (Backend.DISABLED, Backend.FULL)
-            else None
-        )
-        # Set by `use`.
-        self.decode: DecodeGraph | None = None
-        self.full: FullPrefillGraph | None = None
-        self._prefill_steps = self._prefill_tokens = 0
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
             pool, backend = attention.pool, attention.backend
@@ -126,6 +117,10 @@ class GraphRunner:
                     "ranks that share its memory: take disabled"
                 )
             self.decode_backend = Backend.DISABLED
+        common = model, platform, config, attention, seen, agree, self.decode_backend
+        self.base = StepGraphs(*common)
+        self.adapted = None if adapters is None else StepGraphs(*common, adapters)
+        self.kinds = [kind for kind in (self.base, self.adapted) if kind is not None]
         # The product of an unpacked head may depend on the batch.
         if config.batch_invariant and not (
             self.kernels and model.lm_head.layout is not None and platform.make_batch_invariant()
@@ -135,47 +130,17 @@ class GraphRunner:
                 "a bfloat16 model whose layers and head they know, and no --disable-cuda-graph"
             )
 
-    def use(self, forward: PiecewiseForward | ForwardByLength | BreakableForward | None) -> None:
-        """Run prefills by `forward` and record its decodes. If it is None, use the model's own."""
-        if self.prefill_backend is Backend.FULL:
-            self.full = FullPrefillGraph(
-                self._model,
-                self._platform,
-                self._config,
-                self._attention,
-                self._seen,
-                self._agree,
-            )
-        if self.prefill is not None and forward is not None:
-            self.prefill.use(
-                forward,
-                len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0,
-            )
-        if self.decode_backend is Backend.FULL:
-            recorded = (
-                forward.parts[0]
-                if isinstance(forward, PiecewiseForward | ForwardByLength)
-                else self._model
-            )
-            self.decode = DecodeGraph(
-                recorded,
-                self._model,
-                self._platform,
-                self._config,
-                self._attention,
-                self._agree,
-            )
+    def use(self, *forwards: PiecewiseForward | ForwardByLength | BreakableForward | None) -> None:
+        """Run the prefills of each kind of steps by a forward, and record its decodes.
+
+        If a forward is None, use the model's own.
+        """
+        for graphs, forward in zip(self.kinds, forwards, strict=True):
+            graphs.use(forward)
 
     def capture_next(self) -> bool:
-        """Capture one size, of decodes first, because most steps are decodes.
-
-        Return False if no size is pending.
-        """
-        return any(
-            phase.capture_next()
-            for phase in (self.decode, self.full, self.prefill)
-            if phase is not None
-        )
+        """Capture one size, of steps without adapters first. Return False if no size is pending."""
+        return any(graphs.capture_next() for graphs in self.kinds)
 
     @property
     def most_rows(self) -> int:
@@ -191,35 +156,14 @@ class GraphRunner:
         """Return the hidden states [T, hidden] of a step."""
         if self._config.batch_invariant:
             return self._each_token(batch)
-        if batch.adapter_slots is not None and self._call(batch) is None:
-            assert self._adapters is not None
-            step = self._attention.step(batch.metadata, batch.images)
-            with self._adapters.using(batch.adapter_slots), step:
-                eager: torch.Tensor = self._model(batch.input_ids, batch.turns)
-            return eager
-        hidden = None
-        if (
-            self.decode is not None
-            and batch.images is None
-            and (batch.is_decode or self.decode.takes_rows_apart(batch))
-        ):
-            hidden = self.decode(batch)
-        if hidden is not None:
-            return hidden
         call = self._call(batch)
         if call is not None:
             return call.hidden()
-        self._seen.add(batch.num_tokens)
-        self._prefill_steps += 1
-        self._prefill_tokens += batch.num_tokens
-        full = self.full if batch.images is None else None
-        hidden = None if full is None else full(batch)
-        if hidden is not None:
-            return hidden
-        with self._attention.step(batch.metadata, batch.images):
-            forward = self.prefill or self._model
-            result: torch.Tensor = forward(batch.input_ids, batch.turns)
-        return result
+        if batch.adapter_slots is None:
+            return self.base(batch)
+        assert self.adapted is not None and self.adapted.adapters is not None
+        with self.adapted.adapters.using(batch.adapter_slots):
+            return self.adapted(batch)
 
     def choose(self, batch: Batch) -> list[int] | None:
         """Compute a step and choose the tokens [N] of its samplers in one native call.
@@ -267,54 +211,53 @@ class GraphRunner:
     def counts(self) -> GraphCounts:
         """Return the counts of all steps so far."""
         stats = [graphs.stats for graphs in self.phases()]
-        fallbacks = Counter[Reason]()
-        if self.decode is not None:
-            fallbacks += self.decode.graphs.stats.fallbacks
-        if self.prefill is not None:
-            fallbacks += self.prefill.fallbacks
-        prefill = self._prefill_graphs
-        if self.full is not None:
-            fallbacks += self.full.graphs.stats.fallbacks
+        fallbacks, prefills = Counter[Reason](), []
+        for kind in self.kinds:
+            if kind.decode is not None:
+                fallbacks += kind.decode.graphs.stats.fallbacks
+            if kind.prefill is not None:
+                fallbacks += kind.prefill.fallbacks
+            if kind.full is not None:
+                fallbacks += kind.full.graphs.stats.fallbacks
+            if kind.prefill_graphs is not None:
+                prefills.append(kind.prefill_graphs.stats)
         return GraphCounts(
-            self.prefill.piecewise_steps if self.prefill is not None else 0,
+            sum(kind.prefill.piecewise_steps for kind in self.kinds if kind.prefill is not None),
             sum(stat.replays for stat in stats),
             sum(stat.padded_tokens for stat in stats),
             {reason.value: count for reason, count in fallbacks.items()},
-            self._prefill_steps,
-            self._prefill_tokens,
-            0 if prefill is None else prefill.stats.replays,
-            0 if prefill is None else prefill.stats.replayed_tokens,
+            sum(kind.prefill_steps for kind in self.kinds),
+            sum(kind.prefill_tokens for kind in self.kinds),
+            sum(stat.replays for stat in prefills),
+            sum(stat.replayed_tokens for stat in prefills),
         )
 
-    @property
-    def _prefill_graphs(self) -> Graphs | None:
-        phase = self.full or self.prefill
-        return None if phase is None else phase.graphs
-
     def info(self) -> GraphInfo:
-        """Describe the graphs: which are captured, pending or failed."""
-        prefill = self._prefill_graphs
-        decode = self.decode.graphs if self.decode is not None else None
+        """Describe the graphs: which are captured, pending or failed.
+
+        Sizes, pieces and passes are those of steps without adapters.
+        """
+        own, prefill = self.base, self.base.prefill_graphs
+        decode = own.decode.graphs if own.decode is not None else None
         stats = [graphs.stats for graphs in self.phases()]
         return GraphInfo(
             prefill_backend=self.prefill_backend,
             decode_backend=self.decode_backend,
-            distinct_pieces=self.prefill.num_pieces if self.prefill is not None else 0,
+            distinct_pieces=own.prefill.num_pieces if own.prefill is not None else 0,
             prefill_sizes=prefill.captured if prefill is not None else [],
             decode_sizes=decode.captured if decode is not None else [],
             failed_sizes={
                 str(size): reason.value for stat in stats for size, reason in stat.disabled.items()
             },
             pending_sizes=[size for graphs in self.phases() for size in graphs.pending()],
-            calls=self.prefill.calls() if self.prefill is not None else [],
-            passes=self.prefill.passes() if self.prefill is not None else {},
-            passes_off=self.prefill.passes_off() if self.prefill is not None else {},
+            calls=own.prefill.calls() if own.prefill is not None else [],
+            passes=own.prefill.passes() if own.prefill is not None else {},
+            passes_off=own.prefill.passes_off() if own.prefill is not None else {},
             num_graphs=sum(stat.num_graphs for stat in stats),
             graph_bytes=sum(stat.graph_bytes for stat in stats),
             capture_seconds=sum(sum(stat.capture_seconds.values()) for stat in stats),
         )
 
     def phases(self) -> list[Graphs]:
-        """Return the graphs of decodes and of prefills, if they are used."""
-        found = [None if self.decode is None else self.decode.graphs, self._prefill_graphs]
-        return [graphs for graphs in found if graphs is not None]
+        """Return the graphs of decodes and of prefills, of all kinds of steps."""
+        return [graphs for kind in self.kinds for graphs in kind.phases()]

@@ -49,6 +49,11 @@ def most_tokens(config: ResolvedConfig) -> int:
     return max(config.chunked_prefill_size, TRACE_TOKENS)
 
 
+def most_rows(config: ResolvedConfig) -> int:
+    """Return the number of tokens of the longest step that is computed or captured."""
+    return max(most_tokens(config), config.cuda_graph_max_bs)
+
+
 def stored_key(
     model: nn.Module,
     model_config: ModelConfig,
@@ -57,18 +62,26 @@ def stored_key(
     *,
     ranks: int = 1,
     ep_size: int = 1,
+    adapters: bool = False,
 ) -> str:
     """Return the key of a model's pieces. Models with different traced forwards have different
     keys.
 
     `model` has the layouts of its packed linear layers, which decide how weights are multiplied.
     `kinds` are the kinds of these layers. The model is split over `ranks`, which all have the same
-    forward, in `ep_size` groups of experts.
+    forward, in `ep_size` groups of experts. With `adapters`, the forward adds the updates of the
+    model's slots.
     """
     layouts = {prefix: linear.layout for prefix, linear in named_linears(model)}
     linears = _digest(json.dumps([dict(kinds), layouts], sort_keys=True))
     split = f" split over {ranks}" * (ranks > 1) + f" in {ep_size} groups" * (ep_size > 1)
-    return f"{model_key(model_config, dtype)} linears {linears}{split}"
+    shapes = {
+        prefix: [list(tensor.shape) for tensor in linear.adapters.buffers()]
+        for prefix, linear in named_linears(model)
+        if adapters and isinstance(linear.adapters, nn.Module)
+    }
+    slots = f" adapters {_digest(json.dumps(shapes, sort_keys=True))}" * adapters
+    return f"{model_key(model_config, dtype)} linears {linears}{split}{slots}"
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:

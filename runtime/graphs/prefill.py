@@ -24,7 +24,8 @@ from ...kernels.platform.graph_capture import GraphCapture
 from ..config.resolved import ResolvedConfig
 from ..core.engine_info import PieceCalls
 from ..core.forward_context import PagedAttention
-from .dummy_batch import dummy_prefill
+from ..core.step_adapters import StepAdapters
+from .dummy_batch import dummy_adapters, dummy_prefill
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ class PrefillGraph:
     """A model's forward: eager until `use`, then in pieces or recorded with breaks.
 
     If a graph fails, steps run without it. `seen` are the lengths of earlier steps, from which
-    auto:K chooses sizes. `agree` is that of `Graphs`.
+    auto:K chooses sizes. `agree` is that of `Graphs`. With `adapters`, the forward is one that adds
+    their updates.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class PrefillGraph:
         attention: PagedAttention,
         seen: LengthHistogram,
         agree: Agree | None = None,
+        adapters: StepAdapters | None = None,
     ) -> None:
-        self._agree = agree
+        self._agree, self._adapters = agree, adapters
         self._model, self._platform, self._config = model, platform, config
         self._attention, self._seen = attention, seen
         self._forward: PiecewiseForward | ForwardByLength | BreakableForward | None = None
@@ -203,6 +206,9 @@ class PrefillGraph:
         cap = self._config.piecewise_cuda_graph_max_tokens
         sizes = choose_sizes(option, cap, self._seen.counts)
         budget = self._platform.graph_budget
+        if budget is not None and self._config.uses_lora:
+            # Steps with adapters, and steps without them, have graphs of their own.
+            budget //= 2
         kept = within_budget(
             sizes, graphs_per_size, None if budget is None else budget - other_graphs
         )
@@ -221,5 +227,5 @@ class PrefillGraph:
     @contextmanager
     def _dummy_step(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
         batch = dummy_prefill(size, seed, self._platform, self._attention.pool.page_size)
-        with self._attention.step(batch.metadata):
+        with self._attention.step(batch.metadata), dummy_adapters(self._adapters, size):
             yield [batch.input_ids, batch.positions]

@@ -310,10 +310,15 @@ def hollow_model(
     kernels: LinearKernels | None = None,
     kinds: Kinds = NOTHING_PACKED,
     shard: Shard = WHOLE,
+    extend: Callable[[CausalLM], None] = lambda model: None,
 ) -> CausalLM:
-    """Return the model with weights that all lie in the same memory, because tracing reads none."""
+    """Return the model with weights that all lie in the same memory, because tracing reads none.
+
+    `extend` may give the model more tensors, on the meta device.
+    """
     model = empty_model(config, dtype, torch.device("meta"), lambda _: kinds, shard)
     finish(model, kernels, progress=False)
+    extend(model)
     tensors = [*model.parameters(), *model.buffers()]
     size = max(tensor.nbytes for tensor in tensors)
     memory = torch.empty(size, dtype=torch.uint8, device=device)

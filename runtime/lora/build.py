@@ -8,8 +8,6 @@ import torch
 
 from ...kernels.platform.platform import Platform
 from ..config.engine import EngineConfig
-from ..config.resolve import resolve_steps
-from ..graphs.pieces import most_tokens
 from ..models.causal_lm import CausalLM
 from .adapter import AdapterFault
 from .reading import read_adapter
@@ -22,11 +20,16 @@ _LEAST_RANK = 16
 
 
 def make_adapters(
-    config: EngineConfig, model: CausalLM, platform: Platform, dtype: torch.dtype
+    config: EngineConfig,
+    model: CausalLM,
+    platform: Platform,
+    dtype: torch.dtype,
+    most_tokens: int,
 ) -> AdapterStore | None:
     """Allocate the slots of a loaded model and read the adapters of --lora-modules.
 
-    Return None if adapters are off. Raise `ValueError` that names the adapter.
+    `most_tokens` is the size of the longest step. Return None if adapters are off. Raise
+    `ValueError` that names the adapter.
     """
     if not config.uses_lora:
         return None
@@ -46,17 +49,33 @@ def make_adapters(
     rank = config.max_lora_rank or max(
         [_LEAST_RANK, *(adapter.rank for adapter in adapters.values())]
     )
-    slots = AdapterSlots(
-        targets.layers,
-        num_slots=config.max_loras,
-        rank=rank,
-        most_tokens=most_tokens(resolve_steps(config, model.config, platform)),
-        dtype=dtype,
-        device=platform.device(),
-        panel=platform.adapter_panel,
-    )
+    slots = make_slots(config, targets, platform, dtype, rank, most_tokens)
     read = partial(read_adapter, targets=targets, dtype=dtype, most_rank=rank)
     store = AdapterStore(slots, config.most_cpu_loras, read)
     for name, adapter in adapters.items():
         store.add(adapter, name, given[name])
     return store
+
+
+def make_slots(
+    config: EngineConfig,
+    targets: Targets,
+    platform: Platform,
+    dtype: torch.dtype,
+    rank: int,
+    most_tokens: int,
+    device: torch.device | None = None,
+) -> AdapterSlots:
+    """Give the layers of a model slots for adapters of up to `rank`.
+
+    They are on `device`, or on the device of the platform.
+    """
+    return AdapterSlots(
+        targets.layers,
+        num_slots=config.max_loras,
+        rank=rank,
+        most_tokens=most_tokens,
+        dtype=dtype,
+        device=platform.device() if device is None else device,
+        panel=platform.adapter_panel,
+    )

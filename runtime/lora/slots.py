@@ -92,7 +92,7 @@ class AdapterSlots:
     ) -> None:
         """`panel`: see `kernels.platform.linear_packing`."""
         self.count, self.rank = num_slots, rank
-        self.step = StepAdapters(most_tokens, device)
+        self.step = StepAdapters(num_slots, most_tokens, device)
         self._layers = {}
         for prefix, linear in layers.items():
             own = LayerSlots(linear, self.step, num_slots, rank, dtype, panel)

@@ -166,7 +166,7 @@ def test_a_replay_is_launched_before_its_lengths_are_updated(
 
 def test_a_replay_waits_for_nothing(tmp_path: Path, simnpu: Any) -> None:
     llm = recorded(make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS))
-    decode = llm.core._runner.graphs.decode  # type: ignore[attr-defined]
+    decode = llm.core._runner.graphs.base.decode  # type: ignore[attr-defined]
     platform = NpuPlatform()
     step = dummy_decode(3, 5, platform, 128)
     decode._backend.update_plan(decode._plan, step.metadata, 4)

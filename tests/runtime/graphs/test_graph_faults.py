@@ -414,7 +414,7 @@ def test_a_piece_is_tried_on_the_longest_step_only_while_no_request_runs(
     path: Path, compiled_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = build_engine(EngineConfig(model_path=str(path), **settings(**pieces())), progress=False)
-    prefill = found.runner.graphs.prefill
+    prefill = found.runner.graphs.base.prefill
     assert prefill is not None
     check, tried = prefill.check, []
 

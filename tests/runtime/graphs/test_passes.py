@@ -54,7 +54,7 @@ def run(
         said += [entry.logprob for entry in entries if entry is not None]
     assert (llm.info.graphs.failed_sizes, llm.info.graphs.distinct_pieces) == ({}, 3)
     assert llm.core.stats().padded_tokens_total >= 3 + 13 + 24
-    prefill = llm.core._runner.graphs.prefill  # type: ignore[attr-defined]
+    prefill = llm.core._runner.graphs.base.prefill  # type: ignore[attr-defined]
     return said, prefill._forward.plan.passes
 
 

@@ -76,7 +76,7 @@ def in_pieces(path: Path, **settings: Any) -> LLM:
 
 
 def graph_of(llm: LLM) -> Any:
-    return llm.core._runner.graphs.prefill  # type: ignore[attr-defined]
+    return llm.core._runner.graphs.base.prefill  # type: ignore[attr-defined]
 
 
 def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
