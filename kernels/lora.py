@@ -54,6 +54,6 @@ def lora(
     ups, begin = [], 0
     for part, count in enumerate(rows):
         up = columns[:, :, begin : begin + count].reshape(-1, count)
-        ups.append(narrow[:, :, part].reshape(tokens, -1) @ up)
+        ups.append(narrow[:, :, part].reshape(tokens, num_slots * rank) @ up)
         begin += count
     return (y.float() + torch.cat(ups, dim=1)).to(y.dtype)

@@ -108,4 +108,4 @@ TRACED = {
 }
 
 # The ops among these that no compiler traces into, because only kernels make them fast.
-PRODUCTS = ("scaled_linear", "weight_only_linear", "fused_moe")
+PRODUCTS = ("scaled_linear", "weight_only_linear", "fused_moe", "lora")

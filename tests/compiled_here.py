@@ -4,18 +4,19 @@ simulated devices are.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from piecework.compilation.capture import Reason
 from piecework.compilation.core.errors import TraceError
 from piecework.compilation.piece_maker import PieceMaker
 from piecework.kernels.platform.detect import detect
-from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.model import ModelConfig
-from piecework.runtime.graphs.compile_pieces import make_pieces
+from piecework.runtime.config.resolved import ResolvedConfig
+from piecework.runtime.graphs.compile_pieces import make_all_pieces
 from piecework.runtime.graphs.compile_process import Outcome
 from piecework.runtime.graphs.pieces import piece_store
-from piecework.runtime.loader.loader import hollow_model
 from piecework.runtime.loader.parallel import Shard
 from piecework.runtime.quantization.methods import Kinds
 
@@ -25,20 +26,21 @@ class CompiledHere:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: ResolvedConfig,
         model_config: ModelConfig,
         dtype: torch.dtype,
         kinds: Kinds,
+        adapter_rank: int | None = None,
     ) -> None:
         platform = detect(config.device)
         maker = piece_store(PieceMaker, config, platform)
         backend = platform.attention_backend(config.attention_backend)
         kernels = platform.linear_kernels(dtype, backend, config.cpu_activations)
         shard = Shard(0, config.tp_size, platform.cuts_head_groups)
-        model = hollow_model(model_config, dtype, platform.device(), kernels, kinds, shard)
+        config = replace(config, max_lora_rank=adapter_rank)
         self._outcome = Outcome(None)
         try:
-            make_pieces(maker, model, model_config, dtype, kinds, ranks=config.tp_size)
+            make_all_pieces(maker, config, model_config, dtype, kernels, kinds, shard)
         except TraceError as error:
             self._outcome = Outcome(Reason.TRACE_FAILED, str(error))
         self._looks = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .linear import scaled_linear, weight_only_linear
+from .lora import lora
 from .moe import choose_experts, fused_moe
 from .op_kernels import (
     add_rms_norm_kernel,
@@ -35,6 +36,7 @@ __all__ = [
     "conv_step",
     "fused_moe",
     "gated_delta_step",
+    "lora",
     "mamba2_step",
     "norm_rotary_embedding",
     "quantize_dynamic",

@@ -278,6 +278,8 @@ def _small_cases() -> Iterator[Case]:
         "norm and rotation",
         lambda: ops.norm_rotary_embedding(q, k, head, head, 1e-6, angles, angles),
     )
+    for rank in (16, 64):
+        yield Case(f"adapters of rank {rank}", partial(_adapt, rank), quick=rank == 16)
     for dtype in (torch.int8, _E4M3, _E5M2):
         yield Case(f"quantisation to {dtype}", partial(_quantise, dtype))
     for vocabulary in (32000, 151936):
@@ -291,6 +293,21 @@ def _sample(vocabulary: int) -> None:
         _float32(8),
         _float32(8),
         torch.zeros(8, dtype=torch.float64),
+    )
+
+
+def _adapt(rank: int) -> None:
+    """Add updates to the queries, keys and values of Llama 3 8B."""
+    rows, slots = [4096, 1024, 1024], 8
+    ops.lora(
+        _numbers(32, sum(rows)),
+        _numbers(32, 4096),
+        _numbers(slots, len(rows), 4096, rank),
+        _numbers(slots, 1, rank, sum(rows)),
+        _float32(slots, len(rows)),
+        torch.zeros(slots, len(rows), dtype=torch.int32),
+        torch.zeros(32, dtype=torch.int32),
+        rows,
     )
 
 

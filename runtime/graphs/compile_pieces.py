@@ -23,6 +23,7 @@ from ...compilation.core.errors import TraceError
 from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PreparedForward
 from ...compilation.torch_private import change_inductor
+from ...kernels.linear import LinearKernels
 from ...kernels.platform.detect import detect
 from ..config.model import ModelConfig
 from ..config.resolved import ResolvedConfig
@@ -78,6 +79,38 @@ def make_pieces(
         return replace(maker, progress=progress).make(model, example, model_key=key)
 
 
+def make_all_pieces(
+    maker: PieceMaker,
+    config: ResolvedConfig,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    kernels: LinearKernels | None,
+    kinds: Kinds,
+    shard: Shard,
+) -> None:
+    """Fill the cache with the pieces of a model's steps.
+
+    If `config.max_lora_rank` is set, also with those of steps with adapters. Raise as `make_pieces`
+    does.
+    """
+    platform = detect(config.device)
+    steps: list[StepAdapters | None] = [None]
+
+    def add_slots(model: CausalLM) -> None:
+        if config.max_lora_rank is not None:
+            shape = config.max_lora_rank, most_rows(config)
+            slots = make_slots(
+                config, Targets(model), platform, dtype, *shape, torch.device("meta")
+            )
+            steps.append(slots.step)
+
+    place = platform.device()
+    model = hollow_model(model_config, dtype, place, kernels, kinds, shard, add_slots)
+    split = {"ranks": config.tp_size, "ep_size": config.ep_size}
+    for adapters in steps:
+        make_pieces(maker, model, model_config, dtype, kinds, **split, adapters=adapters)
+
+
 def main(argv: list[str]) -> int:
     set_up_logging("WARNING")
     job = json.loads(argv[0])
@@ -115,19 +148,7 @@ def _compile(job: dict[str, Any]) -> None:
     )
     # The part of rank 0: all ranks have the same forward.
     shard = Shard(0, config.tp_size, platform.cuts_head_groups, config.ep_size)
-    steps: list[StepAdapters | None] = [None]
-
-    def add_slots(model: CausalLM) -> None:
-        if config.max_lora_rank is not None:
-            shape = config.max_lora_rank, most_rows(config)
-            place = torch.device("meta")
-            steps.append(make_slots(config, Targets(model), platform, dtype, *shape, place).step)
-
-    given = model_config, dtype, platform.device(), kernels, job["kinds"], shard
-    model = hollow_model(*given, add_slots)
-    settings = {"ranks": config.tp_size, "ep_size": config.ep_size}
-    for adapters in steps:
-        make_pieces(maker, model, model_config, dtype, job["kinds"], **settings, adapters=adapters)
+    make_all_pieces(maker, config, model_config, dtype, kernels, job["kinds"], shard)
 
 
 if __name__ == "__main__":
