@@ -168,6 +168,7 @@ silu_and_mul_quantize_dynamic = triton_ops.silu_and_mul_quantize_dynamic
 weight_only_linear = triton_ops.weight_only_linear
 choose_experts = triton_ops.choose_experts
 fused_moe = triton_ops.fused_moe
+lora = triton_ops.lora
 conv_step = triton_ops.conv_step
 mamba2_step = triton_ops.mamba2_step
 gated_delta_step = triton_ops.gated_delta_step

@@ -31,13 +31,13 @@ floats round_lanes(floats v) {
 }
 
 // sums [T][16] = x [T][depth] times a matrix [depth][16] whose rows are `stride` apart. Each of the chains adds up a range of the depth.
-// Few tokens compute several chains at once, so that the order of additions does not depend on the number of tokens.
+// Few tokens compute several chains at once, so that the order of additions does not depend on the number of tokens. All loops over sums
+// are unrolled, because compilers keep an array in memory if any of its indices is not a constant.
 template <int T, int kChains>
 void products(const bf16* matrix, int stride, int depth, const float* const* x, Wide* sums) {
   constexpr int kSums = T * kVectors, kAtOnce = kSums >= 8 ? 1 : kSums >= 4 ? 2 : kChains;
   const int size = depth / kChains;
-  for (int t = 0; t < T; ++t)
-    for (int v = 0; v < kVectors; ++v) sums[t][v] = floats{};
+  floats totals[T][kVectors] = {};
   for (int chain = 0; chain < kChains; chain += kAtOnce) {
     floats parts[kAtOnce][T][kVectors] = {};
     const bf16* from = matrix + static_cast<int64_t>(chain) * size * stride;
@@ -50,15 +50,24 @@ void products(const bf16* matrix, int stride, int depth, const float* const* x, 
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) parts[c][t][v] = multiply_add(parts[c][t][v], splat(x[t][(chain + c) * size + i]), numbers);
         }
+#pragma GCC unroll 4
     for (int c = 0; c < kAtOnce; ++c)
+#pragma GCC unroll 8
       for (int t = 0; t < T; ++t)
-        for (int v = 0; v < kVectors; ++v) sums[t][v] += parts[c][t][v];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) totals[t][v] += parts[c][t][v];
   }
   for (int i = kChains * size; i < depth; ++i)
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const floats numbers = widen(matrix + static_cast<int64_t>(i) * stride + v * kLanes);
-      for (int t = 0; t < T; ++t) sums[t][v] = multiply_add(sums[t][v], splat(x[t][i]), numbers);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) totals[t][v] = multiply_add(totals[t][v], splat(x[t][i]), numbers);
     }
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sums[t][v] = totals[t][v];
 }
 
 // narrow [tokens][rank] of one part.
