@@ -29,7 +29,7 @@ from ..config.model import ModelConfig
 from ..config.resolved import ResolvedConfig
 from ..core.step_adapters import StepAdapters
 from ..layers.images import register_ops
-from ..loader.loader import hollow_model
+from ..loader.hollow import hollow_model
 from ..loader.parallel import Shard
 from ..lora.build import make_slots
 from ..lora.targets import Targets

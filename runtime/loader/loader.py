@@ -303,37 +303,6 @@ def finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -
             module.fill()
 
 
-def hollow_model(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    kernels: LinearKernels | None = None,
-    kinds: Kinds = NOTHING_PACKED,
-    shard: Shard = WHOLE,
-    extend: Callable[[CausalLM], None] = lambda model: None,
-) -> CausalLM:
-    """Return the model with weights that all lie in the same memory, because tracing reads none.
-
-    `extend` may give the model more tensors, on the meta device.
-    """
-    model = empty_model(config, dtype, torch.device("meta"), lambda _: kinds, shard)
-    finish(model, kernels, progress=False)
-    extend(model)
-    tensors = [*model.parameters(), *model.buffers()]
-    size = max(tensor.nbytes for tensor in tensors)
-    memory = torch.empty(size, dtype=torch.uint8, device=device)
-    placed: dict[torch.Tensor, torch.Tensor] = {}
-    for tensor in tensors:
-        data = memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        is_weight = isinstance(tensor, nn.Parameter)
-        placed[tensor] = nn.Parameter(data, requires_grad=False) if is_weight else data
-    for module in model.modules():
-        for found in (module.named_parameters, module.named_buffers):
-            for name, tensor in list(found(recurse=False, remove_duplicate=False)):
-                setattr(module, name, placed[tensor])
-    return model
-
-
 def _check_split(
     config: ModelConfig,
     dtype: torch.dtype,

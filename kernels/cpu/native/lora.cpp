@@ -12,15 +12,22 @@ namespace piecework {
 namespace {
 
 constexpr int kPanelRows = 32;              // As in linear.h.
-constexpr int kWide = 16;                   // Numbers of a row that are computed together. Ranks are padded to multiples of it.
-constexpr int kVectors = kWide / kLanes;
-constexpr int kShrinkChains = 4, kExpandChains = 2;  // Sums that do not wait for one another.
+// Numbers of a row that are computed together, as many as there are registers for. Ranks are padded to multiples of the first.
+constexpr int kShrinkWide = 16, kExpandWide = kLanes == 16 ? 32 : 16;
+// Sums that do not wait for one another.
+constexpr int kShrinkChains = 4, kExpandChains = kLanes == 16 ? 1 : 2;
 
-using Wide = floats[kVectors];
+template <int kWide>
+using Wide = floats[kWide / kLanes];
 
 floats widen(const bf16* from) {
+#if defined(__AVX512F__)
+  // Compilers convert the halves of a vector apart.
+  return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16);
+#else
   using shorts = uint16_t __attribute__((vector_size(2 * kLanes)));
   return bits_as<floats>(__builtin_convertvector(load<shorts>(from), words) << 16);
+#endif
 }
 
 // Rounded to bfloat16, as in `as_rounded`.
@@ -30,12 +37,13 @@ floats round_lanes(floats v) {
   return bits_as<floats>((rounded & is_number) | (~is_number & 0x7fc00000u));
 }
 
-// sums [T][16] = x [T][depth] times a matrix [depth][16] whose rows are `stride` apart. Each of the chains adds up a range of the depth.
+// sums [T][kWide] = x [T][depth] times a matrix [depth][kWide] whose rows are `stride` apart. Each of the chains adds up a range of the depth.
 // Few tokens compute several chains at once, so that the order of additions does not depend on the number of tokens. All loops over sums
 // are unrolled, because compilers keep an array in memory if any of its indices is not a constant.
-template <int T, int kChains>
-void products(const bf16* matrix, int stride, int depth, const float* const* x, Wide* sums) {
-  constexpr int kSums = T * kVectors, kAtOnce = kSums >= 8 ? 1 : kSums >= 4 ? 2 : kChains;
+template <int T, int kWide, int kChains>
+void products(const bf16* matrix, int stride, int depth, const float* const* x, Wide<kWide>* sums) {
+  constexpr int kVectors = kWide / kLanes;
+  constexpr int kSums = T * kVectors, kAtOnce = kSums >= 8 ? 1 : kSums >= 4 ? std::min(2, kChains) : kChains;
   const int size = depth / kChains;
   floats totals[T][kVectors] = {};
   for (int chain = 0; chain < kChains; chain += kAtOnce) {
@@ -75,20 +83,24 @@ void shrink_part(const Adapters& adapters, int slot, int part, int tokens, const
   const int place = slot * adapters.parts + part;
   const floats scale = splat(adapters.scales[place]);
   const bf16* a = adapters.a + static_cast<int64_t>(place) * adapters.columns * adapters.rank;
-  for (int k = 0; k < adapters.ranks[place]; k += kWide)
+  for (int k = 0; k < adapters.ranks[place]; k += kShrinkWide)
     with_constant<AdapterGroup::kMost>(tokens, [&](auto count) {
-      Wide sums[count];
-      products<count, kShrinkChains>(a + k, adapters.rank, adapters.columns, x, sums);
+      Wide<kShrinkWide> sums[count];
+      products<count, kShrinkWide, kShrinkChains>(a + k, adapters.rank, adapters.columns, x, sums);
       for (int t = 0; t < count; ++t)
-        for (int v = 0; v < kVectors; ++v) store(narrow[t] + part * adapters.rank + k + v * kLanes, sums[t][v] * scale);
+        for (int v = 0; v < kShrinkWide / kLanes; ++v) store(narrow[t] + part * adapters.rank + k + v * kLanes, sums[t][v] * scale);
     });
 }
 
-// Round the numbers [first, last) of 16 values, and add updates.
-void add_some(float* values, const Wide& updates, int first, int last) {
-  float others[kWide];
-  std::memcpy(others, &updates, sizeof others);
-  for (int r = first; r < last; ++r) values[r] = as_rounded(values[r]) + others[r];
+// Round the numbers [first, last) of values, and add updates.
+void add_some(float* values, const floats* updates, int first, int last) {
+  static constexpr int32_t kPlaces[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 4
+  for (int v = 0; v < kExpandWide / kLanes; ++v) {
+    const ints place = load<ints>(kPlaces) + v * kLanes, live = (place >= first) & (place < last);
+    const floats before = load<floats>(values + v * kLanes), after = round_lanes(before) + updates[v];
+    store(values + v * kLanes, (bits_as<ints>(after) & live) | (bits_as<ints>(before) & ~live));
+  }
 }
 
 // Add the updates of a panel to the values [tokens][32] of a group's tokens.
@@ -101,18 +113,11 @@ void expand_panel(const Adapters& adapters, int slot, int row, int tokens, const
     const int rank = adapters.ranks[slot * adapters.parts + part];
     if (rank == 0) continue;
     for (int t = 0; t < tokens; ++t) x[t] = narrow[t] + part * adapters.rank;
-    for (int r = first / kWide * kWide; r < last; r += kWide)
+    for (int r = first / kExpandWide * kExpandWide; r < last; r += kExpandWide)
       with_constant<AdapterGroup::kMost>(tokens, [&](auto count) {
-        Wide sums[count];
-        products<count, kExpandChains>(b + r, kPanelRows, rank, x, sums);
-        for (int t = 0; t < count; ++t) {
-          float* to = values[t] + r;
-          if (first > r || last < r + kWide) {
-            add_some(to, sums[t], std::max(first - r, 0), std::min(last - r, kWide));
-            continue;
-          }
-          for (int v = 0; v < kVectors; ++v) store(to + v * kLanes, round_lanes(load<floats>(to + v * kLanes)) + sums[t][v]);
-        }
+        Wide<kExpandWide> sums[count];
+        products<count, kExpandWide, kExpandChains>(b + r, kPanelRows, rank, x, sums);
+        for (int t = 0; t < count; ++t) add_some(values[t] + r, sums[t], first - r, last - r);
       });
   }
 }

@@ -26,7 +26,8 @@ from piecework.runtime.engine import graph_startup
 from piecework.runtime.graphs import compile_pieces, compile_process
 from piecework.runtime.graphs.compile_process import CompileProcess
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.loader.loader import empty_model, hollow_model
+from piecework.runtime.loader.hollow import hollow_model
+from piecework.runtime.loader.loader import empty_model
 
 FAULTY = Path(__file__).parent / "faulty_compile.py"
 PROMPTS = [[7, 9, 11] * 5, [3]]

@@ -22,12 +22,8 @@ from tiny_models import make_tiny_model
 
 from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.files.resolve import ALIASES, Packaged, resolve_model_path
-from piecework.runtime.loader.loader import (
-    empty_model,
-    hollow_model,
-    load_model,
-    random_model,
-)
+from piecework.runtime.loader.hollow import hollow_model
+from piecework.runtime.loader.loader import empty_model, load_model, random_model
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

@@ -23,7 +23,7 @@ from piecework.runtime.graphs.pieces import stored_key
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.layers.norm import RMSNorm
 from piecework.runtime.layers.rotary import Rotary
-from piecework.runtime.loader.loader import hollow_model
+from piecework.runtime.loader.hollow import hollow_model
 from piecework.runtime.loader.parallel import Shard
 from tests.runtime.models.sizes import (
     DELTA,

@@ -19,7 +19,8 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.runtime.layers.linear import Linear
-from piecework.runtime.loader.loader import hollow_model, load_model, random_model
+from piecework.runtime.loader.hollow import hollow_model
+from piecework.runtime.loader.loader import load_model, random_model
 from piecework.runtime.quantization.grouped_weight import GroupedWeight, widened
 from piecework.runtime.quantization.methods import describe, linear_kinds
 from piecework.runtime.quantization.on_load import quantise_q4_0, quantise_q8_0

@@ -18,7 +18,8 @@ from piecework.kernels.cpu.native.step import is_known
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.layers.linear import Linear, StoredTensor
 from piecework.runtime.llm import LLM
-from piecework.runtime.loader.loader import hollow_model, load_model
+from piecework.runtime.loader.hollow import hollow_model
+from piecework.runtime.loader.loader import load_model
 from piecework.runtime.models.llama import LlamaForCausalLM
 from piecework.runtime.quantization.methods import linear_kinds
 
