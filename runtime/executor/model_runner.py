@@ -39,6 +39,7 @@ from ..loader.draft_heads import Placement, load_head
 from ..loader.loader import load_model, random_model
 from ..loader.parallel import Shard
 from ..lora.build import make_adapters
+from ..lora.store import AdapterStore
 from ..models.causal_lm import CausalLM
 from ..multimodal.build import make_encodings
 from ..quantization.methods import describe, linear_kinds
@@ -104,8 +105,7 @@ class ModelRunner:
             how = Placement(self.dtype, self.device, kernels, self.platform.lacking_dtypes)
             self.head = load_head(path, config, self.model, how, progress=progress)
             self.platform.give_back_memory()
-            rows = most_rows(resolve_steps(config, self.model.config, self.platform))
-            self.adapters = make_adapters(config, self.model, self.platform, self.dtype, rows)
+            self.adapters = self._make_adapters(config)
         parts = self.model, self.head, None if self.images is None else self.images.tower
         self._loaded = nn.ModuleList(each for each in parts if each is not None)
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
@@ -283,6 +283,10 @@ class ModelRunner:
         if self.images is not None and model.turns_images:
             self.images.rotary = model.model.rotaries[0]  # type: ignore[assignment]
         return model
+
+    def _make_adapters(self, config: EngineConfig) -> AdapterStore | None:
+        rows = most_rows(resolve_steps(config, self.model.config, self.platform))
+        return make_adapters(config, self.model, self.platform, self.dtype, rows)
 
     def _take_place(self, config: EngineConfig) -> None:
         """Choose this rank's cores or device. Raise `ValueError` if the machine has too few."""
