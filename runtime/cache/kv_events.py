@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,6 +160,23 @@ def block_hash(parent: int | None, tokens: npt.NDArray[np.int64]) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+def hash_of_key(key: bytes) -> int:
+    """Return the hash by which events name the block of a key in a lower tier.
+
+    The first byte is left out: in it differ the kinds of cache that have a block of one page.
+    """
+    return int.from_bytes(key[1:9], "little")
+
+
+class WatchedStore(Protocol):
+    """A lower tier that reports its blocks by `KVEvents.changed_below`."""
+
+    medium: str
+    events: KVEvents | None
+
+    def block_keys(self) -> list[bytes]: ...
+
+
 class KVEvents:
     """Collects events until they are taken.
 
@@ -168,6 +187,9 @@ class KVEvents:
     def __init__(self) -> None:
         # After a restart, nothing is left of the previous engine's cache.
         self._events: list[Event] = [{"type": "AllBlocksCleared"}]
+        self._below: deque[Event] = deque()  # From other threads, too.
+        self._stores: Sequence[WatchedStore] = ()
+        self._page_size = 0
 
     def stored(
         self,
@@ -175,16 +197,17 @@ class KVEvents:
         tokens: npt.NDArray[np.int64],
         page_size: int,
         namespace: bytes = b"",
+        keys: Sequence[bytes] = (),
     ) -> list[int]:
         """Record whole pages that entered the tree. Return their hashes.
 
         `tokens` are [pages * page_size] int64. Hashes of pages without a parent depend on the
-        namespace.
+        namespace. If there are lower tiers, `keys` name the pages there, and the hashes are theirs.
         """
-        hashes, last = list[int](), parent
+        hashes, last = [hash_of_key(key) for key in keys], parent
         if parent is None and namespace:
             last = int.from_bytes(blake2b(namespace, digest_size=8).digest(), "little")
-        for begin in range(0, len(tokens), page_size):
+        for begin in range(0, 0 if keys else len(tokens), page_size):
             last = block_hash(last, tokens[begin : begin + page_size])
             hashes.append(last)
         self._events.append(
@@ -208,7 +231,45 @@ class KVEvents:
     def cleared(self) -> None:
         """Record that the tree is empty. Earlier events are dropped."""
         self._events = [{"type": "AllBlocksCleared"}]
+        self._below.clear()
+        self._announce()
+
+    def watch(self, stores: Sequence[WatchedStore], page_size: int) -> None:
+        """Record what lower tiers have, and from now on what they get and lose."""
+        self._stores, self._page_size = stores, page_size
+        for store in stores:
+            store.events = self
+        self._announce()
+
+    def changed_below(self, keys: Iterable[bytes], medium: str, *, stored: bool) -> None:
+        """Record blocks that a lower tier has got or lost. Any thread may call this."""
+        # A set, because the blocks of a page have one hash.
+        hashes = list({hash_of_key(key): None for key in keys})
+        if not hashes:
+            return
+        if not stored:
+            self._below.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
+            return
+        # vLLM's offloading names neither parents nor tokens: those were told with medium GPU.
+        self._below.append(
+            {
+                "type": "BlockStored",
+                "block_hashes": hashes,
+                "parent_block_hash": None,
+                "token_ids": [],
+                "block_size": self._page_size,
+                "lora_id": None,
+                "medium": medium,
+                "lora_name": None,
+            }
+        )
 
     def take(self) -> list[Event]:
         events, self._events = self._events, []
+        while self._below:
+            events.append(self._below.popleft())
         return events
+
+    def _announce(self) -> None:
+        for store in self._stores:
+            self.changed_below(store.block_keys(), store.medium, stored=True)

@@ -159,12 +159,12 @@ class RadixCache:
             columns = [[kind.hole] * num_pages for kind in self._kinds]
             key = self._key(tokens, known * self._page_size, namespace)
             node = parent.children[key] = Node(key, run, num_pages, columns, parent)
-            if self.events is not None:
-                before = parent.hashes[-1] if parent.hashes else None
-                node.hashes = self.events.stored(before, run, self._page_size, namespace)
             if self.below is not None:
                 last = parent.keys[-1] if parent.keys else None
                 node.keys = self.below.keys(last, run, namespace)
+            if self.events is not None:
+                before = parent.hashes[-1] if parent.hashes else None
+                node.hashes = self.events.stored(before, run, self._page_size, namespace, node.keys)
             self.evictable_pages += num_pages
             self.total_pages += num_pages
             self.changes += 1

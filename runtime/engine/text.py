@@ -267,4 +267,6 @@ def build(settings: dict[str, Any], ranks: Ranks) -> TextEngine:
             events, publish = publisher.events, publisher.publish
     parts = build_engine(config, progress=leads, ranks=ranks, kv_events=events)
     tiers = make_tiers(config, parts.runner, parts.core.cache) if leads else None
+    if events is not None and tiers is not None:
+        tiers.report_to(events)
     return TextEngine(parts, publish, tiers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from threading import Lock
 
+from ..cache.kv_events import KVEvents
 from .store import Buffer
 
 
@@ -14,7 +15,8 @@ class HostStore:
     All methods may be called from several threads.
     """
 
-    on_disk = False
+    on_disk, medium = False, "CPU"
+    events: KVEvents | None = None
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_bytes = max_bytes, 0
@@ -24,6 +26,9 @@ class HostStore:
     @property
     def num_blocks(self) -> int:
         return len(self._blocks)
+
+    def block_keys(self) -> list[bytes]:
+        return list(self._blocks)
 
     def has(self, key: bytes) -> bool:
         return key in self._blocks
@@ -50,8 +55,14 @@ class HostStore:
                 return False
             self.num_bytes += len(block) - len(self._blocks.pop(key, b""))
             self._blocks[key] = block
+            dropped = list[bytes]()
             while self.num_bytes > self.max_bytes:
-                self.num_bytes -= len(self._blocks.popitem(last=False)[1])
+                oldest, old = self._blocks.popitem(last=False)
+                self.num_bytes -= len(old)
+                dropped.append(oldest)
+            if self.events is not None:
+                self.events.changed_below([key], self.medium, stored=True)
+                self.events.changed_below(dropped, self.medium, stored=False)
         return True
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from ..cache.kv_events import KVEvents
 from .store import KEY_BYTES, Buffer
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,8 @@ class Segments:
     Raise `OSError` if the folder can neither be read nor created.
     """
 
-    on_disk = True
+    on_disk, medium = True, "FS"
+    events: KVEvents | None = None
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -131,6 +133,9 @@ class Segments:
             damaged += not self.get(key, memoryview(bytearray(place.length)))
         return damaged, num_bytes
 
+    def block_keys(self) -> list[bytes]:
+        return list(self._index)
+
     def has(self, key: bytes) -> bool:
         if key in self._index:
             return True
@@ -159,6 +164,7 @@ class Segments:
             self._warn(f"{segment.path} is damaged: its blocks are computed again")
             with self._lock:
                 self._index.pop(key, None)
+                self._tell([key], stored=False)
             return False
         now = time.time()
         if now > segment.touched + _TOUCH_SECONDS:
@@ -186,6 +192,7 @@ class Segments:
                 self._close_own()
                 return False
             self._index[key] = _Place(segment, segment.size + _RECORD, length, checksum)
+            self._tell([key], stored=True)
             segment.size += written
             segment.indexed = segment.size
             if segment.size >= self._segment_bytes:
@@ -222,8 +229,11 @@ class Segments:
                 if (segment := self._segments.get(name)) is None:
                     segment = self._segments[name] = _Segment(self.folder / name)
                 if self._own is None or segment is not self._own[0]:
+                    new = list[bytes]()
                     for key, place in segment.records():
-                        self._index.setdefault(key, place)
+                        if self._index.setdefault(key, place) is place:
+                            new.append(key)
+                    self._tell(new, stored=True)
             except OSError as error:
                 self._warn(f"cannot read {self.folder / name}: {error.strerror}")
 
@@ -272,10 +282,16 @@ class Segments:
 
     def _forget(self, segment: _Segment) -> None:
         del self._segments[segment.path.name]
+        gone = [key for key, place in self._index.items() if place.segment is segment]
         self._index = {key: place for key, place in self._index.items()
                        if place.segment is not segment}  # fmt: skip
+        self._tell(gone, stored=False)
         if self._own is not None and self._own[0] is segment:
             self._close_own()
+
+    def _tell(self, keys: list[bytes], *, stored: bool) -> None:
+        if self.events is not None:
+            self.events.changed_below(keys, self.medium, stored=stored)
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ..cache.kv_events import KVEvents
+
 KEY_BYTES = 20
 Buffer = memoryview
 
@@ -12,6 +14,8 @@ class Store(Protocol):
     """Blocks by key, up to a number of bytes. Methods may be called from several threads."""
 
     on_disk: bool
+    medium: str  # vLLM's word for it in KV events.
+    events: KVEvents | None  # Hears of blocks that come and go.
 
     @property
     def num_bytes(self) -> int: ...
@@ -26,5 +30,7 @@ class Store(Protocol):
 
     def put(self, key: bytes, payload: Buffer) -> bool:
         """Keep a block. Return False if it cannot be kept."""
+
+    def block_keys(self) -> list[bytes]: ...
 
     def close(self) -> None: ...

@@ -16,6 +16,7 @@ import torch
 
 from ..cache.block_pool import HOLE, Block
 from ..cache.kv_cache import KVCache
+from ..cache.kv_events import KVEvents
 from .block_copies import BlockCopies
 from .block_keys import BlockKeys, key_of_kind
 from .saving_budget import SavingBudget
@@ -291,6 +292,10 @@ class Tiers:
             self.save_some()
             if self._unwritten_bytes >= _MOST_UNWRITTEN // 4:
                 time.sleep(_WRITING_SECONDS)
+
+    def report_to(self, events: KVEvents) -> None:
+        """Have events tell which blocks the stores have, get and lose."""
+        events.watch(self._stores, self.cache.page_size)
 
     def rename(self, keys: BlockKeys) -> None:
         """Name blocks otherwise from now on, because the weights changed. The cache is empty."""
