@@ -139,7 +139,8 @@ def agree(settings: dict[str, Any]) -> bool:
         settings.get("cuda_graph_backend_prefill", "piecewise") != "piecewise"
     )
     tiers = settings.keys() & {"kv_disk", "kv_host_memory"} and settings.get("tp_size", 1) > 1
-    return not (backends or tiers)
+    towers = settings.keys() >= {"mmproj", "disable_vision"} and settings["disable_vision"]
+    return not (backends or tiers or towers)
 
 
 # Files of keys are read when the settings are made: test_api_key.py has them, test_tracing.py the
@@ -165,6 +166,11 @@ def test_a_command_line_gives_the_config_it_spells(settings: dict[str, Any]) -> 
         if name in {item.name for item in dataclasses.fields(EngineConfig)}
     }
     assert parse(*argv) == ServerConfig(engine=EngineConfig(**engine), **settings)
+
+
+def test_a_vision_tower_and_no_vision_contradict_one_another() -> None:
+    with pytest.raises(ValueError, match="--mmproj loads what --disable-vision leaves out"):
+        parse("--mmproj", "tower.gguf", "--disable-vision")
 
 
 def test_help_tells_every_flag_and_every_default() -> None:
