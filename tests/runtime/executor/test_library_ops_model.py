@@ -146,7 +146,7 @@ def test_hidden_states_are_those_of_the_definition_but_for_rounding(
     step = dummy_prefill(33, 1, runner.platform, 16)
 
     def hidden() -> torch.Tensor:
-        with torch.no_grad(), runner.graphs._attention.step(step.metadata):
+        with torch.no_grad(), runner.graphs.base._attention.step(step.metadata):
             result: torch.Tensor = runner.model(step.input_ids, step.positions)
         return result.double()
 

@@ -140,7 +140,7 @@ def test_a_model_is_traced_with_its_ops_whole(
     traced = {op.removesuffix(".default") for piece in pieces.plan.pieces for op in piece.ops}
     assert {f"piecework.{name}" for name in found} <= traced, traced
     step = dummy_prefill(9, 1, runner.platform, 16)
-    with torch.no_grad(), runner.graphs._attention.step(step.metadata):
+    with torch.no_grad(), runner.graphs.base._attention.step(step.metadata):
         own = pieces(step.input_ids, step.positions)
         with ops.plain_torch():
             plain = runner.model(step.input_ids, step.positions)
