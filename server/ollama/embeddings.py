@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import InvalidRequest
 from ..core.ollama_errors import OllamaErrorAnswer
-from ..http.body import JsonRoute
+from ..http.body import CurlJsonRoute
 from ..pooling.client import Vectors
 from ..pooling.embeddings import embed
 from ..pooling.requests import EmbeddingsRequest
@@ -22,7 +22,7 @@ from ..serving.state import json_response
 from .requests import EmbedRequest, OldEmbeddingsRequest
 from .to_openai import ollama_names
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=CurlJsonRoute)
 _WHOLE_TEXT = -1  # Texts are cut at the model's maximum.
 
 

@@ -15,7 +15,7 @@ from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..core.answers import BODY_ERRORS, LINES, answers
 from ..core.errors import ApiError
 from ..core.ollama_errors import OllamaErrorAnswer
-from ..http.body import JsonRequest, JsonRoute
+from ..http.body import CurlJsonRoute, JsonRequest
 from ..openai.conversation import AnswerReader, begin
 from ..openai.generation import generation_requests
 from ..openai.infill import with_suffix
@@ -41,7 +41,7 @@ from .answers import (
 from .requests import OllamaBody, OllamaChatRequest, OllamaGenerateRequest
 from .to_openai import chat_request, completion_request, ollama_names, prompt_chat
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=CurlJsonRoute)
 # A line of JSON may begin with blanks, so these keep a silent stream open.
 BLANK = b" "
 MakeAnswer = Callable[..., OllamaAnswer]

@@ -22,14 +22,14 @@ from ..core.answers import BODY_ERRORS, Answer, answers
 from ..core.errors import NotImplementedHere
 from ..core.model_names import with_tag
 from ..core.ollama_errors import OllamaErrorAnswer
-from ..http.body import JsonRoute
+from ..http.body import CurlJsonRoute
 from ..openai.conversation import reasoning_of
 from ..serving.state import AnyServing, AnyServingDep, Serving, json_response
 from .requests import ShowRequest
 
 version_router = APIRouter()
 router = APIRouter()
-show_router = APIRouter(route_class=JsonRoute)
+show_router = APIRouter(route_class=CurlJsonRoute)
 # The version of Ollama whose API this is. Clients compare it with the version that they need.
 API_VERSION = "0.12.11"
 # `expires_at` of a model that stays loaded.

@@ -287,6 +287,18 @@ async def test_bad_input_is_refused_by_its_name_in_ollamas_form(
     assert not scripted.requests
 
 
+async def test_what_curl_sends_without_a_header_is_read_but_no_page_may_send_it(
+    client: httpx.AsyncClient,
+) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    body = json.dumps({**CHAT, "stream": False})
+    assert (await client.post("/api/chat", content=body, headers=form)).status_code == 200
+    page = {**form, "Origin": "http://other.example"}
+    assert (await client.post("/api/chat", content=body, headers=page)).status_code == 403
+    strict = await client.post("/v1/completions", content='{"prompt": "x"}', headers=form)
+    assert strict.status_code == 415
+
+
 async def test_errors_of_others_have_ollamas_form_too(scripted: ScriptedEngine) -> None:
     async with client_of(make_app(scripted, api_key="k")) as client:
         bad = [await client.post("/api/chat", json=CHAT)]
