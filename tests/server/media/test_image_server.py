@@ -78,7 +78,11 @@ def test_a_killed_engine_costs_a_request_with_images_nothing_but_time(
     body = asked(data_url(picture_file(seed=11)), **long)
     known = server.client.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
     answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(server.client.post(CHAT, json=body)))
+
+    def ask() -> None:
+        answers.append(server.client.post(CHAT, json=body, timeout=120))
+
+    asking = threading.Thread(target=ask)
     asking.start()
     time.sleep(0.1)
     server.engine().kill()

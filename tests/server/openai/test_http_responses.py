@@ -260,7 +260,7 @@ def test_a_client_that_leaves_ends_its_response(
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "declare a function"),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0]", "messages"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tool_choice": {"type": "mcp"}}, "tool_choice", "declare a function"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice", "needs server_label"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "none of the tools"),
         (
             {"tools": [{**WEATHER, "parameters": {"type": "string"}}]},
