@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -68,13 +68,16 @@ class JsonRoute(APIRoute):
         async def read_then_handle(request: Request) -> Response:
             bodies: Bodies = request.app.state.bodies
             scope, is_left_out = request.scope, self.empty and has_no_body(request)
-            is_other = _content_type(request) in self.other_types
-            if is_left_out or is_other:
+            if is_left_out or self.other_types:
                 # FastAPI parses a body only if its content type is JSON.
                 others = [each for each in scope["headers"] if each[0] != _JSON[0]]
                 scope = {**scope, "headers": [*others, _JSON]}
             read = JsonRequest(scope, request.receive)
-            content = bytearray(self.empty) if is_left_out else await read_json_body(read)
+            content = (
+                bytearray(self.empty)
+                if is_left_out
+                else await read_json_body(request, self.other_types)
+            )
             with bodies.hold(content) as body:
                 del content
                 work = _handled(body, read, handler)
@@ -208,16 +211,15 @@ def _count(content: bytes | bytearray, *characters: bytes) -> int:
     )
 
 
-def _content_type(request: Request) -> str:
-    return request.headers.get("content-type", "none").partition(";")[0].strip().lower()
+async def read_json_body(request: Request, other_types: Sequence[str] = ()) -> bytearray:
+    """Return a JSON body. Raises `UnsupportedMedia`, `BodyTooLarge` or `ClientGone`.
 
-
-async def read_json_body(request: Request) -> bytearray:
-    """Return a JSON body. Raises `UnsupportedMedia`, `BodyTooLarge` or `ClientGone`."""
+    `other_types` are content types that the body may have besides those of JSON.
+    """
     # Browsers send other content types to other sites without a preflight, so a page could use a
     # server on its visitor's machine.
-    kind = _content_type(request)
-    if kind != "application/json" and not (
+    kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
+    if kind not in ("application/json", *other_types) and not (
         kind.startswith("application/") and kind.endswith("+json")
     ):
         message = (

@@ -115,7 +115,7 @@ class AnyServing:
                 code="missing_required_parameter",
             )
         adapter, names = self.adapter_of(name), self.config.model_names
-        known = name is None or served_name(name, names) in (DEFAULT_MODEL, *names)
+        known = name is None or name in names or served_name(name, names) in (DEFAULT_MODEL, *names)
         if not known and adapter is None:
             message = (
                 f"The model {name!r:.200} does not exist; this server has "
@@ -132,7 +132,7 @@ class AnyServing:
 
     def adapter_of(self, name: str | None) -> AdapterInfo | None:
         """Return the adapter (LoRA) that a request means by `NAME` or `MODEL:NAME`, or None."""
-        if name is None:
+        if name is None or not self.engine.adapters:
             return None
         name = served_name(name, self.names)
         model, _, own = name.rpartition(":")
