@@ -58,6 +58,7 @@ class GraphStartup:
         self._runner = runner
         self._began = time.perf_counter()
         self._compiling: CompileProcess | None = None
+        self._outcome: Outcome | None = None  # The compiling process had this one.
         self._next_is_long = False
         self._ranks = runner.ranks
         graphs = runner.graphs
@@ -187,15 +188,20 @@ class GraphStartup:
 
     def _stored(self, adapters: bool) -> Generator[bool, None, PreparedForward]:
         """Load the forward from the cache. If pieces are missing, another process compiles them
-        first.
+        first, once for steps of all kinds.
         """
         try:
             return (yield from self._loaded(adapters, retry=True))
         except NotStoredError:
-            outcome = yield from self._compiled()
-        if outcome.reason is not None:
-            raise _NoPieces(outcome.reason, outcome.text)
-        return (yield from self._loaded(adapters, retry=False))
+            if self._outcome is None:
+                self._outcome = yield from self._compiled()
+        try:
+            # Steps without adapters come first, so their pieces may be there although it failed.
+            return (yield from self._loaded(adapters, retry=False))
+        except NotStoredError:
+            if self._outcome.reason is None:
+                raise
+            raise _NoPieces(self._outcome.reason, self._outcome.text) from None
 
     def _loaded(self, adapters: bool, *, retry: bool) -> Generator[bool, None, PreparedForward]:
         """Load the forward from the cache on all ranks. Raise on all ranks if one of them fails."""

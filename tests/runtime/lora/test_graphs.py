@@ -11,9 +11,11 @@ from recording_platform import RecordingPlatform
 from tiny_adapters import make_adapter
 from tiny_models import make_tiny_model
 
+from piecework.compilation.core.errors import TraceError
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine import graph_startup
 from piecework.runtime.executor import model_runner
+from piecework.runtime.graphs import compile_pieces
 from piecework.runtime.llm import LLM, Completion
 
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(5 + 3 * i)] for i in range(5)]
@@ -110,3 +112,26 @@ def test_recorded_steps(
         replays = after.graph_replays_total - before.graph_replays_total
         # All prompts together have 55 tokens.
         assert replays == after.steps_total - before.steps_total
+
+
+def test_steps_without_adapters_keep_their_pieces_if_those_with_adapters_have_none(
+    settings: dict[str, Any], eager: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
+    make, starts = compile_pieces.make_pieces, []
+
+    def failing(*arguments: Any, adapters: Any = None, **others: Any) -> Any:
+        starts.append(adapters is not None)
+        if adapters is not None:
+            raise TraceError("seeded")
+        return make(*arguments, **others)
+
+    monkeypatch.setattr(compile_pieces, "make_pieces", failing)
+    llm = LLM(piecewise_cuda_graph=True, piecewise_cuda_graph_compiler="eager", **settings)
+    assert starts == [False, True]
+    for names, in_pieces in (([""] * 5, True), (MIXTURES[0], False)):
+        before = llm.core.stats()
+        wanted = eager.generate(PROMPTS, PARAMS, adapters=names)
+        assert_same(llm.generate(PROMPTS, PARAMS, adapters=names), wanted)
+        after = llm.core.stats()
+        assert (after.piecewise_steps_total > before.piecewise_steps_total) == in_pieces
