@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from gguf import GGUFReader
 from mmproj_files import KINDS, write_files
 from tiny_vision import make_tiny_vision, picture_file
 from vision_engines import Prompt, VisionEngine
 
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
 from piecework.runtime.multimodal.source import find_source
+from piecework.runtime.multimodal.tower import load_tower
 
 FILES = picture_file(48, 40), picture_file(30, 90, seed=1)
 TEXT = "What is IMAGE here, and what is IMAGE?"
@@ -70,3 +73,24 @@ def test_a_tower_is_found_beside_its_model_and_refused_beside_another(tmp_path: 
         find_source(model, str(model))
     with pytest.raises(ValueError, match=r"is a folder, which has its own"):
         find_source(folder, str(tower))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("", 0), ("patch_size", 0), ("attention.head_count", 7), ("projector.scale_factor", 7)],
+)
+def test_a_damaged_tower_is_refused_by_its_name(tmp_path: Path, key: str, value: int) -> None:
+    model = write_files(make_tiny_vision(tmp_path / "folder"), "idefics3", tmp_path)
+    tower = tmp_path / "mmproj-tiny-f32.gguf"
+    content = bytearray(tower.read_bytes())
+    if key:
+        field = GGUFReader(tower).fields[f"clip.vision.{key}"]
+        place = field.offset + sum(part.nbytes for part in field.parts[: field.data[0]])
+        content[place : place + 4] = value.to_bytes(4, "little")
+    else:
+        del content[len(content) // 2 :]
+    tower.write_bytes(content)
+    with pytest.raises(ValueError, match=tower.name):
+        source = find_source(model, str(tower))
+        assert source is not None
+        load_tower(source, torch.float32, torch.device("cpu"), None, ())
