@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=2))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server(model: str) -> Iterator[ServerProcess]:
     with ready(model, *FLAGS) as server:
         yield server
@@ -93,19 +93,20 @@ def interrupt(
     server.wait_ready()
 
 
-def test_no_request_is_lost_with_a_rank(server: ServerProcess) -> None:
+def test_nothing_is_lost_with_a_rank_and_nothing_left_by_a_server_that_is_killed(
+    server: ServerProcess,
+) -> None:
     expected = [complete(server, prompt) for prompt in PROMPTS]
     interrupt(server, 1, signal.SIGKILL, expected)
-
-
-def test_a_server_that_is_killed_leaves_no_rank_and_no_memory(server: ServerProcess) -> None:
-    """Last: it ends the server. They are stopped, so that they cannot find out by themselves."""
     before, processes = shared_memory(), ranks(server)
+    # They are stopped, so that they cannot find out by themselves.
     for process in processes:
         process.send_signal(signal.SIGSTOP)
     os.kill(server.process.pid, signal.SIGKILL)
     assert not psutil.wait_procs(processes, timeout=20)[1]
     assert shared_memory() <= before
+    _, _, said = server.finish()
+    assert said.count("rank 1 was ended by SIGKILL, and the engine with it") == 1
 
 
 @pytest.mark.slow
