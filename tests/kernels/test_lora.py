@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from native_variants import built, native_variants
 
 from piecework.kernels import lora, ops
 from piecework.kernels.cpu.native import lora as native
@@ -91,8 +92,14 @@ def test_the_traced_op_has_the_form_that_it_promises() -> None:
     assert one == two
 
 
+@pytest.fixture(params=native_variants(), ids=lambda variant: variant.name)
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = built(request.param)
+    monkeypatch.setattr(native, "load_kernels", lambda: library)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_native_kernels(case: Case, native_kernels: None) -> None:
+def test_native_kernels(case: Case, variant: None) -> None:
     given = arguments(case, torch.bfloat16)
     result = native.lora(*given)  # type: ignore[arg-type]
     assert torch.allclose(result.double(), wanted(given), rtol=2**-7, atol=2**-6)
@@ -106,7 +113,7 @@ def test_native_kernels(case: Case, native_kernels: None) -> None:
         assert torch.equal(alone, result[row])
 
 
-def test_numbers_that_are_not_finite_stay_in_their_row(native_kernels: None) -> None:
+def test_numbers_that_are_not_finite_stay_in_their_row(variant: None) -> None:
     given = arguments(CASES[2], torch.bfloat16)
     given[1][3] = float("inf")  # type: ignore[index]
     given[6][3] = 0  # type: ignore[index]
