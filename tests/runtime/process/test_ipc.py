@@ -68,11 +68,6 @@ LOGPROB = st.builds(
     top=st.lists(st.tuples(INTEGERS, NUMBERS), max_size=3),
 )
 NUMBERED = st.dictionaries(st.text(max_size=5), INTEGERS, max_size=3)
-STATS = st.builds(
-    EngineStats,
-    **dict.fromkeys(EngineStats.__dataclass_fields__, INTEGERS)
-    | {"graph_fallbacks_total": NUMBERED, "accepted_by_position_total": NUMBERED},
-)
 OUTPUT = st.builds(
     TokenOutput,
     token_ids=st.lists(INTEGERS, max_size=3),
@@ -112,6 +107,7 @@ def built(kind: type[Any], **named: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, **known | named)
 
 
+STATS = built(EngineStats, graph_fallbacks_total=NUMBERED, accepted_by_position_total=NUMBERED)
 INFO = built(
     EngineInfo,
     graphs=GRAPHS,
@@ -119,10 +115,9 @@ INFO = built(
     quantization=st.lists(st.text(max_size=5), max_size=3),
     start_seconds=st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
 )
-IMAGE_STATS = st.builds(
+IMAGE_STATS = built(
     ImageStats,
-    **dict.fromkeys(ImageStats.__dataclass_fields__, INTEGERS)
-    | {"stage_seconds_total": st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3)},
+    stage_seconds_total=st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
 )
 DIFFUSION_INFO = st.builds(
     DiffusionInfo,
