@@ -28,6 +28,7 @@ _SIGLIP = {
     "num_attention_heads": 2,
 }
 _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+_GRIDS = [[height, width] for height in (32, 64, 96) for width in (32, 64)]
 _HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 # By family: how chat templates write an image, the tokens, members of config.json and of
 # preprocessor_config.json.
@@ -205,6 +206,53 @@ FAMILIES: dict[str, tuple[str, list[str], dict[str, Any], dict[str, Any]]] = {
             **_HALVES,
         },
     ),
+    "pixtral": (
+        "[IMG]",
+        ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        {
+            "model_type": "llava",
+            "architectures": ["LlavaForConditionalGeneration"],
+            "vision_config": {
+                **_SIGLIP,
+                "model_type": "pixtral",
+                "head_dim": 16,
+                "image_size": 64,
+                "patch_size": 8,
+            },
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+            "text_config": {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
+        },
+        {
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 40},
+            "patch_size": {"height": 8, "width": 8},
+            **_HALVES,
+        },
+    ),
+    "llava_onevision": (
+        "<image>",
+        ["<image>", "<video>"],
+        {
+            "architectures": ["LlavaOnevisionForConditionalGeneration"],
+            "vision_config": {
+                **_SIGLIP,
+                "model_type": "siglip_vision_model",
+                "image_size": 32,
+                "patch_size": 8,
+                "vision_use_head": False,
+            },
+            "image_grid_pinpoints": _GRIDS,
+            "vision_aspect_ratio": "anyres_max_2",
+            "text_config": {"model_type": "qwen2"},
+        },
+        {
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "size": {"height": 32, "width": 32},
+            "image_grid_pinpoints": _GRIDS,
+            **_HALVES,
+        },
+    ),
     "internvl": (
         "<IMG_CONTEXT>",
         ["<IMG_CONTEXT>", "<img>", "</img>"],
@@ -237,11 +285,14 @@ def make_tiny_vision(path: Path, family: str = "idefics3", **overrides: Any) -> 
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
     image_id = tokenizer.token_to_id(tokens[0])
     members = {"image_token_id": image_id, **config, **overrides}
-    if family == "llava":
+    model_type = members.pop("model_type", family)
+    if model_type.startswith("llava"):
         members["image_token_index"] = image_id
+    if model_type == "llava_onevision":
+        members["video_token_index"] = tokenizer.token_to_id(tokens[1])
     text = config["text_config"] | overrides.get("text_config", {})
     members["text_config"] = {"vocab_size": 640, **text}
-    make_tiny_model(path, family, **members)
+    make_tiny_model(path, model_type, **members)
     _fill_zeros(path / "model.safetensors")
     tokenizer.save(str(path / "tokenizer.json"))
     settings = json.loads((path / "tokenizer_config.json").read_text())

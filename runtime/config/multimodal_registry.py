@@ -5,6 +5,9 @@ states its architectures in config.json, and has a class `Family`.
 
     class Family(ImageFamily): ...    # See `multimodal.family`.
 
+If an architecture has several vision towers, the name of the architecture may be followed by the
+`model_type` of the tower: "LlavaForConditionalGeneration/pixtral".
+
 Vision towers of GGUF files are files of `runtime/multimodal/projectors/`, with `PROJECTOR_TYPES`.
 """
 
@@ -54,7 +57,10 @@ def family_of(model_path: str | Path) -> str | None:
     architectures = content.get("architectures") if isinstance(content, dict) else None
     if not isinstance(architectures, list) or "vision_config" not in content:
         return None
-    return find_families().get(str(next(iter(architectures), "")))
+    families, architecture = find_families(), str(next(iter(architectures), ""))
+    vision = content["vision_config"]
+    kind = vision.get("model_type") if isinstance(vision, dict) else None
+    return families.get(f"{architecture}/{kind}") or families.get(architecture)
 
 
 def family_class(module: str) -> Any:

@@ -259,7 +259,7 @@ def _places(model: CausalLM) -> dict[str, list[Place]]:
                 continue
             rows = getattr(module, "held_rows", None)
             for kind, parameter in module.named_parameters(recurse=False):
-                places[f"{prefix}.{kind}"] += copies_of(parameter, rows)
+                places[f"{prefix}.{kind}".removeprefix(".")] += copies_of(parameter, rows)
             continue
         for kind, parameter in module.own_parameters():
             places[f"{prefix}.{kind}"].append(copy_of(parameter))

@@ -60,7 +60,7 @@ class EncodeJob:
             result: list[torch.Tensor] = []
             yield from self._part(part, result)
             results.append(result)
-        self.stages = [torch.cat(stage) for stage in zip(*results, strict=True)]
+        self.stages = self._family.joined(self._tower.model, tensors, results)
         rows = {len(stage) for stage in self.stages}
         if rows != {self._image.num_tokens}:
             raise ValueError(

@@ -54,9 +54,21 @@ class ImageFamily:
         """The token whose positions the encoder's output replaces."""
         return self.token or self.placeholder
 
+    def detail(self, asked: str, count: int) -> str:
+        """Return how an image is processed whose request asks for a `detail`.
+
+        `count` is the number of images of the prompt.
+        """
+        return asked
+
     def options(self, detail: str) -> dict[str, Any]:
         """Return arguments of the image processor for OpenAI's `detail`."""
         return {}
+
+    def process(self, processor: Any, image: Any, detail: str) -> Arrays:
+        """Return what transformers' image processor makes of an image."""
+        found = processor(images=[image], return_tensors="np", **self.options(detail))
+        return {name: np.asarray(value) for name, value in found.items()}
 
     def text(self, arrays: Arrays) -> str:
         """Return what replaces the placeholder of an image in the prompt.
@@ -92,6 +104,14 @@ class ImageFamily:
         }
         found = model.get_image_features(**part).pooler_output
         return [found if not isinstance(found, list | tuple) else _joined(found)]
+
+    def joined(
+        self, model: Any, tensors: dict[str, torch.Tensor], parts: Sequence[list[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """Return the stages of an image from those of its parts, tensors [positions, hidden]."""
+        import torch
+
+        return [torch.cat(stage) for stage in zip(*parts, strict=True)]
 
     def turns(self, num_prompt: int, images: Sequence[ImageInput]) -> Turns | None:
         """Return the positions by which the tokens of a prompt are rotated, and what is added to

@@ -17,8 +17,14 @@ class Family(ImageFamily):
     tensors: ClassVar = ("pixel_values", "image_sizes")
     layers = "vision_tower.transformer.layers"
 
+    @property
+    def merge(self) -> int:
+        """Patches along each side of a position."""
+        found: int = self.config.get("spatial_merge_size", 2)
+        return found
+
     def text(self, arrays: Arrays) -> str:
-        side: int = self.vision.get("patch_size", 16) * self.config.get("spatial_merge_size", 2)
+        side: int = self.vision.get("patch_size", 16) * self.merge
         height, width = (int(pixels) // side for pixels in arrays["image_sizes"][0])
         rows = [self.image_token * width] * height
         return "[IMG_BREAK]".join(rows) + "[IMG_END]"
@@ -29,5 +35,6 @@ class Family(ImageFamily):
 
     def features(self, model: Any, part: Any, dtype: Any) -> list[Any]:
         sizes = part["image_sizes"]
-        found = model.get_image_features(part["pixel_values"].to(dtype), sizes).pooler_output
+        pixels = part["pixel_values"].to(dtype)
+        found = model.get_image_features(pixels, image_sizes=sizes).pooler_output
         return [found[0]]

@@ -122,7 +122,7 @@ class Preprocessor:
                 "as parts of their own"
             )
         images = [
-            self._load(file, request.most_pixels, number)
+            self._load(file, request.most_pixels, number, len(request.images))
             for number, file in enumerate(request.images)
         ]
         text = first + "".join(
@@ -154,14 +154,15 @@ class Preprocessor:
             ids = [self._sent_id if each == self._token_id else each for each in ids]
         return Preprocessed(input_ids=ids, images=found)
 
-    def _load(self, file: ImageFile, most_pixels: int, number: int) -> _Processed:
-        key = blake2b(f"{file.detail} ".encode() + file.data, digest_size=16).digest()
+    def _load(self, file: ImageFile, most_pixels: int, number: int, count: int) -> _Processed:
+        detail = self.family.detail(file.detail, count)
+        key = blake2b(f"{detail} ".encode() + file.data, digest_size=16).digest()
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
         try:
             image = _decode(file.data, most_pixels)
-            processed = self._process(image, file.detail)
+            processed = self._process(image, detail)
         except Refused as refused:
             raise Refused(str(refused), number) from None
         except MemoryError:
@@ -176,9 +177,7 @@ class Preprocessor:
         return processed
 
     def _process(self, image: Any, detail: str) -> _Processed:
-        options = self.family.options(detail)
-        found = self._processor(images=[image], return_tensors="np", **options)
-        arrays = {name: np.asarray(value) for name, value in found.items()}
+        arrays = self.family.process(self._processor, image, detail)
         tensors = {
             name: ImageTensor.of(_narrowed(arrays[name]))
             for name in self.family.tensors

@@ -41,6 +41,8 @@ class Tower(nn.Module):
         model.requires_grad_(requires_grad=False)
         for name, child in model.named_children():
             self.add_module(name, child)
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
         # Not a submodule, because names would appear twice.
         self._model = [model]
         self.tied_weights: dict[str, str] = {}

@@ -89,8 +89,9 @@ class Reference:
         """Return the log-probabilities of tokens after a prompt."""
         ids = torch.tensor([prompt.ids + tokens])
         names = dict.fromkeys(name for image in prompt.images for name in image.tensors)
+        together = _stacked if self.model.config.model_type == "llava_onevision" else _together
         tensors = {
-            name: _together([i.tensors[name].array() for i in prompt.images]) for name in names
+            name: together([i.tensors[name].array() for i in prompt.images]) for name in names
         }
         inputs: dict[str, Any] = {
             "input_ids": ids,
@@ -99,6 +100,8 @@ class Reference:
         }
         image_id = getattr(self.model.config, "image_token_id", None)
         inputs |= self.extra(ids, image_id)
+        if self.model.config.model_type == "llava_onevision" and prompt.images:
+            inputs["batch_num_images"] = [len(prompt.images)]
         logits = self.model(**inputs).logits[0].float().log_softmax(-1)
         first = len(prompt.ids) - 1
         return [float(logits[first + at, token]) for at, token in enumerate(tokens)]
@@ -111,6 +114,10 @@ class Reference:
         if kind.startswith("qwen"):
             return {"mm_token_type_ids": (ids == image_id).int()}
         return {}
+
+
+def _stacked(arrays: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(arrays))
 
 
 def _together(arrays: list[np.ndarray]) -> torch.Tensor:

@@ -1,0 +1,115 @@
+"""LLaVA-OneVision: the whole image and tiles of it, without the padding of the tiles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from math import sqrt
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from .family import Arrays, ImageFamily
+
+if TYPE_CHECKING:
+    import torch
+
+ARCHITECTURES = ["LlavaOnevisionForConditionalGeneration"]
+
+# The default of `image_grid_pinpoints`: sides of 1 to 6 tiles of 384 pixels.
+_SIDES = range(384, 7 * 384, 384)
+_GRIDS = [[height, width] for height in _SIDES for width in _SIDES]
+_MOST = 1.1  # Times as many positions along a side as allowed, above which tiles are shrunk.
+
+
+class Family(ImageFamily):
+    """An image of a prompt with one image has tiles. With several, each image is one tile.
+
+    A position ends each row of the joined tiles.
+    """
+
+    tensors: ClassVar = ("pixel_values", "image_sizes")
+    layers = "vision_tower.encoder.layers"
+    # Published checkpoints have one module more, and another place of the text model.
+    tower_names: ClassVar = {r"^model\.": "", r"^vision_tower\.vision_model\.": "vision_tower."}
+
+    def detail(self, asked: str, count: int) -> str:
+        return asked if count == 1 else "low"
+
+    def process(self, processor: Any, image: Any, detail: str) -> Arrays:
+        if detail != "low":
+            return super().process(processor, image, detail)
+        # The processor makes one tile of each image of a prompt with several.
+        found = processor(images=[[image, image]], return_tensors="np")
+        return {name: np.asarray(value)[:1] for name, value in found.items()}
+
+    def text(self, arrays: Arrays) -> str:
+        whole: int = (self.vision["image_size"] // self.vision["patch_size"]) ** 2
+        if arrays["pixel_values"].shape[1] == 1:
+            return self.image_token * (whole + 1)
+        rows, columns = self._grid(*map(int, arrays["image_sizes"][0]))
+        return self.image_token * (whole + rows * (columns + 1))
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return the rows and columns of positions of the joined tiles of an image."""
+        from transformers.image_processing_utils import select_best_resolution
+
+        patch: int = self.vision["patch_size"]
+        tile: int = self.vision["image_size"]
+        side = tile // patch
+        grids = self.config.get("image_grid_pinpoints") or _GRIDS
+        rows, columns = (
+            pixels // tile * side for pixels in select_best_resolution((height, width), grids)
+        )
+        # Padding is left out.
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        ratio = sqrt(rows * columns / (self._most_tiles * side**2))
+        if ratio > _MOST:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+        return rows, columns
+
+    @property
+    def _aspect(self) -> str:
+        aspect: str = self.config.get("vision_aspect_ratio", "anyres_max_9")
+        return aspect
+
+    @property
+    def _most_tiles(self) -> int:
+        if (found := re.fullmatch(r"anyres_max_(\d+)", self._aspect)) is None:
+            raise ValueError(
+                f"vision_aspect_ratio is {self._aspect!r:.60}, but only anyres_max_N is supported; "
+                "add --disable-vision"
+            )
+        return int(found[1])
+
+    def read_layers(self, count: int) -> Collection[int]:
+        chosen = self.config.get("vision_feature_layer", -1)
+        numbers = chosen if isinstance(chosen, list) else [chosen]
+        return [number - 1 if number >= 0 else count + number for number in numbers]
+
+    def parts(self, tensors: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+        tiles = tensors["pixel_values"][0]
+        for tile in range(len(tiles)):
+            yield {**tensors, "pixel_values": tiles[tile : tile + 1]}
+
+    def features(self, model: Any, part: Any, dtype: Any) -> list[Any]:
+        # The method takes a tile for an image of a prompt with several, and appends the end of a
+        # row.
+        found = model.get_image_features(
+            part["pixel_values"].to(dtype), part["image_sizes"], batch_num_images=[2]
+        )
+        return [found.pooler_output[0][:-1]]
+
+    def joined(
+        self, model: Any, tensors: dict[str, torch.Tensor], parts: Sequence[list[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        import torch
+
+        tiles = torch.stack([stages[0] for stages in parts])
+        found, _ = model.pack_image_features(
+            [tiles], tensors["image_sizes"], model.image_newline, self._aspect
+        )
+        return [found[0]]
