@@ -79,6 +79,8 @@ class KVLayout:
         shares: Gemma 3n. Number of an earlier layer whose cache this layer reads; it has no cache
             of its own. Each step passes the earlier layer's new keys and values, which are stored
             again in the same slots.
+        narrow_spans: Gemma 4. The tokens of an image see each other within the window only, and a
+            layer without a window is causal (`span_attention`).
         group_size: Query heads per key/value head, if a rank's layer has incomplete groups. None:
             `num_heads / num_kv_heads`. Only backends of platforms with `cuts_head_groups` support
             incomplete groups; the last group has the heads that are left.
@@ -107,6 +109,7 @@ class KVLayout:
     selected: int | None = None
     index_size: int = 0
     shares: int | None = None
+    narrow_spans: bool = False
     group_size: int | None = None
     skipped_heads: int = 0
 

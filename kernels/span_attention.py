@@ -46,6 +46,8 @@ def attend_spans(
     A query sees all tokens before it, within the window of the layer, and all tokens of its span.
     `caches` are the keys and the values of the layer. Layers must have plain scores.
     """
+    if layout.narrow_spans and layout.window is None:
+        return
     for span in spans:
         lowest = 0 if layout.window is None else max(0, span.begin - layout.window + 1)
         lowest = min(lowest, span.start)
@@ -60,10 +62,13 @@ def attend_spans(
         )
         queries = torch.arange(span.begin, span.end, device=q.device)[:, None]
         places = torch.arange(first * size, span.end, device=q.device)[None]
-        seen = places <= queries
+        seen, inside = places <= queries, places >= span.start
+        if layout.narrow_spans:
+            seen |= inside
         if layout.window is not None:
             seen &= places > queries - layout.window
-        seen |= places >= span.start
+        if not layout.narrow_spans:
+            seen |= inside
         rows = slice(span.row, span.row + span.end - span.begin)
         # Each query head reads the head of its group.
         heads = torch.arange(layout.num_heads, device=q.device) + layout.skipped_heads

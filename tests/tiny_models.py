@@ -86,13 +86,15 @@ def make_tiny_model(
         if _NORM_OR_BIAS.search(name):
             # Gemma's and Qwen3-Next's stand at 0.
             less_one = architecture.startswith(("gemma", "qwen3_next", "qwen3_5"))
-            less_one = less_one and not architecture.startswith("gemma3n")
+            less_one = less_one and not architecture.startswith(("gemma3n", "gemma4"))
             mean = float(not name.endswith("bias") and not less_one)
             torch.nn.init.normal_(parameter, mean=mean, std=0.3)
     for name, buffer in model.named_buffers():
         # What is added to experts' scores, which starts at 0 too.
         if name.endswith("bias") and buffer.is_floating_point():
             torch.nn.init.normal_(buffer, std=0.3)
+        if name.endswith("layer_scalar"):
+            torch.nn.init.normal_(buffer, mean=1.0, std=0.3)
     model.save_pretrained(path)
     _write_tokenizer(path)
     return path

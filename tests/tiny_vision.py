@@ -43,7 +43,50 @@ _QWEN_PROCESSOR = {
     **_HALVES,
 }
 _QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
-FAMILIES: dict[str, tuple[str, list[str], dict[str, Any], dict[str, Any]]] = {
+Family = tuple[str, list[str], dict[str, Any], dict[str, Any]]
+
+
+def _gemma4(sees: str | None) -> Family:
+    config = {
+        "model_type": "gemma4",
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "vision_config": {
+            **_SIGLIP,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 300,
+            "use_clipped_linears": sees is None,
+            "standardize": sees is not None,
+        },
+        "audio_config": None,
+        "text_config": {
+            "model_type": "gemma4_text",
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 2 if sees is None else 0,
+            "attention_k_eq_v": sees is not None,
+            "num_global_key_value_heads": 1,
+            "vocab_size_per_layer_input": 640,
+            "hidden_size_per_layer_input": 16 if sees is None else 0,
+            "use_bidirectional_attention": sees,
+            "pad_token_id": 0,
+        },
+    }
+    processor = {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "max_soft_tokens": 70,
+    }
+    return "<|image|>", ["<|image|>", "<|image>", "<image|>"], config, processor
+
+
+FAMILIES: dict[str, Family] = {
     "idefics3": (
         "<image>",
         ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_TILES],
@@ -184,6 +227,7 @@ FAMILIES: dict[str, tuple[str, list[str], dict[str, Any], dict[str, Any]]] = {
             **_HALVES,
         },
     ),
+    **{name: _gemma4(sees) for name, sees in (("gemma4", None), ("gemma4-large", "vision"))},
     "mistral3": (
         "[IMG]",
         ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],

@@ -17,6 +17,7 @@ ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", "original_max_position_embeddings"),
     "longrope": ("factor", "original_max_position_embeddings"),
     "divided": (),
+    "proportional": ("partial_rotary_factor",),
 }
 # Lists with a factor for each frequency, by type.
 _LISTS = {"longrope": ("short_factor", "long_factor"), "divided": ("factors",)}
@@ -44,7 +45,11 @@ def rope_fields(
     rope_type = {"su": "longrope"}.get(kind := str(rope.pop("rope_type", old_name)), kind)
     theta = rope.pop("rope_theta", getattr(config, "rope_theta", 10000.0))
     partial = rope.pop("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
-    if partial in (None, 1.0):
+    if rope_type == "proportional":
+        # Whole heads are rotated, the numbers after this part by 0.
+        rope["partial_rotary_factor"] = 1.0 if partial is None else partial
+        rotary_dim = head_dim
+    elif partial in (None, 1.0):
         rotary_dim = head_dim
     elif not takes_partial:
         raise UnsupportedError(

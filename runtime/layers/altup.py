@@ -11,16 +11,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .linear import Linear, weight
+from .linear import Linear, rounded, weight
 from .norm import RMSNorm
-
-
-def rounded(value: float) -> float:
-    """Return `value` rounded to the dtype of the weights.
-
-    While a model is made, this dtype is torch's default.
-    """
-    return torch.tensor(value, device="cpu").item()
 
 
 class _Coefficients(Linear):

@@ -14,6 +14,14 @@ from ...kernels import ops
 from ...kernels.linear import LinearKernels
 
 
+def rounded(value: float) -> float:
+    """Return `value` rounded to the dtype of the weights.
+
+    While a model is made, this dtype is torch's default.
+    """
+    return torch.tensor(value, device="cpu").item()
+
+
 def weight(*shape: int) -> nn.Parameter:
     """Return an uninitialised parameter with torch's default dtype and device."""
     return nn.Parameter(torch.empty(*shape), requires_grad=False)

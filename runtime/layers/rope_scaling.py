@@ -107,6 +107,15 @@ def _longrope(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
     return frequencies / factors, float(attention)
 
 
+def _proportional(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
+    """Keep the first part of the frequencies (Gemma 4). The other numbers of a head stay."""
+    scaling = config.rope_scaling
+    kept = int(scaling["partial_rotary_factor"] * config.rotary_dim // 2)
+    frequencies = frequencies / float(scaling.get("factor", 1.0))
+    frequencies[kept:] = 0.0
+    return frequencies, 1.0
+
+
 def _numbers(values: list[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
 
@@ -120,4 +129,5 @@ SCALINGS: dict[str, Callable[[torch.Tensor, ModelConfig], Scaled]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "divided": _divided,
+    "proportional": _proportional,
 }

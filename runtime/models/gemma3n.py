@@ -8,27 +8,31 @@ Shapes: T tokens, n streams, P numbers of a layer's own input.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from ...kernels.attention import KVLayout
 from ..config.model import ModelConfig, check_size, patterned_windows
 from ..config.rope import is_number
 from ..layers.activation import ACTIVATIONS, soft_cap
-from ..layers.altup import AltUp, Laurel, rounded
-from ..layers.attention import attention
+from ..layers.altup import AltUp, Laurel
 from ..layers.decoder import Decoder
-from ..layers.linear import Embedding, FusedLinear, Linear, StoredTensor
+from ..layers.linear import Linear, StoredTensor, rounded
 from ..layers.mlp import GatedMLP, GaussianTopKMLP
-from ..layers.norm import RMSNorm, UnweightedRMSNorm
+from ..layers.norm import RMSNorm
+from ..layers.own_inputs import OwnInputDecoder
 from ..layers.rotary import Rotations
-from ..layers.self_attention import SelfAttention
+from ..layers.shared_attention import (
+    Kept,
+    SharedAttention,
+    check_shared,
+    shared_layer,
+    without_shared,
+)
 from .causal_lm import gguf_names
 from .checkpoint import renamed
 from .gemma2 import GGUF_SANDWICH
@@ -89,23 +93,11 @@ class Gemma3nConfig(ModelConfig):
                 f"the first must be below the second, and that at most {_MOST_STREAMS}; download "
                 "the model again"
             )
-        own = self.num_layers - self.num_kv_shared_layers
-        kinds = {window is None for window in self.windows}
-        if not 0 < own <= self.num_layers or kinds != {each is None for each in self.windows[:own]}:
-            raise ValueError(
-                f"num_kv_shared_layers is {self.num_kv_shared_layers}, but some of those of "
-                f"{self.num_layers} layers have no earlier layer of their kind; download the model "
-                "again"
-            )
+        check_shared(self, self.num_kv_shared_layers)
 
     def shares(self, layer: int) -> int | None:
-        """Return the layer whose keys and values `layer` reads: the last one of its kind that has
-        some. None: the layer has its own.
-        """
-        own = self.num_layers - self.num_kv_shared_layers
-        is_full = self.windows[layer] is None
-        kept = [each for each in range(own) if (self.windows[each] is None) == is_full]
-        return None if layer < own else kept[-1]
+        """Return the layer whose keys and values `layer` reads, or None if it has its own."""
+        return shared_layer(self, self.num_kv_shared_layers, layer)
 
 
 def _of_layers(name: str, value: Any, layers: int) -> list[Any]:
@@ -120,61 +112,8 @@ def _magnitude(x: torch.Tensor) -> torch.Tensor:
     return x.square().mean(-1, keepdim=True)
 
 
-class Gemma3nAttention(SelfAttention):
-    """Gemma 3's attention with normalised values. A layer that `shares` keys and values reads those
-    of the layer with this number, and has only queries of its own.
-    """
-
-    def __init__(self, config: Gemma3nConfig, layer: int) -> None:
-        eps, biased, shares = config.norm_eps, config.attention_bias, config.shares(layer)
-        super().__init__(
-            config,
-            layer,
-            qkv_bias=biased,
-            o_bias=biased,
-            q_norm=RMSNorm(config.head_dim, eps),
-            k_norm=RMSNorm(config.head_dim, eps) if shares is None else None,
-            rotary=0 if config.windows[layer] is None else 1,
-            scale=1.0,
-        )
-        self.shares = shares
-        self.v_norm = UnweightedRMSNorm(eps)
-        if shares is not None:
-            query = {"q_proj": config.num_heads * config.head_dim}
-            self.qkv_proj = FusedLinear(config.hidden_size, query, bias=biased)
-
-    def kv_layout(self, dtype: torch.dtype) -> KVLayout:
-        return replace(super().kv_layout(dtype), shares=self.shares)
-
-    def attend(
-        self,
-        x: torch.Tensor,
-        rotations: Rotations,
-        kept: dict[int, tuple[torch.Tensor, torch.Tensor]],
-    ) -> torch.Tensor:
-        """Return attention of x [T, hidden]. `kept` holds the step's keys and values of earlier
-        layers; a layer with keys and values of its own adds them.
-        """
-        assert self.q_norm is not None
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
-        if self.shares is not None:
-            q = self.turn(self.q_norm(heads), rotations)
-            k, v = kept[self.shares]
-        else:
-            assert self.k_norm is not None
-            q, k, v = heads.tensor_split(
-                [self.num_heads, self.num_heads + self.num_kv_heads], dim=1
-            )
-            turned = self.turn(torch.cat((self.q_norm(q), self.k_norm(k)), dim=1), rotations)
-            q, k = turned.tensor_split([self.num_heads], dim=1)
-            v = self.v_norm(v)
-            kept[self.layer] = k, v
-        output: torch.Tensor = self.o_proj(attention(q, k, v, self.layer))
-        return output
-
-
 class Gemma3nLayer(nn.Module):
-    def __init__(self, config: Gemma3nConfig, attention: Gemma3nAttention, mlp: nn.Module) -> None:
+    def __init__(self, config: Gemma3nConfig, attention: SharedAttention, mlp: nn.Module) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.norm_eps
         self.input_layernorm = RMSNorm(size, eps)
@@ -196,12 +135,12 @@ class Gemma3nLayer(nn.Module):
         streams: torch.Tensor,
         own_input: torch.Tensor,
         rotations: Rotations,
-        kept: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        kept: Kept,
     ) -> torch.Tensor:
         """Return streams [T, n, hidden] for streams [T, n, hidden].
 
         `own_input` [T, P] comes from the embeddings of this layer. `kept`: see
-        `Gemma3nAttention.attend`.
+        `SharedAttention.attend`.
         """
         altup = self.altup
         predicted = altup.predict(streams)
@@ -219,7 +158,7 @@ class Gemma3nLayer(nn.Module):
         return torch.cat((corrected[:, :1], corrected[:, 1:] + added[:, None]), dim=1)
 
 
-class Gemma3nDecoder(Decoder):
+class Gemma3nDecoder(OwnInputDecoder):
     def __init__(
         self,
         config: Gemma3nConfig,
@@ -230,35 +169,23 @@ class Gemma3nDecoder(Decoder):
         embedding_scale: float,
     ) -> None:
         super().__init__(config, layers, norm, rotaries, embedding_scale=embedding_scale)
-        size, width, count = config.hidden_size, config.hidden_size_per_layer_input, len(layers)
-        self.width, self.streams = width, config.altup_num_inputs
-        self.rows = config.vocab_size_per_layer_input or config.vocab_size
-        self.embed_tokens_per_layer = Embedding(self.rows, count * width)
-        self.per_layer_model_projection = Linear(size, count * width)
-        self.per_layer_projection_norm = RMSNorm(width, config.norm_eps)
+        size, width = config.hidden_size, config.hidden_size_per_layer_input
+        rows = config.vocab_size_per_layer_input or config.vocab_size
+        self.add_own_inputs(config, rows, width)
+        self.streams = config.altup_num_inputs
         self.altup_projections = nn.ModuleList(Linear(size, size) for _ in range(1, self.streams))
         self.altup_unembed_projections = nn.ModuleList(
             Linear(size, size) for _ in range(1, self.streams)
         )
-        self.per_layer_scale, self.projection_scale = rounded(width**0.5), rounded(size**-0.5)
-        self.input_scale = rounded(0.5**0.5)
+        self.projection_scale, self.input_scale = rounded(size**-0.5), rounded(0.5**0.5)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.embed_tokens(input_ids) * self.embedding_scale
-        # The own input [T, P] of each layer. An id that the table lacks counts as 0.
-        ids = torch.where(input_ids < self.rows, input_ids, 0)
-        own = self.embed_tokens_per_layer(ids) * self.per_layer_scale
-        projected = (self.per_layer_model_projection(x) * self.projection_scale).unflatten(
-            -1, (-1, self.width)
-        )
-        both = self.per_layer_projection_norm(projected) + own.unflatten(-1, (-1, self.width))
-        # Contiguous for each layer, so that layers are pieces of one kind.
-        inputs: Sequence[torch.Tensor] = (
-            (both * self.input_scale).transpose(0, 1).contiguous().unbind()
-        )
+        # An id that the table lacks counts as 0.
+        inputs = self.own_inputs(x, torch.where(input_ids < self.rows, input_ids, 0))
         rotations = [rotary(positions) for rotary in self.rotaries]
         streams = torch.stack([x, *self._alike(x, [x] * (self.streams - 1), "in")], dim=1)
-        kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        kept: Kept = {}
         for layer, own_input in zip(self.layers, inputs, strict=True):
             streams = layer(streams, own_input, rotations, kept)
         first, *others = streams.unbind(1)
@@ -360,12 +287,7 @@ class Gemma3nForCausalLM(Gemma3ForCausalLM):
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
         """Leave out the keys and values of layers that read those of earlier layers."""
 
-        def is_unused(name: str) -> bool:
-            found = re.match(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.", name)
-            own = config.num_layers - config.num_kv_shared_layers
-            return found is not None and int(found[1]) >= own
-
-        return [tensor for tensor in tensors if not is_unused(tensor.name)]
+        return without_shared(tensors, config.num_layers - config.num_kv_shared_layers)
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
@@ -379,7 +301,7 @@ class Gemma3nForCausalLM(Gemma3ForCausalLM):
         return Gemma3nDecoder(config, layers, norm, self.make_rotaries(), embedding_scale=scale)
 
     def make_layer(self, layer: int) -> nn.Module:
-        attention = Gemma3nAttention(self.config, layer)
+        attention = SharedAttention(self.config, layer, self.config.shares(layer))
         return Gemma3nLayer(self.config, attention, self.make_mlp(layer))
 
     def make_mlp(self, layer: int) -> nn.Module:

@@ -41,7 +41,7 @@ class ImageFamily:
     # The layers of the vision tower, by their name in transformers' model.
     layers: ClassVar[str]
     # Whether the positions of an image see each other in both directions.
-    sees_ahead: ClassVar[bool] = False
+    sees_ahead: bool = False
     # Names of tensors in checkpoints, as regular expressions, and those of transformers' modules.
     tower_names: ClassVar[Mapping[str, str]] = {r"^model\.": ""}
 

@@ -24,7 +24,8 @@ from .source import ImageSource
 
 logger = logging.getLogger(__name__)
 
-_TEXT = ("language_model", "text_model", "lm_head")
+# Modules that images do not need.
+_OTHERS = ("language_model", "text_model", "lm_head", "audio_tower", "embed_audio")
 _ATTENTION = "sdpa"
 
 
@@ -38,6 +39,7 @@ class Tower(nn.Module):
         super().__init__()
         model = _without_text(source)
         own_layers(model)
+        _store_buffers(model)
         model.requires_grad_(requires_grad=False)
         for name, child in model.named_children():
             self.add_module(name, child)
@@ -55,6 +57,15 @@ class Tower(nn.Module):
     def layers(self, path: str) -> Sequence[nn.Module]:
         """Return the layers of the tower, which `path` names."""
         return list(self.get_submodule(path).children())
+
+
+def _store_buffers(model: nn.Module) -> None:
+    """Make parameters of the buffers that checkpoints hold, so that they are loaded."""
+    for module in model.modules():
+        for name in list(module._buffers.keys() - module._non_persistent_buffers_set):
+            buffer = module._buffers.pop(name)
+            if buffer is not None:
+                module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
 
 
 def load_tower(
@@ -98,6 +109,10 @@ def _without_text(source: ImageSource) -> Any:
     text = config.get_text_config()
     # The text model is made, but dropped at once: one layer and a small vocabulary are enough.
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
+    if getattr(config, "audio_config", None) is not None:
+        config.audio_config = None
+    if getattr(text, "num_kv_shared_layers", None):
+        text.num_kv_shared_layers = 0
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
     kind = getattr(transformers, architecture)
@@ -113,7 +128,7 @@ def _without_text(source: ImageSource) -> Any:
             f"of {architecture} ({type(error).__name__}: {error!s:.200}); add --disable-vision"
         ) from None
     model = whole.model
-    for name in _TEXT:
+    for name in _OTHERS:
         if hasattr(model, name):
             delattr(model, name)
     return model

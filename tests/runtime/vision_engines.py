@@ -89,7 +89,8 @@ class Reference:
         """Return the log-probabilities of tokens after a prompt."""
         ids = torch.tensor([prompt.ids + tokens])
         names = dict.fromkeys(name for image in prompt.images for name in image.tensors)
-        together = _stacked if self.model.config.model_type == "llava_onevision" else _together
+        kind = self.model.config.model_type
+        together = _stacked if kind in ("llava_onevision", "gemma4") else _together
         tensors = {
             name: together([i.tensors[name].array() for i in prompt.images]) for name in names
         }
@@ -109,14 +110,26 @@ class Reference:
     def extra(self, ids: torch.Tensor, image_id: int) -> dict[str, torch.Tensor]:
         """Return what some models read of the kinds of tokens."""
         kind = self.model.config.model_type
-        if kind in ("gemma3", "gemma4"):
+        if kind == "gemma3":
             return {"token_type_ids": (ids == image_id).long()}
-        if kind.startswith("qwen"):
+        if kind == "gemma4" or kind.startswith("qwen"):
             return {"mm_token_type_ids": (ids == image_id).int()}
         return {}
 
 
 def _stacked(arrays: list[np.ndarray]) -> torch.Tensor:
+    """Return tensors along a first dimension. Rows of patches are padded, at position -1."""
+    if arrays[0].ndim == 3:
+        most = max(array.shape[1] for array in arrays)
+        padding = -1 if arrays[0].dtype == np.int64 else 0
+        arrays = [
+            np.pad(
+                array,
+                [(0, 0), (0, most - array.shape[1]), (0, 0)],
+                constant_values=padding,
+            )
+            for array in arrays
+        ]
     return torch.from_numpy(np.concatenate(arrays))
 
 

@@ -112,6 +112,30 @@ GEMMA3N = {
     "final_logit_softcapping": 5.0,
     "rope_local_base_freq": 100.0,
 }
+GEMMA4 = {
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "vocab_size_per_layer_input": 512,
+    "hidden_size_per_layer_input": 16,
+    "final_logit_softcapping": 5.0,
+    "pad_token_id": 0,
+}
+# Keys that are values, in layers with one head of them.
+GEMMA4_LARGE = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "pad_token_id": 0,
+}
 KIMI = {
     **{name: size for name, size in LATENT.items() if name not in ("n_routed_experts",)},
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
