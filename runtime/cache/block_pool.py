@@ -1,7 +1,8 @@
 """Blocks that a cached prefix may lose: pages of sliding windows and slots of recurrent states.
 
 A request needs them only where it continues a prefix. The prefix tree therefore keeps them until
-their memory is needed. An evicted block leaves a hole in the tree.
+their memory is needed. An evicted block leaves a hole in the tree. Pinned blocks are evicted after
+all others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import count
 
+from .pins import LAST, Clock, Pins
 from .room import Room
 from .slabs import ALONE, PageAllocator, PageKind
 
@@ -25,6 +27,7 @@ class Block:
         key: Key of the block's page in the tiers below; empty without such tiers.
     """
 
+    num_pages = 1
     __slots__ = ("holders", "kept", "key", "last_used", "number")
 
     def __init__(self, number: int) -> None:
@@ -50,11 +53,18 @@ class BlockPool:
     save: Callable[[bytes, int], None] | None = None
 
     def __init__(
-        self, room: Room, kind: PageKind = ALONE, clock: Iterator[int] | None = None
+        self,
+        room: Room,
+        kind: PageKind = ALONE,
+        clock: Iterator[int] | None = None,
+        pins_clock: Clock | None = None,
     ) -> None:
         self.room, self.allocator = room, PageAllocator(room.slabs, kind)
         self._clock = clock or count(1)
         self._idle: OrderedDict[Block, None] = OrderedDict()
+        # Pinned blocks are put aside once they are the oldest idle ones.
+        self._aside: OrderedDict[Block, None] = OrderedDict()
+        self._pins: Pins[Block] = Pins(self.size // 2, pins_clock or Clock())
         room.add(self)
 
     @property
@@ -65,17 +75,29 @@ class BlockPool:
     @property
     def evictable(self) -> int:
         """Number of blocks that can be evicted."""
-        return len(self._idle)
+        return len(self._idle) + len(self._aside)
 
     @property
     def available(self) -> int:
         """Number of blocks that are free or can be evicted, not counting those of other kinds."""
-        return self.allocator.free_pages + len(self._idle)
+        return self.allocator.free_pages + self.evictable
 
     @property
     def oldest(self) -> int | None:
-        """Time of the last use of the block that is evicted next; None if there is none."""
-        return next(iter(self._idle)).last_used if self._idle else None
+        """Time of the last use of the block that is evicted next; None if there is none.
+
+        Pinned blocks seem to have been used later than all others.
+        """
+        for block in reversed(self._pins.ended()):
+            if block in self._aside:
+                del self._aside[block]
+                self._idle[block] = None
+                self._idle.move_to_end(block, last=False)
+        while self._idle and (block := next(iter(self._idle))) in self._pins:
+            self._aside[block] = self._idle.pop(block)
+        if self._idle:
+            return next(iter(self._idle)).last_used
+        return LAST + next(iter(self._aside)).last_used if self._aside else None
 
     def allocate(self, count: int) -> list[Block] | None:
         """Allocate `count` blocks with one holder each. None if they do not fit."""
@@ -84,7 +106,7 @@ class BlockPool:
 
     def evict_oldest(self, most: int) -> None:
         """Evict the block at the time `oldest`: no two blocks have the same."""
-        block, _ = self._idle.popitem(last=False)
+        block, _ = (self._idle or self._aside).popitem(last=False)
         if self.save is not None and block.key:
             self.save(block.key, block.number)
         self._evict(block)
@@ -93,7 +115,7 @@ class BlockPool:
         """Add a holder. The block must not have been evicted."""
         assert block.number
         block.holders += 1
-        self._idle.pop(block, None)
+        self._leave_idle(block)
 
     def let_go(self, block: Block) -> None:
         """Remove a holder. Does nothing for a hole."""
@@ -125,10 +147,20 @@ class BlockPool:
             if block.number:
                 block.kept = False
                 if block.holders == 0:
-                    del self._idle[block]
+                    self._leave_idle(block)
                     self._evict(block)
 
+    def keep(self, block: Block, seconds: float) -> None:
+        """Evict a cached block after others, if memory is needed meanwhile."""
+        if block.number:
+            self._pins.keep(block, seconds)
+
+    def _leave_idle(self, block: Block) -> None:
+        self._idle.pop(block, None)
+        self._aside.pop(block, None)
+
     def _evict(self, block: Block) -> None:
+        self._pins.drop(block)
         self.allocator.free([block.number])
         block.number, block.kept = 0, False
 
@@ -148,7 +180,9 @@ class BlockPool:
         numbers = [block.number for block in holders]
         assert len(numbers) == len(set(numbers)), "two blocks have one place"
         assert set(numbers) == self.allocator.owned(), "a block is lost"
-        assert set(self._idle) == {block for block in kept if not block.holders}
+        idle = [*self._idle, *self._aside]
+        assert len(set(idle)) == len(idle)
+        assert set(idle) == {block for block in kept if not block.holders}
 
 
 def end_of_run(column: list[Block], end: int, span: int) -> int:

@@ -16,6 +16,7 @@ class Holder(Protocol):
     num_tokens: int
     num_computed: int
     prompt_logprobs_due: bool
+    keep: list[tuple[int, float]]
 
     pages: list[int]
     shared_pages: int

@@ -9,7 +9,8 @@ from .full_pages import FullPages
 from .kv_cache import KVCache
 from .kv_events import KVEvents
 from .manager import CacheManager
-from .radix import RadixCache
+from .pins import Clock, Pins
+from .radix import Node, RadixCache
 from .recurrent_states import RecurrentStates
 from .room import Room
 from .slabs import ALONE, SharedPages, Slabs
@@ -42,15 +43,17 @@ def make_cache(
         events: Records the pages that enter and leave the prefix tree.
     """
     full, own = (ALONE, ALONE) if shared is None else (shared.full, shared.window)
-    managers, clock = list[CacheManager](), count(1)
-    tree = RadixCache(page_size, managers, events=events, clock=clock)
+    managers, clock, pins_clock = list[CacheManager](), count(1), Clock()
+    # Pins take at most half of the memory, so that other prefixes are found, too.
+    pins = Pins[Node](num_pages // 2, pins_clock)
+    tree = RadixCache(page_size, managers, events=events, clock=clock, pins=pins)
     room = Room(Slabs(num_pages if shared is None else num_slabs))
     managers.append(FullPages(room, full, tree, page_size))
     if window is not None:
         own_room = room if shared is not None else Room(Slabs(window_pages))
-        managers.append(WindowPages(BlockPool(own_room, own, clock), window, page_size))
+        managers.append(WindowPages(BlockPool(own_room, own, clock, pins_clock), window, page_size))
     if state_slots:
-        slots = BlockPool(Room(Slabs(state_slots)))
+        slots = BlockPool(Room(Slabs(state_slots)), pins_clock=pins_clock)
         managers.append(
             RecurrentStates(slots, snapshot_tokens if share_prefixes else None, page_size)
         )
@@ -60,4 +63,5 @@ def make_cache(
         page_size=page_size,
         total_tokens=(num_pages - 1) * page_size,
         share_prefixes=share_prefixes,
+        pins_clock=pins_clock,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from .holder import Holder
 from .manager import CacheManager
+from .pins import Clock
 from .radix import RadixCache
 from .room import Room
 
@@ -24,6 +25,7 @@ class KVCache:
         tree: The cached prefixes. Its kinds are `managers`.
         total_tokens: Number of tokens of usual texts that fit.
         shares_prefixes: Whether requests find the pages of others.
+        pins_clock: The time by which prefixes are kept (`Holder.keep`).
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class KVCache:
         page_size: int,
         total_tokens: int,
         share_prefixes: bool,
+        pins_clock: Clock,
     ) -> None:
         self.managers, self.tree = managers, tree
         self.page_size = page_size
         self.total_tokens = total_tokens
         self.shares_prefixes = share_prefixes
+        self.pins_clock = pins_clock
         self._room, self._are_several = managers[0].room, len(managers) > 1
         self._rooms: dict[Room, list[int]] = {}  # The numbers of the managers by their memory.
         for number, manager in enumerate(managers):
@@ -176,6 +180,7 @@ class KVCache:
             manager.advance(request)
         if prefills:
             self._share(request)
+            self._keep(request)
 
     def release(self, request: Holder) -> None:
         """Free everything that a request holds. Its computed pages stay cached until eviction."""
@@ -243,3 +248,18 @@ class KVCache:
         self.tree.lock(path[-1])
         self.tree.unlock(request.node)
         request.node, request.shared_pages = path[-1], whole
+
+    def _keep(self, request: Holder) -> None:
+        """Pin the prefixes that the client wants kept and that the tree has."""
+        for tokens, seconds in request.keep:
+            end = tokens // self.page_size
+            if not 0 < end <= request.shared_pages:
+                continue
+            node = self.tree.cut(self.tree.path(request.node), end)
+            self.tree.pin(node, seconds)
+            path = self.tree.path(node)
+            # The same prompt continues before its last token, a longer one behind it.
+            first = min(end, (request.num_prompt - 1) // self.page_size)
+            for number, manager in enumerate(self.managers):
+                column = [block for node in path for block in node.columns[number]]
+                manager.keep(column[manager.continues(first) :], seconds)

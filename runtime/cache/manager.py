@@ -122,6 +122,10 @@ class CacheManager(Protocol):
         """Return the first page whose block is read by a request that continues `end` pages."""
         return 0
 
+    def keep(self, blocks: list[Any], seconds: float) -> None:
+        """Evict these blocks of a column after others, if memory is needed meanwhile."""
+        return None
+
     def allocate(self, count: int) -> list[Any] | None:
         """Allocate blocks that the tree owns from now on. None if they do not fit."""
 

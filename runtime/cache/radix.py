@@ -2,7 +2,7 @@
 
 The tree works in whole pages. A node holds n * page_size tokens, and the children of a node differ
 in their first page. A lock on a node holds all its ancestors too. Unlocked nodes are evicted, least
-recently used first, from the leaves upwards.
+recently used first, from the leaves upwards, and pinned ones after all others.
 
 Each kind of cache has a column of blocks in a node, with one block or hole per page.
 
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .kv_events import KVEvents
+from .pins import LAST, Clock, Pins
 
 Tokens = npt.NDArray[np.int64]
 
@@ -31,6 +31,24 @@ class Kind(Protocol):
     hole: Any
 
     def forget(self, blocks: list[Any]) -> None: ...
+
+
+class Events(Protocol):
+    """Hears which pages enter and leave the tree. `kv_events.KVEvents` implements it."""
+
+    def stored(
+        self,
+        parent: int | None,
+        tokens: Tokens,
+        page_size: int,
+        namespace: bytes = b"",
+        keys: Sequence[bytes] = (),
+    ) -> list[int]:
+        """Return a hash for each page of `tokens`, which follow the page with the hash `parent`."""
+
+    def removed(self, hashes: list[int]) -> None: ...
+
+    def cleared(self) -> None: ...
 
 
 class LowerTier(Protocol):
@@ -90,6 +108,11 @@ class Node:
         self.last_used = 0
 
 
+# The time of a leaf's last use, a number that differs, and the leaf. The entry is stale if the leaf
+# was used, locked or evicted since.
+_Entry = tuple[int, int, Node]
+
+
 class RadixCache:
     """The prefixes that are in the caches of all `kinds`.
 
@@ -100,6 +123,7 @@ class RadixCache:
         clock: Gives the times of uses, shared with kinds that evict from the same memory.
         below: Gets what is evicted, or None.
         changes: Counts the nodes that were added.
+        pins: The nodes that clients want kept.
     """
 
     below: LowerTier | None = None
@@ -109,8 +133,9 @@ class RadixCache:
         page_size: int,
         kinds: Sequence[Kind],
         *,
-        events: KVEvents | None = None,
+        events: Events | None = None,
         clock: Iterator[int] | None = None,
+        pins: Pins[Node] | None = None,
     ) -> None:
         self.root = Node(b"", np.empty(0, np.int64), 0, [], None)
         self.evictable_pages = 0
@@ -120,9 +145,10 @@ class RadixCache:
         self.events = events
         self._clock = clock or count(1)
         self._ticket = count()
-        # Heap of (last_used, ticket, node) of unlocked leaves. An entry is stale if the node was
-        # used or locked since.
-        self._idle: list[tuple[int, int, Node]] = []
+        self.pins: Pins[Node] = pins or Pins(0, Clock())
+        # Heaps of unlocked leaves. Pinned leaves are put aside once they are the oldest ones.
+        self._idle: list[_Entry] = []
+        self._aside: list[_Entry] = []
 
     def match(self, tokens: Tokens, namespace: bytes = b"") -> tuple[list[Node], int]:
         """Return the nodes of the longest cached prefix of `tokens`, and its number of pages."""
@@ -145,6 +171,15 @@ class RadixCache:
         if not end:
             return self.root
         return node if end == node.num_pages else self._split(node, end)
+
+    @staticmethod
+    def path(node: Node | None) -> list[Node]:
+        """Return the nodes below the root that lead to `node`."""
+        found: list[Node] = []
+        while node is not None and node.parent is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
 
     def extend(self, tokens: Tokens, namespace: bytes = b"") -> list[Node]:
         """Store `tokens`, which must be whole pages. Return the nodes that hold them.
@@ -189,6 +224,12 @@ class RadixCache:
                 self._touch(node)
             node = node.parent
 
+    def pin(self, node: Node, seconds: float) -> None:
+        """Evict all nodes from the root to `node` after others, if memory is needed meanwhile."""
+        while node.parent is not None:
+            self.pins.keep(node, seconds)
+            node = node.parent
+
     def evict(self, count: int) -> int:
         """Evict up to `count` pages that no request uses. Return the number of pages evicted."""
         freed = 0
@@ -198,17 +239,25 @@ class RadixCache:
 
     @property
     def oldest(self) -> int | None:
-        """Time of the last use of the node that is evicted next; None if there is none."""
-        while self._idle:
-            last_used, _, node = self._idle[0]
-            if node.last_used == last_used and self._is_idle(node):
-                return last_used
-            heapq.heappop(self._idle)
-        return None
+        """Time of the last use of the node that is evicted next; None if there is none.
+
+        Pinned nodes seem to have been used later than all others.
+        """
+        for node in self.pins.ended():
+            if self._is_idle(node):
+                self._push_idle(node)
+        while (first := self._first(self._idle)) is not None and first in self.pins:
+            heapq.heappush(self._aside, heapq.heappop(self._idle))
+        if first is not None:
+            return first.last_used
+        pinned = self._first(self._aside)
+        return None if pinned is None else LAST + pinned.last_used
 
     def evict_oldest(self, count: int) -> int:
-        """Evict up to `count` pages of that node, which must exist. Return their number."""
-        _, _, node = heapq.heappop(self._idle)
+        """Evict up to `count` pages of the node of `oldest`, which must exist. Return their
+        number.
+        """
+        _, _, node = heapq.heappop(self._idle or self._aside)
         take = min(node.num_pages, count)
         self._drop_tail(node, take)
         return take
@@ -219,6 +268,8 @@ class RadixCache:
         assert self.total_pages == sum(node.num_pages for node in nodes)
         assert self.evictable_pages == sum(node.num_pages for node in nodes if node.lock_count == 0)
         assert all(len(column) == node.num_pages for node in nodes for column in node.columns)
+        assert self.pins.pages == sum(node.num_pages for node in self.pins)
+        assert set(self.pins) <= set(nodes), "a node is pinned after its eviction"
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node except the root, for checks."""
@@ -259,6 +310,7 @@ class RadixCache:
         upper.keys, node.keys = node.keys[:pages], node.keys[pages:]
         node.key = self._key(node.tokens, 0)
         upper.children[node.key] = node
+        self.pins.inherit(upper, node)
         return upper
 
     def _touch(self, node: Node) -> None:
@@ -273,13 +325,19 @@ class RadixCache:
 
     def _push_idle(self, node: Node) -> None:
         heapq.heappush(self._idle, (node.last_used, next(self._ticket), node))
-        if len(self._idle) > 64 and len(self._idle) > 4 * self.total_pages:
-            self._idle = [
-                entry
-                for entry in self._idle
-                if entry[2].last_used == entry[0] and self._is_idle(entry[2])
-            ]
-            heapq.heapify(self._idle)
+        for heap in (self._idle, self._aside):
+            if len(heap) > 64 and len(heap) > 4 * self.total_pages:
+                heap[:] = [entry for entry in heap if self._is_current(entry)]
+                heapq.heapify(heap)
+
+    def _is_current(self, entry: _Entry) -> bool:
+        return entry[2].last_used == entry[0] and self._is_idle(entry[2])
+
+    def _first(self, heap: list[_Entry]) -> Node | None:
+        """Drop stale entries. Return the node of the first other one, or None."""
+        while heap and not self._is_current(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
 
     def _drop_tail(self, node: Node, pages: int) -> None:
         """Free the last `pages` pages of an idle leaf. An empty leaf is removed from the tree,
@@ -292,6 +350,7 @@ class RadixCache:
         if self.events is not None:
             self.events.removed(node.hashes[-pages:])
             del node.hashes[-pages:]
+        self.pins.shrink(node, pages)
         if self.below is not None:
             self.below.evicted(node.keys[-pages:], [column[-pages:] for column in node.columns])
         del node.keys[-pages:]
@@ -303,6 +362,7 @@ class RadixCache:
         if node.num_pages:
             self._push_idle(node)
             return
+        self.pins.drop(node)
         del parent.children[node.key]
         if parent.parent is not None and self._is_idle(parent):
             self._push_idle(parent)

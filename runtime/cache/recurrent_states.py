@@ -137,6 +137,10 @@ class RecurrentStates(CacheManager):
     def continues(self, end: int) -> int:
         return max(0, end - 1)
 
+    def keep(self, blocks: list[Block], seconds: float) -> None:
+        for block in blocks:
+            self._blocks.keep(block, seconds)
+
     def allocate(self, count: int) -> list[Block] | None:
         blocks = self._blocks.allocate(count)
         for block in blocks or ():
@@ -168,11 +172,12 @@ class RecurrentStates(CacheManager):
             saved.append(request.saved)
         self._blocks.check([each for each in held if each], [each for each in saved if each])
 
-    def _borders(self, request: Holder) -> tuple[int, int]:
+    def _borders(self, request: Holder) -> list[int]:
         """Ends of prefixes that another prompt may continue, in tokens: where this prompt leaves
-        the tree, and its last whole page.
+        the tree, the ends that the client wants kept, and its last whole page.
         """
-        return request.branch, (request.num_tokens - 1) // self.page_size * self.page_size
+        ends = [request.num_tokens - 1, *(end for end, _ in request.keep)]
+        return [request.branch, *(end // self.page_size * self.page_size for end in ends)]
 
     def _is_wanted(self, request: Holder, end: int) -> bool:
         """Whether a snapshot after `end` tokens is worth a slot.

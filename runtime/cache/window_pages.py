@@ -82,6 +82,10 @@ class WindowPages(CacheManager):
     def continues(self, end: int) -> int:
         return max(0, end - self._span)
 
+    def keep(self, blocks: list[Block], seconds: float) -> None:
+        for block in blocks:
+            self._blocks.keep(block, seconds)
+
     def allocate(self, count: int) -> list[Block] | None:
         blocks = self._blocks.allocate(count)
         for block in blocks or ():

@@ -41,6 +41,8 @@ class GenerateRequest:
         loaded: Numbers of tokens that the engine has loaded for the request from the host's memory
             and from disk.
         images: The images of the prompt, in order. They do not overlap.
+        keep: Prefixes of the prompt that the client wants to find later: numbers of tokens, and
+            seconds. If memory is needed meanwhile, other prefixes are evicted first.
     """
 
     rid: str
@@ -55,6 +57,7 @@ class GenerateRequest:
     adapter: str = ""
     loaded: tuple[int, int] = (0, 0)
     images: list[ImageInput] = field(default_factory=list)
+    keep: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def namespace(self) -> bytes:

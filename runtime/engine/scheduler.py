@@ -95,6 +95,8 @@ class Scheduler:
         self._steps_without = 0
 
     def add(self, request: Request) -> None:
+        clock = self._cache.pins_clock
+        clock.now = max(clock.now, request.arrival_time)
         insort(self.waiting, request, key=_ORDER)
 
     def remove(self, request: Request) -> None:

@@ -88,7 +88,8 @@ class RequestState:
         name: The client's name of the request, if it is not the id.
         belongs_to: Ids of the client's requests that contain this request. They abort it, too.
         deliver: Called with each output.
-        prediction_ids, tenant, adapter, images: See `GenerateRequest`.
+        prediction_ids, tenant, adapter, images, keep: See `GenerateRequest`.
+        affinity: Requests with the same text go to the same replica. "": any replica.
         adapter_name: The name by which the client chose the adapter.
         accepted_prediction, rejected_prediction: Sums of `TokenOutput.predicted`.
     """
@@ -112,6 +113,8 @@ class RequestState:
         adapter: str = "",
         adapter_name: str = "",
         images: Sequence[ImageInput] = (),
+        keep: Sequence[tuple[int, float]] = (),
+        affinity: str = "",
     ) -> None:
         self.rid = rid
         self.name = name or rid
@@ -123,7 +126,7 @@ class RequestState:
         self.belongs_to = belongs_to
         self.prediction_ids, self.tenant, self.adapter = prediction_ids, tenant, adapter
         self.adapter_name = adapter_name
-        self.images = images
+        self.images, self.keep, self.affinity = images, keep, affinity
         self.accepted_prediction = self.rejected_prediction = 0
         self.output_ids: list[int] = []
         self.finished = False
@@ -162,6 +165,7 @@ class RequestState:
             tenant=self.tenant,
             adapter=self.adapter,
             images=list(self.images),
+            keep=list(self.keep),
         )
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:

@@ -20,6 +20,7 @@ from ..openai.conversation import Conversation, begin, chat_prompt
 from ..serving.collector import Collector, Update, generate_all
 from ..serving.sse import EventStream, named_event
 from ..serving.state import Serving, ServingDep, json_response
+from .cache_control import HOUR, kept_prefixes
 from .content import Content, ContentEvent, ContentStream, content_of
 from .requests import CountTokensRequest, MessagesRequest
 from .to_chat import chat_options, chat_request
@@ -54,7 +55,8 @@ class CacheCreation(Answer):
 class MessageUsage(Answer, kw_only=True):
     """Token counts.
 
-    `input_tokens` excludes tokens found in the cache. `output_tokens_details` is set for models
+    `input_tokens` excludes tokens found in the cache, and those before the last `cache_control`,
+    which the cache keeps. `output_tokens_details` is set for models
     that think.
     """
 
@@ -127,9 +129,9 @@ async def create_message(
         logger.info(
             "%s: tools and blocks of a server are left out: %s", PATH, ", ".join(body.left_out)
         )
-    chat = chat_request(body)
+    chat, kept = chat_request(body), kept_prefixes(body)
     body.messages.clear()  # The chat has a copy.
-    conversation = await begin(serving, chat, message_id, size=request.size)
+    conversation = await begin(serving, chat, message_id, size=request.size, kept=kept)
     answer = _Answer(serving, conversation, message_id, body.max_tokens)
     if body.stream:
         events = _MessageEvents(answer, request.scope.get(REQUEST_ID, ""))
@@ -172,6 +174,7 @@ class _Answer:
         (self.reader,) = conversation.readers
         self._conversation = conversation
         self._tokenizer: Tokenizer = serving.engine.tokenizer
+        self._page_size = serving.info.page_size
         self._limit: StopReason = "max_tokens"
         if max_tokens > self._request.params.max_new_tokens:
             self._limit = "model_context_window_exceeded"
@@ -182,12 +185,20 @@ class _Answer:
         return MessageAnswer(id=self._id, model=self._model, content=[], usage=self._usage(output))
 
     def _usage(self, output: RequestOutput) -> MessageUsage:
+        created, of_hour = self._created(output, 0.0), self._created(output, HOUR)
         return MessageUsage(
-            input_tokens=output.prompt_tokens - output.cached_tokens,
-            cache_creation=CacheCreation(),
+            input_tokens=output.prompt_tokens - output.cached_tokens - created,
+            cache_creation=CacheCreation(created - of_hour, of_hour),
+            cache_creation_input_tokens=created,
             cache_read_input_tokens=output.cached_tokens,
             output_tokens=output.completion_tokens,
         )
+
+    def _created(self, output: RequestOutput, seconds: float) -> int:
+        """Return the computed tokens of the prefixes that are kept for this time at least."""
+        keep, size = self._request.keep, self._page_size
+        end = max((tokens // size * size for tokens, time in keep if time >= seconds), default=0)
+        return max(0, end - output.cached_tokens)
 
     def last_usage(self, output: RequestOutput) -> MessageUsage:
         """Return the usage at the end of the answer."""

@@ -66,7 +66,20 @@ def _seen(block: Any) -> Any:
     return block
 
 
-class TextBlock(WireModel):
+class CacheControl(WireModel):
+    """Marks the end of a prefix that later requests will begin with."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+
+class Cacheable(WireModel):
+    """A tool or block with which a marked prefix may end."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(Cacheable):
     type: Literal["text"]
     text: str
 
@@ -87,7 +100,7 @@ class ImageSource(WireModel):
         return self
 
 
-class ImageBlock(WireModel):
+class ImageBlock(Cacheable):
     type: Literal["image"]
     source: ImageSource
 
@@ -96,7 +109,7 @@ class ImageBlock(WireModel):
         return ImagePart(self.source.url, self.source.data, param=f"{param}.source")
 
 
-class ToolUseBlock(WireModel):
+class ToolUseBlock(Cacheable):
     type: Literal["tool_use"]
     id: str
     name: Annotated[str, Field(min_length=1)]
@@ -124,7 +137,7 @@ Texts = Annotated[
 ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
-class ToolResultBlock(WireModel):
+class ToolResultBlock(Cacheable):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Annotated[
@@ -179,7 +192,7 @@ class Message(WireModel):
         return self
 
 
-class MessagesTool(WireModel):
+class MessagesTool(Cacheable):
     """A tool that the client runs."""
 
     type: Literal["custom"] = "custom"
@@ -283,6 +296,9 @@ class MessagesRequest(CountTokensRequest):
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[Integer, Field(ge=0, lt=2**31, description="0: all tokens")] = 0
     cache_salt: CacheSalt = None
+    cache_control: Annotated[
+        CacheControl | None, Field(description="marks the whole prompt, as after its last block")
+    ] = None
     output_format: OutputFormat | None = None
     container: Unsupported = None
 

@@ -41,8 +41,7 @@ def _refused(remedy: str, *names: str, neutral: tuple[Any, ...] = ()) -> Others:
 
 _LEAVE_OUT = "leave it out"
 _OF_OPENAI = _hints(
-    "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "service_tier", "store", "verbosity",
+    "user", "metadata", "safety_identifier", "service_tier", "store", "verbosity",
 )  # fmt: skip
 _OF_SERVERS = _hints(
     # vLLM
@@ -68,14 +67,18 @@ _SAMPLERS = {
     **_refused("send guided_grammar or ebnf", "grammar"),
     **_refused("send add_special_tokens or the text itself", "input_prefix"),
 }  # fmt: skip
-GENERATION: Others = {
+COMPLETIONS: Others = {
     **_OF_OPENAI,
     **{name: other for name, other in _OF_SERVERS.items() if name != "vllm_xargs"},
     **_SAMPLERS,
 }
+GENERATION: Others = {
+    **COMPLETIONS,
+    **_hints("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+}
 CHAT: Others = {
     name: other
-    for name, other in GENERATION.items()
+    for name, other in COMPLETIONS.items()
     if name not in {"store", "metadata", "service_tier"}
 }
 LLAMA_CPP: Others = {
@@ -87,7 +90,7 @@ LLAMA_CPP: Others = {
     **_refused("send it to /v1/completions or /v1/chat/completions", "cache_salt"),
 }  # fmt: skip
 RESPONSES: Others = {
-    **_hints("prompt_cache_retention", "client_metadata", "stream_obfuscation", "verbosity"),
+    **_hints("client_metadata", "stream_obfuscation", "verbosity"),
     **_OF_SERVERS,
     **_SAMPLERS,
     **_refused("send max_output_tokens", "max_tokens", "max_completion_tokens"),
@@ -104,7 +107,7 @@ OLLAMA_OPTIONS: Others = {
 }  # fmt: skip
 MESSAGES: Others = {
     **_hints("metadata", "service_tier", "context_management", "betas", "inference_geo", "speed",
-             "cache_control", "diagnostics", "anthropic_version", "anthropic_beta"),
+             "diagnostics", "anthropic_version", "anthropic_beta"),
     **_refused("send max_tokens", "max_tokens_to_sample"),
     **_refused("send stop_sequences", "stop"),
 }  # fmt: skip

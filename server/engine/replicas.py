@@ -41,6 +41,7 @@ _MIN_MATCH = 0.3
 # A replica is overloaded if it has more than _MAX_LEAD requests more than the least loaded replica,
 # and more than _MAX_RATIO times as many.
 _MAX_LEAD, _MAX_RATIO = 8, 1.5
+_MAX_KEYS = 10_000  # Keys of clients whose replica is remembered.
 _SERVES = (EngineState.READY, EngineState.DRAINING)
 _GONE = (EngineState.FAILED, EngineState.STOPPED)
 # The state of the group is the first of these states that any replica is in.
@@ -84,6 +85,8 @@ class Replicas:
             )
             for each in split_config(config, number)
         ]
+        # The number of the replica by a hash of the tenant and its key, least recently used first.
+        self._by_key: dict[int, int] = {}
         self._max_queued = settings.get("max_queued_requests", 512)
         self.adapters = self.replicas[0].adapters
         for each in self.replicas:
@@ -297,20 +300,30 @@ class Replicas:
     def _choose(self, request: RequestState, among: Sequence[Replica]) -> Replica:
         """Choose a replica for a request.
 
-        It is the replica with the longest cached prefix, if the prefix is at least `_MIN_MATCH` of
-        the prompt and the replica is not overloaded. Otherwise it is the least loaded replica; of
-        equally loaded ones, the one with the smallest prefix index.
+        It is the replica of earlier requests with the same key (`RequestState.affinity`), or
+        otherwise the one with the longest cached prefix, if the prefix is at least `_MIN_MATCH` of
+        the prompt. If that replica is overloaded, or if there is none, it is the least loaded
+        replica; of equally loaded ones, the one with the smallest prefix index.
         """
         prompt = named(request.prompt_ids, request.images) if request.images else request.prompt_ids
         blocks = block_hashes(prompt, request.adapter)
         matched = {each.number: each.prefixes.matched(blocks) for each in among}
         least_loaded = min(among, key=lambda each: (each.num_unfinished, len(each.prefixes)))
         best = min(among, key=lambda each: (-matched[each.number], each.num_unfinished))
+        is_cached = matched[best.number] * BLOCK >= max(1, _MIN_MATCH * len(request.prompt_ids))
+        key = hash((request.tenant, request.affinity))
+        number = self._by_key.pop(key, None) if request.affinity else None
+        known = next((each for each in among if each.number == number), None)
+        if known is not None:
+            best, is_cached = known, True
         is_overloaded = best.num_unfinished > max(
             least_loaded.num_unfinished + _MAX_LEAD, least_loaded.num_unfinished * _MAX_RATIO
         )
-        is_cached = matched[best.number] * BLOCK >= max(1, _MIN_MATCH * len(request.prompt_ids))
         chosen = best if is_cached and not is_overloaded else least_loaded
+        if request.affinity:
+            self._by_key[key] = (known or chosen).number
+            if len(self._by_key) > _MAX_KEYS:
+                del self._by_key[next(iter(self._by_key))]
         chosen.prefixes.add(blocks)
         return chosen
 

@@ -27,6 +27,7 @@ from ..parsing.events import CallBegins, Event, Parser, PlainText
 from ..parsing.reasoning import ReasoningFormat
 from ..serving.state import THREAD_FROM, Serving
 from .generation import generation_requests, prediction_ids
+from .kept_prefixes import KeptPrefixes
 from .rendering import render_chat
 from .requests import ChatCompletionRequest, ChatOptions
 from .tools import chat_grammar, format_of, tool_use
@@ -95,18 +96,25 @@ class Conversation(NamedTuple):
 
 
 async def begin(
-    serving: Serving, body: ChatCompletionRequest, request_id: str, *, size: int
+    serving: Serving,
+    body: ChatCompletionRequest,
+    request_id: str,
+    *,
+    size: int,
+    kept: KeptPrefixes | None = None,
 ) -> Conversation:
     """Return the conversation of a request. `size` is the size of the request's body in bytes.
+
+    `kept` are prefixes of the prompt that the client wants kept.
 
     Raise `InvalidRequest`, and the errors of `Serving.check_room`.
     """
     serving.check_model(body.model)
     serving.check_room(body.samples, "n")
     tokenizer = serving.engine.tokenizer
-    ids, opens_thought, images = await chat_prompt(
-        serving, body, size=size, add_special_tokens=body.add_special_tokens
-    )
+    prompt = await chat_prompt(serving, body, size=size, add_special_tokens=body.add_special_tokens)
+    ids, opens_thought, images, _ = prompt
+    keep = [] if kept is None else await _find_prefixes(serving, kept, prompt, size=size)
     use, form = tool_use(serving, body), reasoning_of(serving)
     thinking = form and Thinking(form, opens_thought)
     grammar = await chat_grammar(serving, body, use)
@@ -118,12 +126,12 @@ async def begin(
     # Parsers must see the special tokens that mark thoughts and calls.
     marks = (*(form.marks if form else ()), *(use.form.marks if use else ()))
     visible = frozenset(tokenizer.special_ids(marks).values())
-    budget: dict[str, Any] = {}
+    more: dict[str, Any] = {"images": images, "keep": keep}
     if body.thinking_budget is not None and form is not None:
-        budget = form.budget(tokenizer, body.thinking_budget[1], is_open=opens_thought)
+        more |= form.budget(tokenizer, body.thinking_budget[1], is_open=opens_thought)
     prediction = await prediction_ids(serving, body)
     requests = generation_requests(
-        serving, body, request_id, [ids], grammar, visible, prediction, images=images, **budget
+        serving, body, request_id, [ids], grammar, visible, prediction, **more
     )
     # The messages are in the prompt now. Free their memory, because the answer may take minutes.
     body.messages.clear()
@@ -145,13 +153,14 @@ def reasoning_of(serving: Serving) -> ReasoningFormat | None:
 
 
 class ChatPrompt(NamedTuple):
-    """Token ids of a prompt, and its images. If `opens_thought`, the ids end within a thought that
-    the answer continues.
+    """Token ids of a prompt, its images, and its text. If `opens_thought`, the ids end within a
+    thought that the answer continues.
     """
 
     ids: list[int]
     opens_thought: bool
-    images: Sequence[ImageInput] = ()
+    images: Sequence[ImageInput]
+    text: str
 
 
 async def chat_prompt(
@@ -186,7 +195,31 @@ async def chat_prompt(
     if options.continue_final_message and options.messages:
         content = options.messages[-1].for_template()["content"]
         begun = str(content[-1].get("text", "")) if content else ""
-    return ChatPrompt(ids, form is not None and form.is_open(text, begun), images)
+    return ChatPrompt(ids, form is not None and form.is_open(text, begun), images, text)
+
+
+async def _find_prefixes(
+    serving: Serving, kept: KeptPrefixes, prompt: ChatPrompt, *, size: int
+) -> list[tuple[int, float]]:
+    """Return the numbers of tokens of the prefixes, and for how many seconds they are kept."""
+    found = [(len(prompt.ids), kept.whole)] if kept.whole else []
+    if kept.options is None:
+        return found
+    marked, _ = await chat_text(serving, kept.options, size=size)
+    kept.options.messages.clear()
+    placeholder = ""
+    if prompt.images:
+        placeholder = (await serving.media_for("messages").ready()).placeholder
+    find = partial(
+        kept.found,
+        serving.engine.tokenizer,
+        prompt.text,
+        marked,
+        prompt.ids,
+        prompt.images,
+        placeholder,
+    )
+    return found + (find() if size < THREAD_FROM else await serving.threads.run(find))
 
 
 async def chat_text(

@@ -25,13 +25,14 @@ def generation_requests(
     visible: frozenset[int] = frozenset(),
     prediction: Sequence[int] = (),
     images: Sequence[ImageInput] = (),
+    keep: Sequence[tuple[int, float]] = (),
     **values: Any,
 ) -> list[RequestState]:
     """Return `body.samples` sequences for each prompt, prompt by prompt. Raise `InvalidRequest`.
 
     `visible` are special tokens that are part of the text, `prediction` the tokens of
-    `body.prediction`, `images` those of the prompt. `values` are more parameters of
-    `SamplingParams`.
+    `body.prediction`, `images` and `keep` those of the prompt. `values` are more
+    parameters of `SamplingParams`.
     """
     if isinstance(body, ChatCompletionRequest):
         prompt, top, echo = "messages", "top_logprobs", False
@@ -39,13 +40,7 @@ def generation_requests(
     else:
         prompt, top, echo = "prompt", "logprobs", body.echo
         logprobs = body.logprobs
-    max_tokens, length = body.max_completion_tokens, "max_completion_tokens"
-    if max_tokens is None:
-        max_tokens, length = body.max_tokens, "max_tokens"
-    if max_tokens == 0 and not echo:
-        raise InvalidRequest(
-            f"{length} must be at least 1; 0 is for echo.", param=length, code="invalid_value"
-        )
+    max_tokens = _most_tokens(body, echo=echo)
     of_prompt = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     names = WireNames(
         prompt,
@@ -79,6 +74,8 @@ def generation_requests(
             visible=visible,
             prediction=prediction,
             images=images,
+            keep=[*keep, (len(ids), body.kept_seconds)] if body.kept_seconds else keep,
+            affinity=body.prompt_cache_key or "",
             adapter=adapter,
             priority=body.priority,
             arrival_time=arrival,
@@ -96,6 +93,18 @@ def generation_requests(
     if max_tokens is not None and not body.stream:
         check_logprobs(requests, top)
     return requests
+
+
+def _most_tokens(body: CompletionRequest | ChatCompletionRequest, *, echo: bool) -> int | None:
+    """Return the largest number of new tokens. Raise `InvalidRequest`."""
+    most, name = body.max_completion_tokens, "max_completion_tokens"
+    if most is None:
+        most, name = body.max_tokens, "max_tokens"
+    if most == 0 and not echo:
+        raise InvalidRequest(
+            f"{name} must be at least 1; 0 is for echo.", param=name, code="invalid_value"
+        )
+    return most
 
 
 async def prediction_ids(

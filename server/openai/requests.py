@@ -20,8 +20,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ...runtime.tokenizer.image_marks import IMAGE
+from ..core.cache_hints import CacheHints
 from ..core.limits import MAX_MESSAGES
-from ..core.parameters import CHAT, GENERATION, Others
+from ..core.parameters import CHAT, COMPLETIONS, Others
 from ..core.schemas import (
     AdapterName,
     Count,
@@ -55,10 +56,10 @@ class StreamOptions(WireModel):
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(SamplingFields, OpenAIStructuredFields):
+class GenerationBody(SamplingFields, OpenAIStructuredFields, CacheHints):
     """The parameters that completions and chat completions share."""
 
-    others: ClassVar[Others] = GENERATION
+    others: ClassVar[Others] = COMPLETIONS
 
     model: str | None = None
     best_of: Annotated[

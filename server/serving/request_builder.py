@@ -55,13 +55,16 @@ def build_requests(
     prediction: Sequence[int] = (),
     adapter: AdapterInfo | None = None,
     images: Sequence[ImageInput] = (),
+    keep: Sequence[tuple[int, float]] = (),
+    affinity: str = "",
     **values: Any,
 ) -> list[RequestState]:
     """Return the samples of one prompt, one for each name in `called`. Raise `InvalidRequest`.
 
     Args:
         max_tokens: An upper limit, which a long prompt lowers. None is the server's default.
-        visible, prediction, images: See `TextOptions` and `GenerateRequest`.
+        visible, prediction, images, keep: See `TextOptions` and `GenerateRequest`.
+        affinity: See `RequestState`.
         values: Parameters whose names differ between families, by the names of `SamplingParams`.
     """
     # 1. The prompt and the token ids belong to the model's vocabulary, and the answer has room.
@@ -85,11 +88,7 @@ def build_requests(
             **values,
         )
     except ValueError as error:
-        message, param = str(error), str(error).partition(" ")[0]
-        for name, wire_name in names.sampling.items():
-            message = message.replace(name, wire_name)
-        param = names.sampling.get(param, param)
-        raise InvalidRequest(f"{message}.", param=param, code="invalid_value") from None
+        raise _by_wire_names(str(error), names.sampling) from None
 
     # 3. The samples, which differ only by their seeds.
     skips = fields.skip_special_tokens
@@ -115,9 +114,19 @@ def build_requests(
             adapter="" if adapter is None else adapter.identity,
             adapter_name="" if adapter is None else adapter.name,
             images=images,
+            keep=keep,
+            affinity=affinity,
         )
         for sample, name in enumerate(called)
     ]
+
+
+def _by_wire_names(message: str, names: Mapping[str, str]) -> InvalidRequest:
+    """Return the error of a message that begins with the name of a parameter."""
+    param = message.partition(" ")[0]
+    for name, wire_name in names.items():
+        message = message.replace(name, wire_name)
+    return InvalidRequest(f"{message}.", param=names.get(param, param), code="invalid_value")
 
 
 def _sampling(serving: Serving, fields: SamplingFields) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from pydantic import BeforeValidator, FailFast, Field
 from starlette.responses import Response
 
 from ...core.answers import BODY_ERRORS, Answer, answers
+from ...core.cache_hints import CacheHints
 from ...core.limits import MAX_MESSAGES
 from ...core.parameters import RESPONSES, Others
-from ...core.schemas import ServiceTier, WireModel
+from ...core.schemas import ServiceTier
 from ...http.body import JsonRequest, JsonRoute
 from ...serving.collector import generate_all
 from ...serving.state import ServingDep, json_response
@@ -21,7 +22,7 @@ from .chat import begin_within
 from .endpoints import ResponsesDep, context_of
 from .items import CompactionItem, ContextItem, InputItem, OutputMessage, input_message, item_id
 from .live import LiveResponse
-from .requests import Label, Reasoning, ResponsesRequest, one_message
+from .requests import Reasoning, ResponsesRequest, one_message
 from .response import RESPONSE_ID, ResponseUsage, new_id
 from .summary import pack_summary
 
@@ -34,7 +35,7 @@ _ASK = (
 )
 
 
-class CompactRequest(WireModel):
+class CompactRequest(CacheHints):
     """Body of `POST /v1/responses/compact`."""
 
     others: ClassVar[Others] = RESPONSES
@@ -48,7 +49,6 @@ class CompactRequest(WireModel):
     ] = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None
-    prompt_cache_key: Label = None
     service_tier: ServiceTier | None = None
 
 
@@ -73,6 +73,7 @@ async def compact_response(
         input=[*body.input, InputItem.model_validate({"role": "user", "content": _ASK})],
         instructions=body.instructions,
         previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
         max_output_tokens=_MAX_TOKENS,
         truncation="auto",
         store=False,

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from ...core.cache_hints import CacheHints, Label
 from ...core.limits import MAX_MESSAGES
 from ...core.parameters import RESPONSES, Others
 from ...core.schemas import (
@@ -100,14 +101,6 @@ class ResponseStreamOptions(WireModel):
     include_obfuscation: bool = False
 
 
-def _label(value: Any) -> str | None:
-    return value[:512] if isinstance(value, str) else None
-
-
-# A text that the response repeats and the server does not use.
-Label = Annotated[str | None, BeforeValidator(_label)]
-
-
 class ConversationParam(WireModel):
     """A conversation by its id."""
 
@@ -123,7 +116,7 @@ def one_message(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class ResponsesRequest(WireModel):
+class ResponsesRequest(CacheHints):
     """Body of `POST /v1/responses`."""
 
     others: ClassVar[Others] = RESPONSES
@@ -174,7 +167,6 @@ class ResponsesRequest(WireModel):
 
     user: Label = None
     safety_identifier: Label = None
-    prompt_cache_key: Label = None
     service_tier: ServiceTier | None = None
 
     truncation: Annotated[

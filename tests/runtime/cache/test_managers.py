@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from piecework.runtime.cache.kinds import make_cache
 from piecework.runtime.cache.kv_cache import KVCache
+from piecework.runtime.cache.pins import Clock
 from piecework.runtime.cache.radix import RadixCache
 from piecework.runtime.cache.recurrent_states import RecurrentStates
 from piecework.runtime.cache.room import Room
@@ -30,8 +31,12 @@ from piecework.runtime.core.sampling_params import SamplingParams
 PARAMS = SamplingParams(max_new_tokens=1)
 
 
-def request_of(tokens: list[int], tenant: str = "") -> Request:
-    message = GenerateRequest(rid="r", input_ids=tokens, params=PARAMS, tenant=tenant)
+def request_of(
+    tokens: list[int], tenant: str = "", keep: list[tuple[int, float]] | None = None
+) -> Request:
+    message = GenerateRequest(
+        rid="r", input_ids=tokens, params=PARAMS, tenant=tenant, keep=keep or []
+    )
     return Request(message, seed=0, stop_ids=frozenset(), max_tokens=1000)
 
 
@@ -191,7 +196,10 @@ def serve(chance: random.Random, windows: str, state_slots: int) -> None:
             begin = chance.choice(texts)
             more = [chance.randint(0, 1) for _ in range(chance.randint(1, 9))]
             text = [*begin[: chance.randint(0, len(begin))], *more][: 9 * page_size]
-            requests.append(request_of(text, chance.choice(["", "a", "another"])))
+            machine.cache.pins_clock.now += 1
+            keep = [(chance.randint(1, len(text)), chance.choice([1.0, 9.0]))
+                    for _ in range(chance.choice([0, 1, 2]))]  # fmt: skip
+            requests.append(request_of(text, chance.choice(["", "a", "another"]), keep))
             texts.append(text)
         elif action == "step":
             chosen = chance.sample(requests, chance.randint(0, len(requests)))
@@ -234,7 +242,9 @@ class Sometimes:
 def test_a_prefix_counts_as_far_as_every_kind_can_continue_it(kinds: list[frozenset[int]]) -> None:
     managers: list[Any] = [Sometimes({0, *ends}) for ends in kinds]
     tree = RadixCache(1, managers)
-    cache = KVCache(managers, tree, page_size=1, total_tokens=9, share_prefixes=True)
+    cache = KVCache(
+        managers, tree, page_size=1, total_tokens=9, share_prefixes=True, pins_clock=Clock()
+    )
     tree.extend(np.arange(9))
     request = request_of(list(range(12)))
     cache.attach(request)

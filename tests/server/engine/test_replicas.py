@@ -51,9 +51,12 @@ async def idle(model: str, tokenizer: Tokenizer) -> AsyncIterator[Replicas]:
     await found.stop()
 
 
-def add(replicas: Replicas, rid: str, prompt: list[int]) -> tuple[int, list[RequestOutput]]:
+def add(
+    replicas: Replicas, rid: str, prompt: list[int], key: str = "", tenant: str = ""
+) -> tuple[int, list[RequestOutput]]:
     """Where a request goes, and what it will be told."""
     state, told = request(rid, prompt, params(1))(replicas.tokenizer), list[RequestOutput]()
+    state.affinity, state.tenant = key, tenant
     state.deliver = told.append
     replicas.add_request(state)
     return holder(replicas, rid), told
@@ -85,6 +88,39 @@ async def test_requests_go_elsewhere_where_that_one_has_too_much_to_do(idle: Rep
 async def test_a_short_common_beginning_does_not_gather_all_requests(idle: Replicas) -> None:
     went = [add(idle, f"r{n}", [5] * 64 + [6 + n] * 400)[0] for n in range(4)]
     assert went.count(0) == went.count(1) == 2
+
+
+async def test_requests_with_one_key_meet(idle: Replicas) -> None:
+    first, _ = add(idle, "a", long(1), "key")
+    for number in range(4):
+        assert add(idle, f"other{number}", long(10 + number), f"key{number}")[0] in (0, 1)
+        assert add(idle, f"same{number}", long(20 + number), "key")[0] == first
+    # The same words of another tenant are another key.
+    went = {add(idle, f"t{n}", long(30 + n), "key", tenant=f"tenant{n}")[0] for n in range(4)}
+    assert went == {0, 1}
+
+
+async def test_a_key_does_not_overload_a_replica_and_moves_from_one_that_is_gone(
+    idle: Replicas,
+) -> None:
+    first, _ = add(idle, "a", long(1), "key")
+    went = [add(idle, f"k{number}", long(2 + number), "key")[0] for number in range(30)]
+    assert abs(went.count(0) - went.count(1)) < 20
+    idle.replicas[first].state = EngineState.RESTARTING
+    assert add(idle, "b", long(50), "key")[0] == 1 - first
+    idle.replicas[first].state = EngineState.READY
+    idle.drop(list(idle.unfinished()))
+    assert add(idle, "c", long(51), "key")[0] == 1 - first
+    idle._by_key.clear()
+    for number in range(10_100):
+        idle._choose(keyed(idle, str(number)), idle.replicas)
+    assert len(idle._by_key) == 10_000
+
+
+def keyed(replicas: Replicas, key: str) -> RequestState:
+    state = request("r", [1], params(1))(replicas.tokenizer)
+    state.affinity = key
+    return state
 
 
 async def test_one_that_starts_again_gets_no_new_request(idle: Replicas) -> None:

@@ -102,6 +102,33 @@ async def test_members_that_change_nothing(
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, CHAT_BODY),
+        (COMPLETIONS, {"prompt": "Hello there", "max_tokens": 1}),
+        ("/v1/responses", {"model": "toy", "input": "Hi", "store": False}),
+    ],
+)
+async def test_hints_of_the_prompt_cache_reach_the_engine(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, path: str, body: dict[str, Any]
+) -> None:
+    for hint, seconds in (
+        ({"prompt_cache_retention": "24h", "prompt_cache_key": "k"}, 86400.0),
+        ({"prompt_cache_retention": "in_memory", "prompt_cache_key": "k"}, 300.0),
+        ({"prompt_cache_options": {"ttl": "30m"}, "prompt_cache_key": "k"}, 1800.0),
+        ({"prompt_cache_options": {"mode": "explicit"}}, None),
+        ({}, None),
+    ):
+        assert (await client.post(path, json=body | hint)).status_code == 200
+        asked = scripted.requests[-1]
+        length = len(asked.prompt_ids)
+        assert list(asked.keep) == ([] if seconds is None else [(length, seconds)])
+        assert asked.affinity == hint.get("prompt_cache_key", "")
+    wrong = await client.post(path, json=body | {"prompt_cache_retention": "1y"})
+    error_of(wrong, 400, "prompt_cache_retention")
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
 async def test_a_server_may_require_that_requests_name_a_model(
     scripted: ScriptedEngine, path: str
