@@ -31,6 +31,7 @@ class GenerationCall:
     stream: bool = False
     rid: str | None = None  # Request id, for `/generate` only.
     images: tuple[str, ...] = ()  # Addresses of images before the prompt, for chats only.
+    adapter: str | None = None  # Name of an adapter (LoRA) of the model.
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class Format(ABC):
 class _OpenAI(Format):
     def body(self, call: GenerationCall, model: str | None) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": model,
+            "model": call.adapter or model,
             **self._prompt(call),
             "max_tokens": call.max_tokens,
             "temperature": call.temperature,
@@ -236,6 +237,8 @@ class _Generate(Format):
             body |= {"return_logprob": True, "top_logprobs_num": call.logprobs}
         if call.rid is not None:
             body["rid"] = call.rid
+        if call.adapter is not None:
+            body["lora_path"] = call.adapter
         return {**body, "stream": True} if call.stream else body
 
     def read(self, data: Any, answer: Answer) -> None:

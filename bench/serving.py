@@ -11,6 +11,7 @@ from typing import Any
 import uvloop
 
 from ..runtime.process.progress import progress_bar
+from .adapters import choose_adapters
 from .apis import Answer, GenerationCall, ask
 from .client import Client, RequestFailed, ServerUnusable, resolve
 from .load import poisson_arrivals, run_load
@@ -35,6 +36,10 @@ class ServingSettings:
     ignore_eos: bool = False
     stream: bool = True
     seed: int = 0
+    lora: tuple[
+        str, ...
+    ] = ()  # Names of adapters (LoRA). Empty: requests go to the target's model.
+    lora_zipf: float | None = None  # Exponent of the adapters' shares. None: in turn.
 
 
 @dataclass(slots=True)
@@ -162,6 +167,8 @@ def run(target: Target, settings: ServingSettings, workload: Workload, report: R
     """
     if settings.num_prompts < 1:
         raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
+    if settings.lora_zipf is not None and not settings.lora:
+        raise ValueError("--lora-zipf needs --lora: name the adapters that requests choose from")
     code: int = uvloop.run(_run(target, settings, workload, report))
     return code
 
@@ -188,7 +195,11 @@ async def measure(target: Target, settings: ServingSettings, workload: Workload)
         if workload.needs_vocab_size and workload.vocab_size is None:
             workload = replace(workload, vocab_size=await _vocab_size(client))
         prompts = make_prompts(workload, settings.num_warmups + settings.num_prompts, rng)
-        calls = [_call(prompt, settings) for prompt in prompts]
+        adapters = choose_adapters(settings.lora, len(prompts), settings.lora_zipf, settings.seed)
+        calls = [
+            replace(_call(prompt, settings), adapter=adapter)
+            for prompt, adapter in zip(prompts, adapters, strict=True)
+        ]
         for call in calls[: settings.num_warmups]:
             await _warm_up(client, call)
         alone = await _images_alone(client, workload, settings, rng) if workload.images else []

@@ -35,6 +35,7 @@ examples:
       --num-prompts 32
   %(prog)s --dataset shared-prefix --prefix-len 640 --random-input-len 96 --random-output-len 32 \\
       --ignore-eos --max-concurrency 8
+  %(prog)s --lora sql chat --lora-zipf 1 --max-concurrency 32
   %(prog)s --api chat --images 1 --image-share 0.5 --random-input-len 64 --max-concurrency 8
   %(prog)s --dataset gsm8k --request-rate 4 --num-prompts 100 --json result.json
 """
@@ -69,7 +70,21 @@ def add_parser(subparsers: Any) -> None:
         action="store_false",
         help="do not stream; without TTFT, TPOT and ITL",
     )
-    add_flag(load, "--seed N", "seed of prompts and arrival times", int, 0)
+    add_flag(load, "--seed N", "seed of prompts, arrival times and --lora-zipf", int, 0)
+    load.add_argument(
+        "--lora",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="adapters (LoRA) that the server has, and that requests name in turn; the model's own "
+        "name is the base model; default: all requests go to --model",
+    )
+    add_flag(
+        load,
+        "--lora-zipf S",
+        "draw the adapter of each request: number K of --lora has a share of 1 / K^S",
+        _exponent,
+    )
     _add_prompts(parser.add_argument_group("prompts"))
 
 
@@ -132,6 +147,16 @@ def _rate(text: str) -> float:
     return value
 
 
+def _exponent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from ...bench.report import Report
     from ...bench.serving import ServingSettings, run
@@ -148,7 +173,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     return run(
         given(Target, arguments),
-        given(ServingSettings, arguments),
+        given(ServingSettings, arguments, lora=tuple(arguments.lora)),
         workload,
         Report(arguments.json),
     )

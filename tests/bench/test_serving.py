@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from scripted_server import VOCAB_SIZE, ScriptedServer
 
+from piecework.bench.adapters import choose_adapters
 from piecework.bench.apis import Answer
 from piecework.bench.load import poisson_arrivals, run_load
 from piecework.bench.report import Failures, Report, distribution
@@ -187,6 +188,30 @@ def test_images_are_sent_new_and_again_and_with_a_share_of_the_load(
     with Image.open(BytesIO(base64.b64decode(url.partition(",")[2]))) as picture:
         assert picture.size == (20, 20) and picture.mode == "RGB"
         picture.load()
+
+
+def test_requests_name_adapters_in_turn(server: ScriptedServer, tmp_path: Path) -> None:
+    settings = ServingSettings(num_prompts=4, max_concurrency=1, lora=("sql", "chat", "own"))
+    for api, member in ((Api.COMPLETION, "model"), (Api.GENERATE, "lora_path")):
+        server.requests.clear()
+        measure(server, tmp_path, settings, api=api)
+        told = [body[member] for _, body in server.requests]
+        assert told == ["sql", "chat", "own", "sql", "chat"]  # The first one warms up.
+
+
+def test_adapters_are_drawn_by_zipfs_law_from_the_seed() -> None:
+    names = [f"a{place}" for place in range(8)]
+    drawn = choose_adapters(names, 20_000, 1.0, seed=3)
+    assert drawn == choose_adapters(names, 20_000, 1.0, seed=3)
+    assert drawn != choose_adapters(names, 20_000, 1.0, seed=4)
+    most = drawn.count("a0")
+    for place, name in enumerate(names):
+        assert drawn.count(name) == pytest.approx(most / (place + 1), rel=0.1)
+
+
+def test_zipfs_law_needs_adapters(server: ScriptedServer, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--lora-zipf needs --lora"):
+        measure(server, tmp_path, ServingSettings(lora_zipf=1.0))
 
 
 def test_whole_answers_have_no_time_to_first_token(
