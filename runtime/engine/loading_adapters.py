@@ -134,11 +134,11 @@ class LoadingAdapters:
         store = self._store
         if store is None or self._reading is not None:
             return
-        if self._messages:
-            message = self._messages[0]
-            if isinstance(message, LoadAdapter):
-                self._reading = message, self._thread.submit(store.read, message.path)
+        message = self._messages[0] if self._messages else None
+        if isinstance(message, LoadAdapter):
+            self._reading = message, self._thread.submit(store.read, message.path)
         elif store.has_room:
+            # An `UnloadAdapter` waits for the requests of its adapter, which may have to be read.
             # An adapter whose message failed is not known: its requests end when they are added.
             adapters = (message.adapter for message in self._waiting.values())
             if (identity := next(filter(store.must_be_read, adapters), None)) is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tiny_adapters import make_adapter
 from tiny_models import make_tiny_model
@@ -25,6 +28,7 @@ from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.distributed.ranks import ALONE
 from piecework.runtime.engine import text
 from piecework.runtime.engine.text import TextEngine
+from piecework.runtime.lora.adapter import Adapter
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
@@ -102,6 +106,12 @@ def tokens(answers: list[Any]) -> dict[str, list[int]]:
             assert each.error is None
             found.setdefault(each.rid, []).extend(each.token_ids)
     return found
+
+
+def num_adapters() -> int:
+    """Return the number of adapters in the memory of this process."""
+    gc.collect()
+    return sum(isinstance(each, Adapter) for each in gc.get_objects())
 
 
 def test_messages_are_answered_in_order(engine: TextEngine, adapters: list[Path]) -> None:
@@ -235,12 +245,66 @@ def test_a_request_of_an_adapter_without_a_slot_is_not_overtaken_for_ever(
     raise AssertionError("it never ran")
 
 
-def test_many_loads_and_unloads_leave_nothing(engine: TextEngine, adapters: list[Path]) -> None:
-    for turn in range(5):
+def test_a_stream_does_not_wait_while_adapters_are_loaded(
+    engine: TextEngine, adapters: list[Path]
+) -> None:
+    """One adapter is loaded by a message and one for a request, and both get slots of others."""
+    first, *evicted = load(engine, *adapters[:4])  # Host memory holds three, slots two.
+    assert engine._runner.adapters is not None and engine._runner.adapters.must_be_read(first)
+    read, may_read, gaps, gap = engine._runner.adapters.read, threading.Event(), list[int](), 0
+
+    def slow(path: str) -> Adapter:
+        assert may_read.wait(30)
+        return read(path)
+
+    engine._runner.adapters.read = slow
+    run(engine, request("stream", "", 60), request("other", evicted[-1], 60))
+    messages = [LoadAdapter(name="a4", path=str(adapters[4])), request("waits", first)]
+    answers: list[Any] = []
+    for number in range(40):
+        if number == 5:
+            answers += run(engine, *messages)
+        if number == 25:
+            assert not any(is_end(answer) for answer in answers)
+            may_read.set()
+        made = flat(list(engine.step()))
+        gap = 0 if any(getattr(each, "rid", "") == "stream" for each in made) else gap + 1
+        gaps.append(gap)
+        answers += made
+        if number >= 25:
+            time.sleep(0.01)  # The thread that reads needs the interpreter.
+    assert max(gaps) <= 2
+    assert sum(is_end(answer) for answer in answers) == 2
+    assert len(tokens(answers)["waits"]) == 3
+
+
+def test_an_adapter_that_requests_wait_for_is_read_before_it_is_unloaded(
+    engine: TextEngine, adapters: list[Path]
+) -> None:
+    identity, *_ = load(engine, *adapters[:4])  # Host memory holds three.
+    messages = request("r", identity), UnloadAdapter(identity=identity)
+    ended, unloaded = (each for each in run(engine, *messages, until=2) if is_end(each))
+    assert ended.error is None and unloaded.error is None
+
+
+@pytest.mark.parametrize("turns", [2, pytest.param(84, marks=pytest.mark.slow)])
+def test_many_loads_and_unloads_under_traffic_leave_nothing(
+    engine: TextEngine, adapters: list[Path], turns: int
+) -> None:
+    process, before = psutil.Process(), num_adapters()
+    files = memory = 0
+    for turn in range(turns):
         identities = load(engine, *adapters)
-        run(engine, request("r", identities[turn % MANY]), until=1)
-        answers = run(engine, *(UnloadAdapter(identity=each) for each in identities), until=MANY)
+        running = [request(f"{turn}-{at}", each, 4) for at, each in enumerate(identities[::5])]
+        run(engine, request(f"{turn}", "", 4), *running)
+        unloads = [UnloadAdapter(identity=each) for each in identities]
+        answers = run(engine, *unloads, until=MANY + 1 + len(running))
         assert all(answer.error is None for answer in answers)
+        if turn == turns // 4:
+            files, memory = process.num_fds(), process.memory_info().rss
     store = engine._runner.adapters
     assert store is not None and not store._entries and not engine._adapters.pending
     assert all(slot.identity is None and not slot.running for slot in store._slots)
+    assert num_adapters() == before
+    assert process.num_fds() <= files
+    assert process.memory_info().rss - memory < 32 << 20
