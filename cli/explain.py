@@ -139,10 +139,15 @@ def lines(found: Explanation) -> Iterator[str]:
 
 def _steps(found: Explanation) -> list[str]:
     """Return a suffix for each forward that names its steps; empty if there is one forward."""
-    if len(found.forwards) == 1:
-        return [""]
-    tokens = found.forwards[1].tokens
-    return [f" of steps below {tokens} tokens", f" of steps of at least {tokens} tokens"]
+    with_adapters = any(row.adapters for row in found.forwards)
+    longest = max(row.tokens for row in found.forwards)
+    names = []
+    for row in found.forwards:
+        sizes = f" of at least {longest} tokens" if row.tokens > 1 else f" below {longest} tokens"
+        has = " with adapters" if row.adapters else " without adapters"
+        name = has * with_adapters + sizes * (longest > 1)
+        names.append(f" of steps{name}" if name else "")
+    return names
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -198,9 +203,8 @@ def _captures(found: Explanation) -> Iterator[str]:
     rows = []
     for capture in found.captures:
         failed, seconds = f"failed: {capture.failed}", capture.seconds
-        rows.append(
-            (capture.phase, str(capture.size), failed if seconds is None else f"{seconds:.3f} s")
-        )
+        phase = capture.phase + " with adapters" * capture.adapters
+        rows.append((phase, str(capture.size), failed if seconds is None else f"{seconds:.3f} s"))
     yield from _table(["phase", "tokens", "captured in"], rows)
     total = sum(capture.seconds or 0.0 for capture in found.captures)
     yield f"  {found.num_graphs} graphs, {found.graph_bytes / _MIB:.1f} MiB, {total:.2f} s"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...compilation.by_length import ForwardByLength
 from ...compilation.piece_maker import PieceMaker
-from ...compilation.piece_store import PiecesReport
+from ...compilation.piece_store import PiecesReport, PreparedForward
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.plan import DistinctPiece, Plan, Stretch
 from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
@@ -60,6 +60,7 @@ class ForwardRow(NamedTuple):
 
     Attributes:
         tokens: The smallest number of tokens that this forward computes.
+        adapters: Whether it adds the updates of adapters (LoRA).
         stretches: Its calls, in order.
         passes: Number of matches of each pass.
         passes_off: Why a pass did not run.
@@ -67,6 +68,7 @@ class ForwardRow(NamedTuple):
     """
 
     tokens: int
+    adapters: bool
     stretches: list[Stretch]
     passes: dict[str, int]
     passes_off: dict[str, str]
@@ -76,9 +78,12 @@ class ForwardRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """One size of a phase: the time of its capture, or why it has no graph (`failed`)."""
+    """One size of a phase of steps without or with adapters (LoRA): the time of its capture, or why
+    it has no graph (`failed`).
+    """
 
     phase: str
+    adapters: bool
     size: int
     seconds: float | None
     failed: str | None
@@ -180,17 +185,25 @@ def _explain(config: EngineConfig, lengths: Lengths | None, ranks: Alone) -> Exp
         maker = piece_store(PieceMaker, runner.config, runner.platform)
     except OSError as error:
         raise ValueError(f"the compile cache cannot be used: {error}") from None
-    forward, report = make_pieces(
-        maker,
-        runner.model,
-        runner.model_config,
-        runner.dtype,
-        runner.linear_kinds,
-        ranks=config.tp_size,
-    )
-    forwards = _forward_rows(forward)
-    short = forward.parts[0].plan
-    captures = _capture(runner, forward)
+    prepared = [
+        make_pieces(
+            maker,
+            runner.model,
+            runner.model_config,
+            runner.dtype,
+            runner.linear_kinds,
+            ranks=config.tp_size,
+            adapters=kind.adapters,
+        )
+        for kind in runner.graphs.kinds
+    ]
+    forwards: list[ForwardRow] = []
+    pieces: list[PieceRow] = []
+    for kind, (forward, report) in zip(runner.graphs.kinds, prepared, strict=True):
+        forwards += _forward_rows(forward, len(pieces), adapters=kind.adapters is not None)
+        pieces += _piece_rows(forward, report, len(pieces))
+    short = prepared[0].forward.parts[0].plan
+    captures = _capture(runner, prepared)
     if lengths is None and runner.seen_lengths.counts:
         lengths = Lengths(
             source="the steps that servers of this model have had on this machine",
@@ -203,9 +216,9 @@ def _explain(config: EngineConfig, lengths: Lengths | None, ranks: Alone) -> Exp
         dtype=info.dtype,
         device=info.device,
         compiler=maker.compiler.name,
-        trace_seconds=report.trace_seconds,
-        load_seconds=report.load_seconds,
-        pieces=_piece_rows(forward, report),
+        trace_seconds=sum(made.report.trace_seconds for made in prepared),
+        load_seconds=sum(made.report.load_seconds for made in prepared),
+        pieces=pieces,
         stretches=forwards[0].stretches,
         split_ops=dict(Counter(step.op for step in short.steps if step.op is not None)),
         passes=forwards[0].passes,
@@ -232,41 +245,48 @@ def _pass_backends(runner: ModelRunner, ranks: int) -> dict[str, str]:
     return {"allreduce_norm": backend if obstacle is None else separate}
 
 
-def _forward_rows(forward: PiecewiseForward | ForwardByLength) -> list[ForwardRow]:
-    def row(plan: Plan, tokens: int, first: int = 0) -> ForwardRow:
+def _forward_rows(
+    forward: PiecewiseForward | ForwardByLength, number: int, *, adapters: bool
+) -> list[ForwardRow]:
+    """Describe a forward for short and long steps. `number` is that of its first piece."""
+
+    def row(plan: Plan, tokens: int, first: int = number) -> ForwardRow:
         stretches = [
             stretch if stretch.piece is None else stretch._replace(piece=first + stretch.piece)
             for stretch in plan.stretches()
         ]
-        return ForwardRow(tokens, stretches, plan.passes, plan.passes_off, *plan.sent)
+        return ForwardRow(tokens, adapters, stretches, plan.passes, plan.passes_off, *plan.sent)
 
     if isinstance(forward, PiecewiseForward):
         return [row(forward.plan, 1)]
     short, long = forward.short.plan, forward.long.plan
-    return [row(short, 1), row(long, forward.tokens, len(short.pieces))]
+    return [row(short, 1), row(long, forward.tokens, number + len(short.pieces))]
 
 
 def _piece_rows(
-    forward: PiecewiseForward | ForwardByLength, report: PiecesReport
+    forward: PiecewiseForward | ForwardByLength, report: PiecesReport, offset: int
 ) -> list[PieceRow]:
     rows: list[PieceRow] = []
     for part in forward.parts:
         first, calls = len(rows), part.plan.calls()
         rows += [
-            _piece_row(piece, calls[number], report, first + number)
+            _piece_row(piece, calls[number], report, first + number, offset)
             for number, piece in enumerate(part.plan.pieces)
         ]
     return rows
 
 
-def _piece_row(piece: DistinctPiece, calls: int, report: PiecesReport, number: int) -> PieceRow:
+def _piece_row(
+    piece: DistinctPiece, calls: int, report: PiecesReport, number: int, offset: int
+) -> PieceRow:
+    """Describe a piece by its `number` in the report, to which `offset` is added."""
     weights = sum(spec.weight for spec in piece.inputs)
     if number in report.failed:
         state = "as traced"
     else:
         state = "from the cache" if number in report.loaded else "compiled"
     return PieceRow(
-        number=number,
+        number=offset + number,
         calls=calls,
         ops=_counted(piece.ops),
         before=_counted(piece.before),
@@ -353,23 +373,24 @@ def _chunked(lengths: Mapping[int, int], chunk: int) -> Counter[int]:
     return +steps
 
 
-def _capture(runner: ModelRunner, forward: PiecewiseForward | ForwardByLength) -> list[Capture]:
-    runner.graphs.base.use(forward)
+def _capture(runner: ModelRunner, prepared: Sequence[PreparedForward]) -> list[Capture]:
+    runner.graphs.use(*(made.forward for made in prepared))
     total = runner.graphs.num_pending
     with progress_bar(
         shown=total > 0, desc="capturing graphs", total=total, unit=" sizes", leave=False
     ) as bar:
         while runner.graphs.capture_next():
             bar.update()
-    phases = {"prefill": runner.graphs.base.prefill, "decode": runner.graphs.base.decode}
     return [
         Capture(
             phase=phase,
+            adapters=kind.adapters is not None,
             size=size,
             seconds=part.graphs.stats.capture_seconds.get(size),
             failed=part.graphs.stats.disabled.get(size),
         )
-        for phase, part in phases.items()
+        for kind in runner.graphs.kinds
+        for phase, part in (("prefill", kind.prefill), ("decode", kind.decode))
         if part is not None and part.graphs is not None
         for size in part.graphs.sizes
     ]

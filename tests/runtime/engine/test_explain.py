@@ -133,6 +133,26 @@ def test_a_rank_of_several_with_what_it_sends(tmp_path: Path) -> None:
     assert picture(told).count("1,792 bytes sent a token") == 4
 
 
+def test_steps_with_adapters_beside_those_without(tmp_path: Path) -> None:
+    """Rows before their quantisation are read by adapters, so the two are not fused there."""
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    settings = {"quantization": "int8", "dtype": "bfloat16"} if native_linear() else {}
+    told = explain(config(path, enable_lora=True, max_loras=2, **settings))
+    without, adapted = told.forwards
+    assert [row.adapters for row in told.forwards] == [False, True]
+    assert [piece for piece, _, _ in without.stretches] == [0, 1, 2]
+    assert [piece for piece, _, _ in adapted.stretches] == [3, 4, 5]
+    assert [row.number for row in told.pieces] == list(range(6))
+    counts = [row.ops.count("piecework.lora") for row in told.pieces]
+    assert counts == [0, 0, 0, 1, 1, 1]
+    assert ["lora.default x 4" in row.ops for row in told.pieces] == [False] * 4 + [True, False]
+    if settings:
+        assert (without.passes["norm_quant"], adapted.passes["norm_quant"]) == (2 * LAYERS, 0)
+    text = "\n".join(lines(told))
+    assert "passes of steps without adapters: " in text
+    assert "order of calls of steps with adapters\n    1 x  piece 3" in text
+
+
 @pytest.mark.parametrize("quantization", ["auto", "int8", "q8_0"])
 @pytest.mark.skipif(native_linear() is None, reason="no CPU kernels")
 def test_the_products_of_a_loaded_model_are_overlapped(quantization: str, tmp_path: Path) -> None:
