@@ -30,6 +30,7 @@ _HALVES = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
     "MXFP4": (),
+    "NVFP4": (),
 }
 """Where a block has its float16 numbers."""
 
@@ -46,5 +47,7 @@ def random_blocks(
         blocks[..., place : place + 2] = halves[..., None].view(np.uint8)
     if kind == "MXFP4":
         blocks[..., 0] = generator.integers(115, 125, blocks.shape[:2])  # powers of two
+    if kind == "NVFP4":
+        blocks[..., :4] = generator.integers(1, 60, (*blocks.shape[:2], 4))  # e4m3, up to 0.625
     stored = blocks.reshape(rows, -1)
     return stored, dequantize(stored, GGMLQuantizationType[kind])

@@ -34,6 +34,7 @@ from ..layers.linear import (
 )
 from ..layers.moe import ExpertLinear
 from ..models.causal_lm import CausalLM
+from . import nvfp4
 from .gguf import GGUFBlocks, kind_of, packed_kind
 from .on_load import COLUMNS, finished_kind
 from .unquantized import WIDENED, Unquantized, Widened
@@ -131,13 +132,11 @@ class Products(NamedTuple):
     lacking: Collection[torch.dtype] = ()
 
     def take(self, kind: str) -> bool:
-        """Whether there is a product for a kind "w8a8 ...", "weight_only ..." or "nvfp4 ...".
+        """Whether there is a product for a kind "w8a8 ..." or "weight_only ...".
 
         Plain torch widens the whole weight at each step. It counts only for float32, where exact
         numbers matter more than speed.
         """
-        if kind.startswith("nvfp4"):
-            return _packs(self.kernels, kind)
         op, dtype = "weight_only_linear", torch.uint8
         if kind.startswith("w8a8"):
             op, dtype = "scaled_linear", getattr(torch, kind.split()[1])
@@ -148,24 +147,24 @@ class Products(NamedTuple):
         )
 
     def take_layer(self, kind: str, linear: Linear) -> bool:
-        """Whether there is a product for a layer. Quantised experts must be packed."""
+        """Whether there is a product for a layer. Quantised experts and NVFP4 must be packed."""
         if linear.is_read_as_numbers:
             return False
-        if isinstance(linear, ExpertLinear):
-            return _packs(linear.usable(self.kernels), kind)
+        if isinstance(linear, ExpertLinear) or kind.startswith("nvfp4"):
+            return _packs(linear.usable(self.kernels), kind, linear.in_features)
         return self.take(kind)
 
 
-def _packs(kernels: LinearKernels | None, kind: str) -> bool:
-    """Whether kernels pack weights of a kind."""
+def _packs(kernels: LinearKernels | None, kind: str, columns: int = _ANY_WIDTH) -> bool:
+    """Whether kernels pack weights of a kind. `columns` matters to NVFP4 alone."""
+    if kernels is None:
+        return False
+    if kind.startswith("nvfp4"):
+        return nvfp4.stored_kind(kernels, columns) is not None
     packed = ["Q4_1", "weight_only 4 32 zeros"]
     if kind.startswith("w8a8"):
         packed = ["int8" if kind.split()[1] == "int8" else "fp8_e4m3"]
-    if kind.startswith("nvfp4"):
-        packed = ["nvfp4"]
-    return kernels is not None and any(
-        kernels.layout(name, _ANY_WIDTH) is not None for name in packed
-    )
+    return any(kernels.layout(name, _ANY_WIDTH) is not None for name in packed)
 
 
 def scheme_kinds(

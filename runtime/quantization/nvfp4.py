@@ -17,10 +17,12 @@ import torch
 
 from ...kernels.linear import LinearKernels
 from ..layers.linear import NUMBERS, Axis, Linear, Place, StoredTensor
+from .grouped_weight import regrouped
 
 FORMAT = "nvfp4-pack-quantized"
 GROUP = 16
-_STORED = "nvfp4"
+# The kinds of packed weights, of which a device has one, and the columns of their blocks.
+_STORED = {"nvfp4": GROUP, "NVFP4": 64}
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # By the writer: the names of the numbers, of the tensor's scale and of the activations' scale.
 # compressed-tensors stores the reciprocal of the tensor's scale.
@@ -81,13 +83,20 @@ class NVFP4:
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         assert kernels is not None
+        stored = stored_kind(kernels, layer.in_features)
+        assert stored is not None
         parts = () if layer.weight.is_meta else layer.parts
         found = [self._read(part) for part in parts]
-        scales = [
-            torch.cat((scale.float(), whole.expand(len(scale), 1)), dim=1)
-            for _, scale, whole in found
-        ]
-        layer.pack(kernels, _STORED, [numbers for numbers, *_ in found], scales)
+        wholes = [whole.expand(len(scale), 1) for _, scale, whole in found]
+        if stored == "NVFP4":
+            blocks = [gguf_blocks(numbers, scale) for numbers, scale, _ in found]
+            layer.pack(kernels, stored, blocks, wholes)
+        else:
+            scales = [
+                torch.cat((scale.float(), whole), dim=1)
+                for (_, scale, _), whole in zip(found, wholes, strict=True)
+            ]
+            layer.pack(kernels, stored, [numbers for numbers, *_ in found], scales)
         self._parts.clear()
 
     def widen(self, layer: Linear) -> torch.Tensor:
@@ -117,6 +126,28 @@ class NVFP4:
         if not bool((whole.isfinite() & (whole > 0)).all()):
             raise stored["whole"].fault("holds no positive number")
         return stored["numbers"].read(), scales, whole
+
+
+def stored_kind(kernels: LinearKernels, columns: int) -> str | None:
+    """Return the kind in which kernels pack rows of so many columns, or None if they do not."""
+    for kind, block in _STORED.items():
+        if columns % block == 0 and kernels.layout(kind, columns) is not None:
+            return kind
+    return None
+
+
+def gguf_blocks(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return numbers [rows, columns / 2] and e4m3 scales [rows, columns / 16] as rows of ggml's
+    block_nvfp4.
+
+    A block is four scales and 32 bytes. Of each eight bytes, the low halves are the first 8
+    columns.
+    """
+    rows = len(numbers)
+    halves = numbers.view(rows, -1, 2, GROUP // 4)
+    ordered = regrouped(halves[:, :, 0], halves[:, :, 1]).view(rows, -1, 32)
+    four = scales.view(torch.uint8).view(rows, -1, 4)
+    return torch.cat((four, ordered), dim=-1).flatten(1)
 
 
 def describe(kind: str) -> str:

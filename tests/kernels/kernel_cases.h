@@ -52,7 +52,7 @@ constexpr StoredBlock kStoredBlocks[] = {
     {Q3_K::kNumber, 0, 108, 1, 0.005f}, {Q4_K::kNumber, 2, 140, 0, 0.005f}, {Q5_K::kNumber, 2, 172, 0, 0.005f},
     {Q6_K::kNumber, 0, 208, 1, 0.005f}, {Q2_K::kNumber, 0, 80, 2, 0.02f},   {Q5_0::kNumber, 1, 20, 0, 0.05f},
     {Q5_1::kNumber, 2, 20, 0, 0.05f},   {IQ4_NL::kNumber, 1, 16, 0, 0.005f}, {IQ4_XS::kNumber, 1, 134, 0, 0.0002f},
-    {MXFP4::kNumber, 0, 17, 0, 0.0f}};
+    {MXFP4::kNumber, 0, 17, 0, 0.0f},   {NVFP4::kNumber, 0, 36, 0, 0.0f}};
 
 inline std::vector<int32_t> formats() {
   std::vector<int32_t> all = {kBf16, kInt8, kFp8, kFp8Blocks};
@@ -79,8 +79,10 @@ inline std::vector<uint8_t> stored_row(int32_t format, int columns) {
     for (int g = 0; g < columns / decltype(of)::Kind::kColumns; ++g) {
       add_halves(block.halves_before);
       for (int i = 0; i < block.bytes; ++i)
-        // The first byte of MXFP4 is an exponent.
-        row.push_back(format == MXFP4::kNumber && i == 0 ? 120 + next_bits() % 6 : next_bits() & 255);
+        // The first byte of MXFP4 is an exponent, and the first four of NVFP4 are scales.
+        row.push_back(format == MXFP4::kNumber && i == 0   ? 120 + next_bits() % 6
+                      : format == NVFP4::kNumber && i < 4 ? next_bits() % 60
+                                                          : next_bits() & 255);
       add_halves(block.halves_behind);
     }
   });

@@ -72,6 +72,10 @@ void write_scales(NibbleScales, const Block& from, int r, uint8_t* scales) {
   std::memcpy(scales + NibbleScales::kGroupBytes + 2 * (kPanel + r), &from.minimum, 2);
 }
 
+void write_scales(Fp8Scales, const Block& from, int r, uint8_t* scales) {
+  for (int g = 0; g < 4; ++g) scales[g * kPanel + r] = from.scales[g];
+}
+
 constexpr int kAhead = 512;  // Bytes.
 
 template <class Stored>

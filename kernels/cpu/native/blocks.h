@@ -7,8 +7,8 @@
 // first column. A shift and a mask therefore make a word whose bytes are the columns 8 j + p + {0, 2, 4, 6} of a row (`four`), which
 // integer products need.
 //
-// A block is one unit, or eight units whose scales are small integers times a float16. The numbers of its units come first, then the
-// scales.
+// A block is one unit, two units with e4m3 scales, or eight units whose scales are small integers times a float16. The numbers of its units
+// come first, then the scales.
 #pragma once
 #include "linear.h"
 #include "simd.h"
@@ -196,6 +196,14 @@ struct NibbleScales {
     const Bytes both = load<Bytes>(scales + group * kPanel + row);
     return __builtin_convertvector(__builtin_convertvector((both >> Shift) & 15, ints), floats);
   }
+};
+
+// An e4m3 number per 16 columns of a row, [4][32]. `E2m1` doubles its numbers, and `load_fp8` divides by 256.
+struct Fp8Scales {
+  static constexpr int kUnits = 2, kColumns = 16, kOffset = 0, kBytes = 4 * kPanel;
+  static constexpr bool kHasMinimum = false;
+
+  static floats scale(const uint8_t* scales, int group, int row) { return load_fp8(scales + group * kPanel + row) * 128.0f; }
 };
 
 template <class NumbersOf, class ScalesOf>

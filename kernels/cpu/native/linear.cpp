@@ -143,7 +143,7 @@ void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most
 // Bytes of a panel.
 extern "C" int piecework_panel_bytes(int format, int columns) { return static_cast<int>(piecework::panel_bytes(format, columns)); }
 
-// rows: `count` pointers to rows of W, and of int8 and e4m3 their scales [count][row_scales].
+// rows: `count` pointers to rows of W, and in formats that have them their scales [count][row_scales].
 extern "C" void piecework_pack(int format, const void* const* rows, int count, int columns, const float* scales, void* out, int threads) {
   using namespace piecework;
   const int64_t bytes = panel_bytes(format, columns);
@@ -160,7 +160,7 @@ extern "C" void piecework_pack(int format, const void* const* rows, int count, i
     if (format == kInt8) pack_int8(reinterpret_cast<const int8_t* const*>(rows + first), size, columns, to);
     if (format == kFp8 || format == kFp8Blocks) pack_fp8(bytes_of, size, columns, to);
     if (row_size > 0)
-      pack_scales(scales + static_cast<int64_t>(first) * row_size, row_size, bytes_of, size, columns, format != kInt8, powers + kPanel);
+      pack_scales(scales + static_cast<int64_t>(first) * row_size, row_size, bytes_of, size, columns, format >= kFp8, powers + kPanel);
     if (format == kInt8) continue;
     Largest largest;
     kernels_of(format).find_largest(to, columns, largest);

@@ -28,6 +28,7 @@ constexpr int kPanel = 32;  // rows of W that lie side by side
 // Formats of panels. Blocks of GGUF files have their numbers there (gguf/formats.h), which lie between kBf16 and kMixed.
 enum Format : int32_t {
   kBf16 = 0,
+  kNvfp4 = 40,  // GGUF's number, the one block format with scales of rows
   kMixed = 58,
   kInt8 = 59,
   kFp8 = 60,
@@ -47,7 +48,7 @@ constexpr int kScaledColumns = 128;  // that have one scale, of kFp8Blocks, and 
 
 // Scales of a row of W: those of the other formats are parts of their groups.
 inline int row_scales(int32_t format, int columns) {
-  return format == kFp8Blocks ? (columns + kScaledColumns - 1) / kScaledColumns : format >= kInt8 ? 1 : 0;
+  return format == kFp8Blocks ? (columns + kScaledColumns - 1) / kScaledColumns : format >= kInt8 || format == kNvfp4 ? 1 : 0;
 }
 
 // Bytes of the groups of a panel, and of a panel.

@@ -55,10 +55,12 @@ def layout_name(layout: int) -> str:
 
 
 def _row_scales(layout: int, columns: int) -> int:
-    """Return the number of scales per row. Scales of GGUF's formats are parts of their blocks."""
+    """Return the number of scales per row. Scales of GGUF's formats are parts of their blocks, but
+    for the tensor's scale of NVFP4.
+    """
     if layout == Layout.FP8_BLOCKS:
         return -(-columns // SCALED_COLUMNS)
-    return int(layout in (Layout.INT8, Layout.FP8))
+    return int(layout in (Layout.INT8, Layout.FP8, Layout.NVFP4))
 
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -273,8 +275,9 @@ class NativeLinear:
         columns = self._columns(kind, parts[0])
         rows = list(chain.from_iterable(_row_addresses(part) for part in parts))
         addresses = torch.tensor(rows, dtype=torch.int64)
-        each = torch.cat([*scales]).float().contiguous() if scales else torch.empty(len(rows), 0)
-        assert each.shape == (len(rows), _row_scales(layout, columns))
+        shape = len(rows), _row_scales(layout, columns)
+        each = torch.cat([*scales]).float().contiguous() if scales else torch.ones(shape)
+        assert each.shape == shape
         self._library.piecework_pack(
             layout,
             ctypes.c_void_p(addresses.data_ptr()),

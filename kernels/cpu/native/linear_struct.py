@@ -14,11 +14,12 @@ _INTEGER_COLUMNS = 32  # Columns of such a group of x.
 
 
 class Layout(IntEnum):
-    """`Format` of linear.h: the layouts that are not blocks of GGUF files (`gguf_formats`). The
-    numbers of blocks are between BF16 and MIXED.
+    """`Format` of linear.h: the layouts that are not blocks of GGUF files (`gguf_formats`), and
+    NVFP4. The numbers of blocks are between BF16 and MIXED.
     """
 
     BF16 = 0
+    NVFP4 = 40
     MIXED = 58
     INT8 = 59
     FP8 = 60

@@ -26,7 +26,7 @@ constexpr int kManyRows = 6;  // Rows of x whose sums fit the registers.
 namespace pairs {
 
 template <class Scales>
-constexpr bool kHasWholeScales = Scales::kUnits > 1;
+constexpr bool kHasWholeScales = Scales::kUnits == 8;
 
 // The number that is added to signed numbers.
 template <class Numbers>
@@ -104,6 +104,7 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
   using Scales = typename Kind::Scales;
   constexpr int kSteps = 2 * Scales::kColumns / 8, kUnitBytes = Kind::kBytes / Kind::kUnits;
   constexpr bool kIsWhole = kHasWholeScales<Scales>, kHasMinimum = kTakesMinimumApart<Kind>;
+  constexpr bool kScalesHalves = !kIsWhole && Kind::kGroups == 2;  // In float32, without minima.
   const uint8_t* const scales = Kind::scales(block);
   const int first = g;
   floats totals[R][V] = {};
@@ -113,7 +114,8 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) totals[r][v] = load<floats>(c + r * kPanel + row + v * kLanes);
   for (int u = 0; u < units; ++u, ++g) {
-    const uint8_t *unit = kIsWhole ? Kind::unit(block, u) : block + u * Kind::kBytes, *of_unit = kIsWhole ? scales : Kind::scales(unit);
+    const uint8_t* const own = block + u / Kind::kUnits * Kind::kBytes;
+    const uint8_t *unit = Kind::unit(own, u % Kind::kUnits), *of_unit = Kind::scales(own);
     prefetch(block + u * kUnitBytes + row * kUnitBytes / kPanel, V * kLanes * kUnitBytes / kPanel);
     __m256i both[R][V];
     unrolled<Kind::kGroups>([&](auto half) __attribute__((always_inline)) {
@@ -156,10 +158,17 @@ void few_columns(const uint8_t* block, int row, const GroupedColumns* x, int g, 
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) sums[r][v] = _mm256_madd_epi16(sums[r][v], by);
         }
+        if constexpr (kScalesHalves) {
+          const floats scale = Scales::scale(of_unit, u % Kind::kUnits * Kind::kGroups + half, row + v * kLanes);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) totals[r][v] = multiply_add(totals[r][v], (floats)_mm256_cvtepi32_ps(sums[r][v]), scale * x[r].scales[g]);
+          continue;
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) both[r][v] = half == 0 ? sums[r][v] : _mm256_add_epi32(both[r][v], sums[r][v]);
       }
     });
+    if constexpr (kScalesHalves) continue;
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       const int at = row + v * kLanes;

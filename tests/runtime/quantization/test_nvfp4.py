@@ -1,20 +1,23 @@
 """NVFP4 checkpoints of compressed-tensors and of ModelOpt are the numbers that they stand for:
-widened, and in their bits on a GPU, elsewhere in Triton's interpreter.
+widened, in their bits on a GPU, elsewhere in Triton's interpreter, and on a CPU.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from native_variants import built_variants, needs_kernels
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from triton_interpreter import DEVICE
 
+from piecework.kernels.cpu.native.linear import NativeLinear
 from piecework.kernels.triton.packed_linear import PackedLinear
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.models.causal_lm import CausalLM
@@ -112,6 +115,31 @@ def test_layers_compute_what_their_numbers_do(
     )
     # 4.5 bits of 32, and padding of such short rows.
     assert ours <= others / 4
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
+def test_a_cpu_keeps_them_in_their_bits(tmp_path: Path, architecture: str) -> None:
+    """Each variant of the kernels, with activations of 16 bits and of 8."""
+    shape = {"hidden_size": 128, **MOE, "moe_intermediate_size": 64}
+    numbers, stored = make_pair(tmp_path, "modelopt", architecture, **shape)
+    cpu, half = torch.device("cpu"), torch.bfloat16
+    exact = load_model(str(numbers), torch.float32, cpu, False)
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)).to(half)
+    for library, activations in product(built_variants(), ("bf16", "int8")):
+        kernels = NativeLinear(library, activations=activations)
+        model = load_model(str(stored), half, cpu, False, kernels, quantization="auto")
+        layer = model.model.layers[0]
+        assert set(linear_kinds(model).values()) <= {"nvfp4 modelopt packed", "bfloat16"}
+        for part in ("self_attn.qkv_proj", "mlp"):
+            wanted = exact.get_submodule(f"model.layers.0.{part}")(x.float())
+            found = model.get_submodule(f"model.layers.0.{part}")(x).float()
+            # Of activations: 8 bits, and three products behind one another in bfloat16.
+            assert (found - wanted).abs().max() < 0.02 * wanted.abs().max()
+        weight = layer.self_attn.qkv_proj.weight
+        rows = layer.self_attn.qkv_proj.out_features
+        # 4.5 bits a number, and two numbers of 32 bits a row.
+        assert weight.nbytes == rows * (128 * 9 // 16 + 8)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 #include "iq4_nl.h"
 #include "iq4_xs.h"
 #include "mxfp4.h"
+#include "nvfp4.h"
 #include "q2_k.h"
 #include "q3_k.h"
 #include "q4_0.h"
@@ -32,6 +33,6 @@ struct BlockFormats {
   }
 };
 
-using GGUFFormats = BlockFormats<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4>;
+using GGUFFormats = BlockFormats<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4>;
 
 }  // namespace piecework
