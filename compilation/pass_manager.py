@@ -78,6 +78,7 @@ _FUSIONS: Mapping[str, tuple[Pattern, ...]] = {
 _KEPT = {pattern.op for patterns in _FUSIONS.values() for pattern in patterns} | {
     "quantize_static",
     "quantize_dynamic",
+    "quantize_fp4",
 }
 _ALONE = "there is one rank only"
 

@@ -16,7 +16,12 @@ from .collectives import get_group
 from .ops import TRACED
 
 # Ops of `kernels.ops` that can follow an all_reduce in one op, `all_reduce_NAME`.
-NORMS = ("add_rms_norm", "add_rms_norm_quantize_static", "add_rms_norm_quantize_dynamic")
+NORMS = (
+    "add_rms_norm",
+    "add_rms_norm_quantize_static",
+    "add_rms_norm_quantize_dynamic",
+    "add_rms_norm_quantize_fp4",
+)
 piecework = torch.ops.piecework
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 

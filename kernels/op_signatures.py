@@ -17,6 +17,13 @@ def _quantized(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.T
     return x.new_empty(x.shape, dtype=dtype), scale
 
 
+def _fp4(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return empty numbers and scales of `quantize_fp4` for rows like `x`."""
+    *rows, columns = x.shape
+    numbers = x.new_empty(*rows, columns // 2, dtype=torch.uint8)
+    return numbers, x.new_empty(*rows, columns // 16, dtype=torch.float8_e4m3fn)
+
+
 def _gated(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
@@ -43,10 +50,21 @@ TRACED = {
         "(Tensor x, int group, ScalarType dtype) -> (Tensor, Tensor)",
         _quantized,
     ),
+    "quantize_fp4": (
+        "(Tensor x, Tensor factor) -> (Tensor, Tensor)",
+        lambda x, factor: _fp4(x),
+    ),
     "scaled_linear": (
         "(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, "
         "ScalarType dtype) -> Tensor",
         lambda x, x_scale, weight, weight_scale, bias, dtype: x.new_empty(
+            x.shape[0], weight.shape[0], dtype=dtype
+        ),
+    ),
+    "fp4_linear": (
+        "(Tensor x, Tensor x_scales, Tensor weight, Tensor weight_scales, Tensor scale, "
+        "Tensor? bias, ScalarType dtype) -> Tensor",
+        lambda x, x_scales, weight, weight_scales, scale, bias, dtype: x.new_empty(
             x.shape[0], weight.shape[0], dtype=dtype
         ),
     ),
@@ -86,6 +104,19 @@ TRACED = {
         "(Tensor x, int group, ScalarType dtype) -> (Tensor, Tensor)",
         lambda x, group, dtype: _quantized(_gated(x), group, dtype),
     ),
+    "rms_norm_quantize_fp4": (
+        "(Tensor x, Tensor weight, float eps, Tensor factor) -> (Tensor, Tensor)",
+        lambda x, weight, eps, factor: _fp4(x),
+    ),
+    "add_rms_norm_quantize_fp4": (
+        "(Tensor x, Tensor residual, Tensor weight, float eps, Tensor factor) "
+        "-> (Tensor, Tensor, Tensor)",
+        lambda x, residual, weight, eps, factor: (*_fp4(x), x.new_empty(x.shape)),
+    ),
+    "silu_and_mul_quantize_fp4": (
+        "(Tensor x, Tensor factor) -> (Tensor, Tensor)",
+        lambda x, factor: _fp4(_gated(x)),
+    ),
     "choose_experts": (
         "(Tensor logits, Tensor? correction, int top_k, bool sigmoid, bool renormalized, "
         "int groups, int top_groups, int group_best, float scale, float least_sum) "
@@ -108,4 +139,4 @@ TRACED = {
 }
 
 # The ops among these that no compiler traces into, because only kernels make them fast.
-PRODUCTS = ("scaled_linear", "weight_only_linear", "fused_moe", "lora")
+PRODUCTS = ("scaled_linear", "fp4_linear", "weight_only_linear", "fused_moe", "lora")

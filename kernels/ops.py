@@ -46,6 +46,8 @@ for _name, (_signature, _meta) in TRACED.items():
     _LIBRARY.impl(_name, _meta, "Meta")  # type: ignore[no-untyped-call]
 
 
+quantize_fp4 = _as_untraced("quantize_fp4")
+fp4_linear = _as_untraced("fp4_linear")
 lora = _as_untraced("lora")
 
 
@@ -72,6 +74,15 @@ def has_kernel(device_type: str, op: str, dtype: torch.dtype | None = None) -> b
     plain, version = getattr(reference, op), _versions.get(device_type, reference)
     taken = dtype is None or dtype in getattr(version, "DTYPES", (dtype,))
     return taken and getattr(version, op, plain) is not plain
+
+
+def fp4_obstacle(device: torch.device) -> str | None:
+    """Return why a device does not multiply activations of 4 bits, or None if it does."""
+    check = getattr(_versions.get(device.type), "fp4_obstacle", None)
+    if check is None:
+        return f"{device.type} has no kernel"
+    reason: str | None = check(device)
+    return reason
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -6,6 +6,8 @@ because on a CPU a call costs as much as the arithmetic of a token. They round a
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,8 @@ from .experts import activated as activated
 from .experts import choose_experts as choose_experts
 from .experts import fused_moe as fused_moe
 from .experts import moe_by as moe_by
+from .fp4 import fp4_linear as fp4_linear
+from .fp4 import quantize_fp4 as quantize_fp4
 from .lora import lora as lora
 
 # Tokens that sampling looks at first. If a row may keep more, the rows are sorted whole.
@@ -213,6 +217,37 @@ def silu_and_mul_quantize_dynamic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `silu_and_mul`, then `quantize_dynamic`."""
     return quantize_dynamic(silu_and_mul(x), group, dtype)
+
+
+def fp4_layer(x: torch.Tensor, factor: torch.Tensor, *others: Any) -> torch.Tensor:
+    """Return `fp4_linear` of `quantize_fp4`: what a trial of a library compares."""
+    return fp4_linear(*quantize_fp4(x, factor), *others)
+
+
+def rms_norm_quantize_fp4(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, factor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `rms_norm`, then `quantize_fp4`."""
+    return quantize_fp4(rms_norm(x, weight, eps), factor)
+
+
+def add_rms_norm_quantize_fp4(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    factor: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `add_rms_norm` with its first result quantised: (numbers, scales, x + residual)."""
+    normalised, total = add_rms_norm(x, residual, weight, eps)
+    return *quantize_fp4(normalised, factor), total
+
+
+def silu_and_mul_quantize_fp4(
+    x: torch.Tensor, factor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `silu_and_mul`, then `quantize_fp4`."""
+    return quantize_fp4(silu_and_mul(x), factor)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:

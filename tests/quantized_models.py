@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from piecework.compilation.passes.context import PassContext
 from piecework.compilation.torch_private import Trace, trace
-from piecework.kernels import collectives, ops, reference
+from piecework.kernels import collectives, fp4, ops, reference
 from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.layers.linear import Linear
@@ -30,7 +30,7 @@ ARCHITECTURES = [
 ]
 """Mistral and Qwen2 run the ops of Llama: they are left to the long runs."""
 CONTEXT = PassContext(frozenset())
-SCHEMES = ["static int8", "per token int8", "blocks fp8", "static fp8"]
+SCHEMES = ["static int8", "per token int8", "blocks fp8", "static fp8", "fp4"]
 _ROW_SIZES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -59,6 +59,30 @@ class Quantized:
         return ops.scaled_linear(numbers, x_scale, self._weight, self._scale, layer.bias, x.dtype)
 
 
+class Fp4:
+    """A `LinearMethod` of random weights and activations of 4 bits."""
+
+    kind = "random"
+
+    def __init__(self, layer: Linear) -> None:
+        weight = torch.randn(layer.out_features, layer.in_features) / layer.in_features**0.5
+        numbers, scales = ops.quantize_fp4(weight, torch.tensor([1000.0]))
+        tensors = numbers, fp4.in_tiles(scales), torch.tensor([1e-6]), torch.tensor([1000.0])
+        self._weight, self._scales, self._scale, self._factor = (
+            nn.Parameter(tensor, requires_grad=False) for tensor in tensors
+        )
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        return ops.fp4_linear(
+            *ops.quantize_fp4(x, self._factor),
+            self._weight,
+            self._scales,
+            self._scale,
+            layer.bias,
+            x.dtype,
+        )
+
+
 class Reduced(nn.Module):
     """A layer whose results are summed over ranks, each of which has numbers of its own for it."""
 
@@ -82,6 +106,11 @@ class Plain:
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self._weight, layer.bias)
+
+
+def quantiser(scheme: str) -> str:
+    """The op that quantises activations of a scheme, without "quantize_"."""
+    return "fp4" if scheme == "fp4" else "static" if "static" in scheme else "dynamic"
 
 
 def traced_model(architecture: str, scheme: str | None, *, ranks: int = 1) -> Trace:
@@ -117,6 +146,9 @@ def _traced(architecture: str, scheme: str | None, ranks: int) -> Trace:
     finish(model, None, progress=False)
     if scheme is not None:
         for layer in (each for each in model.model.modules() if isinstance(each, Linear)):
+            if scheme == "fp4":
+                layer.method = Fp4(layer)  # type: ignore[assignment]
+                continue
             group = 0 if scheme.startswith("static") else 32 if "blocks" in scheme else 1 << 20
             layer.method = Quantized(layer, _ROW_SIZES[scheme.split()[-1]], group)  # type: ignore[assignment]
     if ranks > 1:

@@ -26,7 +26,7 @@ class CudaGroup(TorchGroup):
     def all_reduce_norm(
         self, norm: str, x: torch.Tensor, residual: torch.Tensor, *rest: Any
     ) -> tuple[torch.Tensor, ...] | None:
-        """Reduce, normalise and quantise to FP8 by flashinfer, up to 16 MiB.
+        """Reduce, normalise and quantise to FP8 or FP4 by flashinfer, up to 16 MiB.
 
         Other quantisations follow as an op of their own.
         """

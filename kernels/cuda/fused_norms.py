@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from ..fp4 import E4M3, GROUP
 from .libraries import has_flashinfer, one_line
 from .products import capability
 
@@ -26,7 +27,9 @@ _SIZES = (2, 4, 8, 16)  # Numbers of ranks.
 _WORKSPACE_BYTES = 16 << 20  # Longest message. Longer ones go through nccl.
 _VECTOR_BYTES = 16
 # flashinfer's AllReduceFusionPattern.
-_NORM, _FP8, _DYNAMIC_FP8 = 1, 2, 10
+_NORM, _FP8, _FP4, _DYNAMIC_FP8 = 1, 2, 3, 10
+_FP4_MAJORS = (10, 12)  # Compute capabilities with the conversion to 4 bits.
+_LINEAR = 2  # flashinfer's QuantizationSFLayout: scales [tokens, columns / 16] in order.
 _QUANTIZE = "add_rms_norm_quantize_"
 
 has_library = cache(has_flashinfer)
@@ -134,8 +137,13 @@ class FusedNorms:
         total, named = torch.empty_like(x), dict[str, Any]()
         if kind.pattern == _NORM:
             result = named["norm_out"] = torch.empty_like(x)
+        elif kind.pattern == _FP4:
+            rows, columns = x.shape
+            result = named["quant_out"] = x.new_empty(rows, columns // 2, dtype=torch.uint8)
+            named["scale_out"] = x.new_empty(rows, columns // GROUP, dtype=E4M3)
+            named |= {"scale_factor": how[0], "layout_code": _LINEAR}
         else:
-            result = named["quant_out"] = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+            result = named["quant_out"] = torch.empty_like(x, dtype=E4M3)
         if kind.pattern == _FP8:
             named["scale_factor"] = how[0]
         elif kind.pattern == _DYNAMIC_FP8:
@@ -169,7 +177,9 @@ class FusedNorms:
 
 def _pattern(norm: str, x: torch.Tensor, how: list[Any]) -> int:
     """Return flashinfer's pattern for a norm. `how` are the arguments of its quantisation."""
-    if not how or how[-1] != torch.float8_e4m3fn:
+    if norm == f"{_QUANTIZE}fp4":
+        return _FP4 if capability(x.device)[0] in _FP4_MAJORS else _NORM
+    if not how or how[-1] != E4M3:
         return _NORM
     if norm == f"{_QUANTIZE}static":
         return _FP8

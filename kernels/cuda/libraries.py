@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from . import fp4_products
 from .products import (
     ScaledProduct,
     TorchProducts,
@@ -109,6 +110,12 @@ class LibraryOps:
         """Multiply. Arguments as in `reference.scaled_linear`."""
         product = self._product(*given)
         return None if product is None else multiply_by_sgl_kernel(self.module, product)
+
+    def fp4_layer(self, x: torch.Tensor, factor: torch.Tensor, *others: Any) -> torch.Tensor:
+        """See `reference.fp4_layer`. Only trials call this."""
+        return fp4_products.multiply(
+            self.module, *fp4_products.quantize(self.module, x, factor), *others
+        )
 
 
 def _product_function(product: ScaledProduct) -> str:

@@ -16,6 +16,7 @@ import torch
 from .. import reference
 from ..ops import TRACED
 from ..triton import ops as triton_ops
+from . import fp4
 from .libraries import TORCH, Library, leave_out, load, names
 from .products import form_of
 from .trial_process import TRIALS, Trials
@@ -152,6 +153,18 @@ def scaled_linear(
     return triton_ops.scaled_linear(*given) if result is None else result
 
 
+def add_rms_norm_quantize_fp4(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    factor: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Two kernels. Behind an all_reduce, flashinfer makes one of all of them (`fused_norms`)."""
+    normalised, total = add_rms_norm(x, residual, weight, eps)
+    return (*quantize_fp4(normalised, factor), total)
+
+
 # The libraries' fused add and norm overwrites both inputs, and their rotation needs angles in
 # another form. These two are Triton's.
 add_rms_norm = triton_ops.add_rms_norm
@@ -165,6 +178,11 @@ add_rms_norm_quantize_static = triton_ops.add_rms_norm_quantize_static
 add_rms_norm_quantize_dynamic = triton_ops.add_rms_norm_quantize_dynamic
 silu_and_mul_quantize_static = triton_ops.silu_and_mul_quantize_static
 silu_and_mul_quantize_dynamic = triton_ops.silu_and_mul_quantize_dynamic
+# Only layers for which `fp4_obstacle` is None have these ops.
+fp4_obstacle = fp4.obstacle
+quantize_fp4 = fp4.quantize_fp4
+silu_and_mul_quantize_fp4 = fp4.silu_and_mul_quantize_fp4
+fp4_linear = fp4.fp4_linear
 weight_only_linear = triton_ops.weight_only_linear
 choose_experts = triton_ops.choose_experts
 fused_moe = triton_ops.fused_moe

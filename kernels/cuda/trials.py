@@ -26,6 +26,8 @@ from .attention import FlashInferAttention, Store
 # Limit of |result - definition| / |definition|: above the rounding of bfloat16, far below the error
 # of a broken kernel.
 _TOLERANCE = 2e-2
+# Places of arguments that are scales, by the call.
+_SCALES = {"scaled_linear": (1, 3), "fp4_layer": (1, 3, 4)}
 
 
 def serve(connection: Connection, device: torch.device) -> int:
@@ -101,7 +103,9 @@ def _made_up(request: Mapping[str, Any], device: torch.device) -> list[Any]:
         numbers = torch.rand(description["shape"], generator=generator) * 6 - 3
         if dtype == torch.int8:
             numbers *= 42
-        elif request["call"] == "scaled_linear" and place in (1, 3):
+        elif dtype == torch.uint8:
+            numbers = torch.randint(256, description["shape"], generator=generator)
+        elif place in _SCALES.get(request["call"], ()):
             numbers = numbers.abs() + 0.01
         made = torch.empty_strided(
             description["shape"], description["stride"], dtype=dtype, device=device
@@ -115,7 +119,7 @@ def _calls(op: str, given: Sequence[Any]) -> Iterator[Sequence[Any]]:
     other kernels for few rows.
     """
     yield given
-    if op == "scaled_linear":
+    if op in _SCALES:
         x, x_scale, *others = given
         for rows in (1, 3):
             yield [x[:rows], x_scale[:rows] if x_scale.dim() > 1 else x_scale, *others]

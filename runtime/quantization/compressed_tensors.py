@@ -70,7 +70,7 @@ def _kind(group: Mapping[str, Any], form: str) -> str:
             return packed
     each = [args for args in (weights, inputs) if args is not None]
     if form == nvfp4.FORMAT and not outputs and all(map(_is_nvfp4, each)):
-        return "nvfp4 compressed"
+        return "nvfp4 compressed" + nvfp4.FP4 * (inputs is not None)
     if outputs or form not in _W8A8_FORMATS:
         raise _unsupported(form, weights, inputs)
     dtype = {("float", "8"): "float8_e4m3fn", ("int", "8"): "int8"}.get(_number(weights))

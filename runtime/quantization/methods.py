@@ -150,9 +150,17 @@ class Products(NamedTuple):
         """Whether there is a product for a layer. Quantised experts and NVFP4 must be packed."""
         if linear.is_read_as_numbers:
             return False
+        if nvfp4.FP4 in kind:
+            return True
         if isinstance(linear, ExpertLinear) or kind.startswith("nvfp4"):
             return _packs(linear.usable(self.kernels), kind, linear.in_features)
         return self.take(kind)
+
+    def take_fp4(self, linear: Linear) -> bool:
+        """Whether there is a product of activations of 4 bits for an NVFP4 layer."""
+        is_dense = not isinstance(linear, ExpertLinear) and not linear.is_read_as_numbers
+        halves = (torch.bfloat16, torch.float16)
+        return is_dense and self.dtype in halves and nvfp4.takes_fp4(linear, self.device)
 
 
 def _packs(kernels: LinearKernels | None, kind: str, columns: int = _ANY_WIDTH) -> bool:
@@ -194,6 +202,8 @@ def scheme_kinds(
                 "which are multiplied as one; use a checkpoint that quantises them alike"
             )
         # Float8 checkpoints of DeepSeek do not say that routers have 16 bits.
+        if nvfp4.FP4 in kind and (quantization == "none" or not products.take_fp4(linear)):
+            kind = kind.removesuffix(nvfp4.FP4)
         if kind != PLAIN and not (linear.stays_in_16_bits and kind.startswith("w8a8")):
             is_widened = quantization == "none" or not products.take_layer(kind, linear)
             kinds[prefix] = WIDENED * is_widened + kind

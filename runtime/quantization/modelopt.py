@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config.quantization_registry import PLAIN, Scheme
 from .config import EXPRESSION, Patterns, names, setting
-from .nvfp4 import GROUP
+from .nvfp4 import FP4, GROUP
 
 QUANT_METHOD = "modelopt"
 
@@ -28,7 +28,7 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
         )
     left_out = [*names(fields, "ignore"), *names(fields, "exclude_modules")]
     is_plain = Patterns().matcher([_pattern(name) for name in left_out], parts=True)
-    return lambda name: PLAIN if is_plain(name) else "nvfp4 modelopt"
+    return lambda name: PLAIN if is_plain(name) else "nvfp4 modelopt" + FP4
 
 
 def _pattern(name: str) -> str:

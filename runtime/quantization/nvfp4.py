@@ -1,8 +1,8 @@
 """NVFP4: numbers of 4 bits (e2m1), an e4m3 scale for each 16 columns, and a float32 scale for the
 tensor.
 
-A value is number * scale * tensor scale. Activations stay in 16 bits, whatever the checkpoint says
-of them: that is more exact, and no kernel here multiplies 4 bits by 4 bits.
+A value is number * scale * tensor scale. Activations stay in 16 bits, which is more exact, unless
+the checkpoint quantises them and the device multiplies 4 bits by 4 bits (`ByFP4`).
 
 Sources of the layouts: compressed-tensors' compressors/nvfp4, and ModelOpt's
 torch/quantization/qtensor/nvfp4_tensor.py.
@@ -12,15 +12,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
+from ...kernels import ops
+from ...kernels.fp4 import E4M3, in_tiles, tiled_shape
 from ...kernels.linear import LinearKernels
 from ..layers.linear import NUMBERS, Axis, Linear, Place, StoredTensor
 from .grouped_weight import regrouped
 
 FORMAT = "nvfp4-pack-quantized"
 GROUP = 16
+FP4 = " fp4"  # In a kind: activations have 4 bits.
+_BY_ROWS = " rows"
+# What products of 4 bits by 4 bits need: rows and columns of a multiple of these numbers.
+_FP4_ROWS, _FP4_COLUMNS = 32, 64
 # The kinds of packed weights, of which a device has one, and the columns of their blocks.
 _STORED = {"nvfp4": GROUP, "NVFP4": 64}
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -38,6 +45,8 @@ class NVFP4:
     Parts have numbers [rows, columns / 2] uint8, the earlier column in the low half, scales [rows,
     columns / 16] e4m3, and one scale of the tensor.
     """
+
+    keeps_inputs = False  # Whether the scale of activations is read.
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -73,12 +82,12 @@ class NVFP4:
             "weight_scale": Place(
                 [(rows, columns // GROUP)],
                 keep("scales"),
-                (torch.float8_e4m3fn,),
+                (E4M3,),
                 rows=Axis(0),
                 columns=Axis(1, GROUP),
             ),
             whole: Place([(1,), ()], keep("whole"), NUMBERS),
-            inputs: Place([(1,), ()], lambda tensor: None, NUMBERS, is_optional=True),
+            inputs: Place([(1,), ()], keep("inputs"), NUMBERS, is_optional=not self.keeps_inputs),
         }
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
@@ -118,14 +127,81 @@ class NVFP4:
         Raises `ValueError` for scales that no quantiser writes.
         """
         stored = self._parts[part]
-        scales, whole = stored["scales"].read(), stored["whole"].read().float().view(1)
+        scales = stored["scales"].read()
         if not bool(scales.float().isfinite().all()):
             raise stored["scales"].fault("holds NaN")
+        return stored["numbers"].read(), scales, self._scale_of(stored["whole"])
+
+    def _scale_of(self, tensor: StoredTensor) -> torch.Tensor:
+        """Return the scale [1] float32 of a tensor."""
+        scale = tensor.read().float().view(1)
         if self._writer == "compressed":
-            whole = 1 / whole
-        if not bool((whole.isfinite() & (whole > 0)).all()):
-            raise stored["whole"].fault("holds no positive number")
-        return stored["numbers"].read(), scales, whole
+            scale = 1 / scale
+        if not bool((scale.isfinite() & (scale > 0)).all()):
+            raise tensor.fault("holds no positive number")
+        return scale
+
+
+class ByFP4(NVFP4):
+    """NVFP4 weights that multiply activations of 4 bits (`kernels.fp4`).
+
+    A kind is "nvfp4 WRITER fp4", with " rows" at its end if parts of the layer differ in the
+    tensor's scale.
+
+    Attributes:
+        weight: [N, K / 2] uint8.
+        weight_scale: `in_tiles` of [N, K / 16] e4m3.
+        product_scale: [1], or [N] by rows, float32.
+        input_factor: [1] float32. Of fused parts, that of the largest scale.
+    """
+
+    keeps_inputs = True
+
+    def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        rows, columns = layer.out_features, layer.in_features
+        is_meta, weight = layer.weight.is_meta, layer.weight
+        found = [] if is_meta else [self._read(part) for part in layer.parts]
+        wholes = torch.cat([whole for *_, whole in found]) if found else torch.empty(0)
+        if len(set(wholes.tolist())) > 1:
+            self.kind += _BY_ROWS
+        by_rows = self.kind.endswith(_BY_ROWS)
+        with weight.device:
+            layer.hold("weight", (rows, columns // 2), torch.uint8)
+            layer.hold("weight_scale", tiled_shape(rows, columns // GROUP), E4M3)
+            layer.hold("product_scale", (rows if by_rows else 1,), torch.float32)
+            layer.hold("input_factor", (1,), torch.float32)
+        if is_meta:
+            return
+        layer.weight.copy_(torch.cat([numbers for numbers, *_ in found]))
+        layer.weight_scale.copy_(in_tiles(torch.cat([scales for _, scales, _ in found])))
+        inputs = [self._scale_of(self._parts[part]["inputs"]) for part in layer.parts]
+        scale = torch.cat(inputs).amax(0, keepdim=True)
+        held: Any = layer
+        held.input_factor.copy_(1 / scale)
+        sizes = torch.tensor(list(layer.parts.values()))
+        by = wholes.repeat_interleave(sizes) if by_rows else wholes[:1]
+        held.product_scale.copy_(by * scale)
+        self._parts.clear()
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        held: Any = layer
+        numbers, scales = ops.quantize_fp4(x, held.input_factor)
+        result: torch.Tensor = ops.fp4_linear(
+            numbers,
+            scales,
+            layer.weight,
+            layer.weight_scale,
+            held.product_scale,
+            layer.bias,
+            x.dtype,
+        )
+        return result
+
+
+def takes_fp4(layer: Linear, device: torch.device) -> bool:
+    """Return whether the device multiplies activations of 4 bits by a layer of this shape."""
+    sizes = layer.in_features % _FP4_COLUMNS, layer.out_features % _FP4_ROWS
+    return sizes == (0, 0) and ops.fp4_obstacle(device) is None
 
 
 def stored_kind(kernels: LinearKernels, columns: int) -> str | None:
@@ -152,8 +228,8 @@ def gguf_blocks(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 def describe(kind: str) -> str:
     """Return the name that is shown to users."""
-    return "nvfp4"
+    return "nvfp4, activations of 4 bits" if FP4 in kind else "nvfp4"
 
 
 def make_method(kind: str) -> NVFP4:
-    return NVFP4(kind)
+    return ByFP4(kind) if FP4 in kind else NVFP4(kind)

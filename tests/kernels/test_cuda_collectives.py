@@ -18,7 +18,7 @@ from piecework.kernels import reference
 from piecework.kernels.collectives import set_group
 from piecework.kernels.cuda import collectives, fused_norms
 from piecework.kernels.cuda.collectives import CudaGroup
-from piecework.kernels.fused_collectives import FusesNorms, Pipelines
+from piecework.kernels.fused_collectives import NORMS, FusesNorms, Pipelines
 
 E4M3 = torch.float8_e4m3fn
 
@@ -94,7 +94,14 @@ class Flashinfer:
         if given["pattern"] == 1:
             given["norm_out"].copy_(normalised)
             return
-        assert given["quant_out"].dtype == E4M3 and "norm_out" not in given
+        assert "norm_out" not in given
+        if given["pattern"] == 3:
+            assert given["layout_code"] == 2 and given["scale_factor"].shape == (1,)
+            numbers, scales = reference.quantize_fp4(normalised, given["scale_factor"])
+            given["quant_out"].copy_(numbers)
+            given["scale_out"].view(torch.uint8).copy_(scales.view(torch.uint8))
+            return
+        assert given["quant_out"].dtype == E4M3
         if given["pattern"] == 2:
             assert given["scale_factor"].shape == (1,)
             made = reference.quantize_static(normalised, given["scale_factor"], E4M3)
@@ -147,6 +154,27 @@ def test_norms_bind_to_flashinfer_s_signature(group: CudaGroup, use: Any) -> Non
     assert library.patterns == [1, 1, 2, 2, 10, 10, 1, 1]
     (asked,) = library.made
     assert asked["max_token_num"] * 16 * 2 == 16 << 20 and asked["hidden_dim"] == 16
+
+
+@pytest.mark.parametrize(("major", "patterns"), [(10, [3, 3]), (12, [3, 3]), (9, [1, 1])])
+def test_four_bits_are_flashinfer_s_where_a_gpu_converts_to_them(
+    group: CudaGroup,
+    use: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    major: int,
+    patterns: list[int],
+) -> None:
+    """Elsewhere the norm is flashinfer's, and its result is quantised by an op of its own."""
+    library = use(Flashinfer())
+    monkeypatch.setattr(fused_norms, "capability", lambda device: (major, 0))
+    norm, factor = "add_rms_norm_quantize_fp4", torch.tensor([500.0])
+    assert norm in NORMS
+    result = group.all_reduce_norm(norm, *GIVEN, factor)
+    expected = getattr(reference, norm)(*GIVEN, factor)
+    assert result is not None and library.patterns == patterns
+    for one, other in zip(result, expected, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert torch.equal(one.contiguous().view(torch.uint8), other.view(torch.uint8))
 
 
 @pytest.mark.parametrize(

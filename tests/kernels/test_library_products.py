@@ -279,5 +279,6 @@ def test_torch_s_schema_is_the_one_that_is_called() -> None:
 
 def test_each_quantised_op_has_a_kernel_on_gpus() -> None:
     own = set(piecework_ops.TRACED) - {"rms_norm", "silu_and_mul", "scaled_linear"}
-    for op in own:
+    # tests/kernels/test_cuda_fp4.py
+    for op in (op for op in own if "fp4" not in op):
         assert getattr(cuda_ops, op) is getattr(cuda_ops.triton_ops, op)

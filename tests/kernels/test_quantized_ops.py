@@ -144,6 +144,20 @@ ARGUMENTS = {
     ),
     "silu_and_mul_quantize_static": lambda: (random(0, 3, 64), torch.ones(1), torch.int8),
     "silu_and_mul_quantize_dynamic": lambda: (random(0, 3, 64), 16, torch.int8),
+    "quantize_fp4": lambda: (random(0, 3, 32), torch.ones(1)),
+    "rms_norm_quantize_fp4": lambda: (random(0, 3, 32), random(1, 32), 1e-5, torch.ones(1)),
+    "add_rms_norm_quantize_fp4": lambda: (
+        random(0, 3, 32), random(1, 3, 32), random(2, 32), 1e-5, torch.ones(1),
+    ),
+    "silu_and_mul_quantize_fp4": lambda: (random(0, 3, 64), torch.ones(1)),
+    "fp4_linear": lambda: (
+        *reference.quantize_fp4(random(0, 3, 32), torch.ones(1)),
+        torch.ones(8, 16, dtype=torch.uint8),
+        torch.ones(128, 4).to(torch.float8_e4m3fn),
+        torch.ones(1),
+        None,
+        torch.bfloat16,
+    ),
     "choose_experts": lambda: (random(0, 3, 8), None, 2, True, True, 4, 2, 1, 2.0, 1e-20),
 }  # fmt: skip
 

@@ -54,6 +54,10 @@ LIBRARIES = {
         {
             "rmsnorm": "norm/__init__.py",
             "silu_and_mul": "activation.py",
+            "fp4_quantize": "quantization/fp4_quantization.py",
+            "silu_and_mul_nvfp4_quantize": "quantization/fp4_quantization.py",
+            "block_scale_interleave": "quantization/fp4_quantization.py",
+            "mm_fp4": "gemm/gemm_base.py",
             "comm.allreduce_fusion": "comm/allreduce.py",
             "comm.create_allreduce_fusion_workspace": "comm/allreduce.py",
         },

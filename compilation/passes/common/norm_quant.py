@@ -33,9 +33,23 @@ def add_norm_dynamic(x: Any, residual: Any, weight: Any, eps: Any, group: Any, d
     return numbers, scale, total
 
 
+def norm_fp4(x: Any, weight: Any, eps: Any, factor: Any) -> Any:
+    normalised = piecework.rms_norm.default(x, weight, eps)
+    numbers, scales = piecework.quantize_fp4.default(normalised, factor)
+    return numbers, scales
+
+
+def add_norm_fp4(x: Any, residual: Any, weight: Any, eps: Any, factor: Any) -> Any:
+    normalised, total = piecework.add_rms_norm.default(x, residual, weight, eps)
+    numbers, scales = piecework.quantize_fp4.default(normalised, factor)
+    return numbers, scales, total
+
+
 PATTERNS = (
     Pattern(norm_static, piecework.rms_norm_quantize_static.default),
     Pattern(norm_dynamic, piecework.rms_norm_quantize_dynamic.default),
     Pattern(add_norm_static, piecework.add_rms_norm_quantize_static.default),
     Pattern(add_norm_dynamic, piecework.add_rms_norm_quantize_dynamic.default),
+    Pattern(norm_fp4, piecework.rms_norm_quantize_fp4.default),
+    Pattern(add_norm_fp4, piecework.add_rms_norm_quantize_fp4.default),
 )

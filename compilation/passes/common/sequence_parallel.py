@@ -26,10 +26,11 @@ piecework = torch.ops.piecework
 _ROW_BY_ROW = {
     "quantize_static": 1,
     "quantize_dynamic": 1,
+    "quantize_fp4": 1,
     **{
         name: operands
         for operands, norm in ((1, "rms_norm"), (2, "add_rms_norm"))
-        for name in (norm, f"{norm}_quantize_static", f"{norm}_quantize_dynamic")
+        for name in (norm, *(f"{norm}_quantize_{how}" for how in ("static", "dynamic", "fp4")))
     },
 }
 

@@ -21,7 +21,14 @@ def dynamic(x: Any, group: Any, dtype: Any) -> Any:
     return numbers, scale
 
 
+def fp4(x: Any, factor: Any) -> Any:
+    gated = piecework.silu_and_mul.default(x)
+    numbers, scales = piecework.quantize_fp4.default(gated, factor)
+    return numbers, scales
+
+
 PATTERNS = (
     Pattern(static, piecework.silu_and_mul_quantize_static.default),
     Pattern(dynamic, piecework.silu_and_mul_quantize_dynamic.default),
+    Pattern(fp4, piecework.silu_and_mul_quantize_fp4.default),
 )

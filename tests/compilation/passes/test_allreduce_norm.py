@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_models import CONTEXT, LAYERS, ours, run, traced_model
+from quantized_models import CONTEXT, LAYERS, ours, quantiser, run, traced_model
 
 from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.config import PassConfig
@@ -19,7 +19,7 @@ from piecework.kernels.platform.compilation import Compilation
 from tests.thread_ranks import ThreadRanks, on_ranks, thread_ranks
 
 RANKS = 2
-CASES = [("llama", None), ("qwen3", "per token int8"), ("llama", "static fp8")]
+CASES = [("llama", None), ("qwen3", "per token int8"), ("llama", "static fp8"), ("llama", "fp4")]
 PASSES = PassConfig.parse("none,+norm_quant,+allreduce_norm")
 
 
@@ -42,7 +42,7 @@ def test_every_norm_behind_an_all_reduce_takes_it_in(architecture: str, scheme: 
     assert left["all_reduce"] == 1 and left["add_rms_norm"] == 0
     plain = 2 * LAYERS if scheme is None else 1
     assert left["all_reduce_add_rms_norm"] == plain
-    kind = "" if scheme is None else "static" if "static" in scheme else "dynamic"
+    kind = "" if scheme is None else quantiser(scheme)
     assert left[f"all_reduce_add_rms_norm_quantize_{kind}"] == 2 * LAYERS - plain
     for tokens, (expected, calls) in before.items():
         results, calls_now = on_all(found, tokens)

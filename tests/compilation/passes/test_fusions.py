@@ -6,7 +6,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantized_models import ARCHITECTURES, CONTEXT, LAYERS, SCHEMES, ours, run, traced_model
+from quantized_models import (
+    ARCHITECTURES,
+    CONTEXT,
+    LAYERS,
+    SCHEMES,
+    ours,
+    quantiser,
+    run,
+    traced_model,
+)
 
 from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.common import norm_quant, norm_rotary, silu_quant
@@ -42,7 +51,7 @@ def own_kernels() -> type:
 def test_each_norm_and_each_silu_takes_its_quantisation_in(architecture: str, scheme: str) -> None:
     found = traced_model(architecture, scheme)
     before = {tokens: run(found, tokens) for tokens in (1, 2, 5, 33)}
-    kind = "static" if "static" in scheme else "dynamic"
+    kind = quantiser(scheme)
     norms = ours(found.graph)["rms_norm"]
     assert ours(found.graph)[f"quantize_{kind}"] == 4 * LAYERS
 

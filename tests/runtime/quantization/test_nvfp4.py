@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from triton_interpreter import DEVICE
 
+from piecework.kernels import ops, reference
 from piecework.kernels.cpu.native.linear import NativeLinear
+from piecework.kernels.fp4 import fp4_values
 from piecework.kernels.triton.packed_linear import PackedLinear
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.models.causal_lm import CausalLM
@@ -115,6 +118,33 @@ def test_layers_compute_what_their_numbers_do(
     )
     # 4.5 bits of 32, and padding of such short rows.
     assert ours <= others / 4
+
+
+@pytest.mark.parametrize("writer", CONFIGS)
+def test_a_device_that_multiplies_4_bits_gets_activations_of_4_bits(
+    tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = SimpleNamespace(fp4_obstacle=lambda device: None)
+    monkeypatch.setattr(ops, "_versions", {"cpu": device})
+    numbers, stored = make_pair(tmp_path, writer, "llama", hidden_size=128)
+    cpu, half = torch.device("cpu"), torch.bfloat16
+    model = load_model(str(stored), half, cpu, False, None, quantization="auto")
+    exact = load_model(str(numbers), torch.float32, cpu, False)
+    # Parts that are multiplied as one have tensor scales of their own.
+    kinds = linear_kinds(model)
+    assert kinds["model.layers.0.self_attn.qkv_proj"] == f"nvfp4 {writer} fp4 rows"
+    assert kinds["model.layers.0.self_attn.o_proj"] == f"nvfp4 {writer} fp4"
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)).to(half)
+    # The checkpoint's scale of activations is 1.
+    rounded = fp4_values(*reference.quantize_fp4(x, torch.ones(1)))
+    for name in ("qkv_proj", "o_proj"):
+        name = f"model.layers.0.self_attn.{name}"
+        wanted = exact.get_submodule(name)(rounded)
+        found = model.get_submodule(name)(x).float()
+        torch.testing.assert_close(found, wanted, rtol=2**-8, atol=float(wanted.abs().max()) / 256)
+    monkeypatch.setattr(ops, "_versions", {})
+    widened = load_model(str(stored), half, cpu, False, None, quantization="auto")
+    assert not linear_kinds(widened)
 
 
 @needs_kernels
