@@ -61,7 +61,9 @@ class CpuPlatform(Platform):
     default_max_running_requests = 64
     # The page cache, the web process and other servers need the rest of the host's memory.
     default_mem_fraction = 0.2
-    default_encoder_budget = 64
+    default_encoder_budget = None
+    # A layer of an image takes as long as many decodes, and fewer rows multiply more slowly.
+    encoder_rows = 64
     runs_beside_host = False
     has_own_memory = False
     slow_dtypes = frozenset({torch.float16})

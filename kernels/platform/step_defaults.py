@@ -14,8 +14,10 @@ class StepDefaults:
     default_page_size: int = 16
     default_chunked_prefill_size: int = 2048
     default_max_running_requests: int = 256
-    # Patches of images that are encoded between two steps.
-    default_encoder_budget: int = 16384
+    # Patches of images that are encoded between two steps. None: as long as the steps allow.
+    default_encoder_budget: int | None = 16384
+    # Rows of a layer of the vision encoder that are computed at once. None: all rows.
+    encoder_rows: int | None = None
     # Share of the memory left after loading weights that the KV cache takes. None: measure what
     # steps need, and take the rest.
     default_mem_fraction: float | None = None

@@ -30,8 +30,8 @@ class VisionConfig:
     )
     mm_encoder_budget: int | None = option(
         None,
-        "patches of images that are encoded between two steps, at least a layer of a tile; more "
-        "makes images faster and running texts slower; default: by device",
+        "patches of images that are encoded between two steps, at least a piece of a layer; more "
+        "makes images faster and running texts slower; default: on a CPU half the time of a step",
         group=VISION,
         metavar="N",
     )

@@ -63,7 +63,7 @@ class EngineCore:
         speculation: Speculation | None = None,
         plug_ins: PlugIns | None = None,
     ) -> None:
-        self._runner, self._ranks = runner, ranks
+        self._runner, self._ranks, self._images = runner, ranks, runner.images
         self.cache = cache
         limits = {"token_budget": token_budget, "max_running_requests": max_running_requests}
         self._scheduler = Scheduler(cache, **limits, adapters=runner.adapters, images=runner.images)
@@ -136,17 +136,22 @@ class EngineCore:
         """Begin requests again after `hold`."""
         self._scheduler.holds = False
 
-    def step(self, proposals: dict[str, list[int]] | None = None) -> StepOutput:
+    def step(
+        self, proposals: dict[str, list[int]] | None = None, allowance: float = 0.0
+    ) -> StepOutput:
         """Launch one batch and return the tokens of the previous one.
 
-        Without overlap, return the tokens of the batch itself. `proposals` are those of rank 0 by
-        request, for the other ranks; None if the step before is still in flight.
+        Without overlap, return the tokens of the batch itself. Other ranks get rank 0's `proposals`
+        by request, or None if the step before is still in flight, and its `allowance` for encoding
+        images (`Encodings.pace`).
         """
         try:
             if self._ranks.rank == 0:
                 proposals = self._propose()
-                self._ranks.call("step", proposals)
-            self._advance(proposals)
+                if self._images is not None and self._images.pending:
+                    allowance = self._images.pace.allowance(self._steps)
+                self._ranks.call("step", proposals, allowance)
+            self._advance(proposals, allowance)
         except Exception as error:
             self._isolate(error)
         self._drop_finished()
@@ -170,7 +175,7 @@ class EngineCore:
             self._deliver(read)
         return self._speculation.propose(running)
 
-    def _advance(self, proposals: dict[str, list[int]] | None) -> None:
+    def _advance(self, proposals: dict[str, list[int]] | None, allowance: float) -> None:
         if proposals is not None:
             if self._in_flight is not None:
                 # A rank other than 0 reads the step that rank 0 read before it proposed.
@@ -178,12 +183,12 @@ class EngineCore:
                 self._deliver(read)
             for request in self._scheduler.running:
                 request.propose(proposals.get(request.rid, []))
-        if self._runner.images is not None and self._runner.images.pending:
+        if self._images is not None and self._images.pending:
             # If an image cannot be encoded, those that need it are blamed.
-            self._computing = self._runner.images.encoding_for
-            self._runner.images.advance()
+            self._computing = self._images.encoding_for
+            self._images.advance(allowance)
             self._computing = []
-            self._runner.images.encoding_for.clear()
+            self._images.encoding_for.clear()
         previous, self._in_flight = self._in_flight, None
         if self._quarantine:
             # Nothing is in flight: the step was withdrawn when the quarantine began, and since then
@@ -262,7 +267,7 @@ class EngineCore:
             steps_total=self._steps,
             overlapped_steps_total=self._overlapped_steps,
             **({} if self._speculation is None else self._speculation.totals()),
-            **({} if self._runner.images is None else self._runner.images.totals()),
+            **({} if self._images is None else self._images.totals()),
         )
 
     def check(self) -> None:

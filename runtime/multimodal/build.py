@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ...kernels.linear import LinearKernels
 from ...kernels.platform.platform import Platform
 from ..config.engine import EngineConfig
 from .encodings import Encodings
-from .source import ImageSource, find_source
-from .tower import load_tower
+from .pace import Pace
+from .source import INSTALL, ImageSource, find_source
 
 
 def _find_source(path: str, config: EngineConfig) -> ImageSource | None:
@@ -35,12 +37,22 @@ def make_encodings(
     """Load the encoder of a model. Return None if it takes no images."""
     if (source := _find_source(path, config)) is None:
         return None
-    device = platform.device()
+    try:
+        # Imported here, because engines of texts need neither greenlet nor transformers' models.
+        from .encode_job import encode_job
+        from .tower import load_tower
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"images need {error.name}; run: {INSTALL}, or add --disable-vision"
+        ) from None
+    device, family = platform.device(), source.family
+    tower = load_tower(source, dtype, device, kernels, platform.lacking_dtypes)
+    budget = config.mm_encoder_budget or platform.default_encoder_budget
     return Encodings(
-        load_tower(source, dtype, device, kernels, platform.lacking_dtypes),
-        source.family,
-        dtype,
+        tower,
+        family,
+        partial(encode_job, tower, family, dtype, platform.encoder_rows),
         device,
-        budget=config.mm_encoder_budget or platform.default_encoder_budget,
+        pace=Pace(None if budget is None else budget * tower.patch_cost),
         most_bytes=config.mm_cache_bytes,
     )

@@ -8,28 +8,45 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from ...kernels.span_attention import Span
 from ...kernels.staging import to_device
+from ..core.forward_context import layer_begins
 from ..core.images import ImageInput
 from ..core.request import Request, Scheduled
 from ..core.step_images import StepImages
 from ..layers.rotary import Rotary
-from .encode_job import EncodeJob
 from .family import ImageFamily
-from .tower import Tower
+from .pace import Pace
+
+# The tensors of `StepImages.stages` for all rows of an image.
+Stages = list[torch.Tensor]
+
+
+class Job(Protocol):
+    """An image on its way through the encoder (`pieces.Pieces`)."""
+
+    result: Stages | None
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def advance(self) -> int:
+        """Compute a piece. Return how many numbers it multiplied."""
+        ...
 
 
 class Encoded(NamedTuple):
     """The result of the encoder for an image: `StepImages.stages` for all of its rows."""
 
-    stages: list[torch.Tensor]
+    stages: Stages
 
     @property
     def num_bytes(self) -> int:
@@ -44,6 +61,7 @@ class Encodings:
     Attributes:
         tower: The modules.
         rotary: The model's table of rotations, if its family has `turns`.
+        pace: How much rank 0 lets all ranks encode between two steps.
         images_total: Number of images that were encoded.
         hits_total: Number of images of new requests whose result was kept.
         seconds_total: Time between steps in which images were encoded.
@@ -52,27 +70,25 @@ class Encodings:
 
     def __init__(
         self,
-        tower: Tower,
+        tower: nn.Module,
         family: ImageFamily,
-        dtype: torch.dtype,
+        encode: Callable[[ImageInput], Job],
         device: torch.device,
         *,
-        budget: int,
+        pace: Pace,
         most_bytes: int,
     ) -> None:
-        """`budget` is the number of patches that are encoded between two steps. Results of at most
-        `most_bytes` are kept.
-        """
+        """`encode` makes the job of an image. Results of at most `most_bytes` are kept."""
         self.tower, self.family = tower, family
-        self._dtype, self._device = dtype, device
-        self._budget, self._most_bytes = budget, most_bytes
+        self._encode, self._device = encode, device
+        self.pace, self._most_bytes = pace, most_bytes
         self._known: OrderedDict[bytes, Encoded] = OrderedDict()
         self._known_bytes = 0
         # What the last plan lacked, in the order of its requests.
         self._wanted: dict[bytes, ImageInput] = {}
         self._askers: dict[bytes, dict[Request, None]] = {}
         self._needed: set[bytes] = set()
-        self._jobs: dict[bytes, EncodeJob] = {}
+        self._jobs: dict[bytes, Job] = {}
         self.rotary: Rotary | None = None
         self.images_total = self.hits_total = 0
         self.seconds_total = 0.0
@@ -136,18 +152,32 @@ class Encodings:
             "encoder_bytes": self._known_bytes,
         }
 
-    def advance(self) -> None:
-        """Encode as much as the budget allows, at least one portion.
+    def advance(self, allowance: float) -> None:
+        """Encode as much as rank 0's `Pace` allows, at least one piece.
 
         Call it before a step is planned. The plan states again which images it needs.
         """
         began = time.perf_counter()
+        spent = last = 0
         try:
-            self._advance()
+            for job, askers in self._next_jobs():
+                self.encoding_for[:] = askers
+                while not job.is_done:
+                    # The next piece is probably like the last one.
+                    if spent and spent + last > allowance:
+                        return
+                    layer_begins()
+                    last = job.advance()
+                    spent += last
         finally:
-            self.seconds_total += time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self.seconds_total += seconds
+            self.pace.encoded(spent, seconds)
 
-    def _advance(self) -> None:
+    def _next_jobs(self) -> Iterator[tuple[Job, list[Request]]]:
+        """Yield the jobs of the images that the last plan lacked, with the requests that need them.
+        Keep the result of each that is done when the next one is asked for.
+        """
         # A request may have ended since the plan.
         askers = {
             digest: [request for request in requests if not request.finished]
@@ -157,17 +187,13 @@ class Encodings:
         needed = self._needed
         self._wanted, self._askers, self._needed = {}, {}, set()
         self._jobs = {digest: job for digest, job in self._jobs.items() if digest in wanted}
-        spent = 0.0
         for digest, image in wanted.items():
             if digest not in self._jobs:
-                self._jobs[digest] = EncodeJob(self.tower, self.family, image, self._dtype)
-            job, self.encoding_for[:] = self._jobs[digest], askers[digest]
-            while job.stages is None:
-                if spent >= self._budget:
-                    return
-                spent += job.advance()
-            del self._jobs[digest]
-            self._keep(digest, Encoded(job.stages), needed)
+                self._jobs[digest] = self._encode(image)
+            yield self._jobs[digest], askers[digest]
+            stages = self._jobs.pop(digest).result
+            assert stages is not None
+            self._keep(digest, Encoded(stages), needed)
             if self._known_bytes >= self._most_bytes:
                 # Results that the next steps read would be dropped for further ones.
                 return

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_INSTALL = "pip install 'piecework[vision]'"
+INSTALL = "pip install 'piecework[vision]'"
 
 
 class ImageSource(Protocol):
@@ -177,7 +177,7 @@ def _processor_of(folder: Path, named: Path) -> Any:
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise ValueError(f"images need Pillow to be decoded; run: {_INSTALL}") from None
+        raise ValueError(f"images need Pillow to be decoded; run: {INSTALL}") from None
     from transformers import AutoImageProcessor
     from transformers.utils.logging import set_verbosity_error
 

@@ -20,19 +20,22 @@ from ..loader.loader import fill, finish, make_empty
 from ..models.transformers_build import own_layers
 from ..quantization.methods import Kinds, Products, scheme_kinds
 from .family import ImageFamily
+from .pieces import ATTENTION, cut_layers
 from .source import ImageSource
 
 logger = logging.getLogger(__name__)
 
 # Modules that images do not need.
 _OTHERS = ("language_model", "text_model", "lm_head", "audio_tower", "embed_audio")
-_ATTENTION = "sdpa"
 
 
 class Tower(nn.Module):
     """The modules of `XModel` of transformers that images need, under their names.
 
     `tied_weights` and `lm_head` are what `loader.fill` reads of every model.
+
+    Attributes:
+        patch_cost: Numbers that are multiplied for a patch that passes all layers.
     """
 
     def __init__(self, source: ImageSource) -> None:
@@ -40,6 +43,7 @@ class Tower(nn.Module):
         model = _without_text(source)
         own_layers(model)
         _store_buffers(model)
+        self.patch_cost = cut_layers(model)
         model.requires_grad_(requires_grad=False)
         for name, child in model.named_children():
             self.add_module(name, child)
@@ -53,10 +57,6 @@ class Tower(nn.Module):
     def model(self) -> Any:
         """The model of transformers, without its text model."""
         return self._model[0]
-
-    def layers(self, path: str) -> Sequence[nn.Module]:
-        """Return the layers of the tower, which `path` names."""
-        return list(self.get_submodule(path).children())
 
 
 def _store_buffers(model: nn.Module) -> None:
@@ -119,7 +119,7 @@ def _without_text(source: ImageSource) -> Any:
     try:
         with no_init_weights():
             dtype = torch.get_default_dtype()
-            whole = kind._from_config(config, attn_implementation=_ATTENTION, dtype=dtype)
+            whole = kind._from_config(config, attn_implementation=ATTENTION, dtype=dtype)
     except Exception as error:
         # The code of any model may raise any exception.
         logger.debug("transformers cannot make %s", architecture, exc_info=True)

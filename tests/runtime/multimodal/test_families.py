@@ -9,6 +9,7 @@ import pytest
 from tiny_vision import FAMILIES, make_tiny_vision, picture_file
 from vision_engines import Prompt, Reference, VisionEngine
 
+from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
 
 TOLERANCE = 2e-3
@@ -26,6 +27,12 @@ class Case(NamedTuple):
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = make_tiny_vision(tmp_path_factory.mktemp(request.param), request.param)
     return Case(folder, Preprocessor(str(folder)), Reference(folder))
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the layers of vision towers, also those of small images."""
+    monkeypatch.setattr(CpuPlatform, "encoder_rows", 5)
 
 
 def agrees(case: Case, prompt: Prompt, tokens: list[int], logprobs: list[float]) -> bool:
