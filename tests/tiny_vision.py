@@ -227,6 +227,39 @@ FAMILIES: dict[str, Family] = {
             **_HALVES,
         },
     ),
+    "llama4": (
+        "<|image|>",
+        [
+            *("<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"),
+            *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+        ],
+        {
+            "architectures": ["Llama4ForConditionalGeneration"],
+            "vision_config": {
+                **_SIGLIP,
+                "intermediate_size": 128,
+                "image_size": 32,
+                "patch_size": 8,
+                "projector_input_dim": 48,
+                "projector_output_dim": 48,
+                "vision_output_dim": 48,
+            },
+            "text_config": {
+                "model_type": "llama4_text",
+                "head_dim": 16,
+                "intermediate_size_mlp": 96,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 1,
+                "attention_chunk_size": 32,
+            },
+        },
+        {
+            "image_processor_type": "Llama4ImageProcessor",
+            "size": {"height": 32, "width": 32},
+            "max_patches": 4,
+            **_HALVES,
+        },
+    ),
     **{name: _gemma4(sees) for name, sees in (("gemma4", None), ("gemma4-large", "vision"))},
     "mistral3": (
         "[IMG]",
@@ -246,7 +279,7 @@ FAMILIES: dict[str, Family] = {
         {
             "image_processor_type": "PixtralImageProcessor",
             "size": {"longest_edge": 40},
-            "patch_size": {"height": 8, "width": 8},
+            "patch_size": {"height": 4, "width": 4},
             **_HALVES,
         },
     ),
@@ -330,7 +363,7 @@ def make_tiny_vision(path: Path, family: str = "idefics3", **overrides: Any) -> 
     image_id = tokenizer.token_to_id(tokens[0])
     members = {"image_token_id": image_id, **config, **overrides}
     model_type = members.pop("model_type", family)
-    if model_type.startswith("llava"):
+    if model_type.startswith(("llava", "llama4")):
         members["image_token_index"] = image_id
     if model_type == "llava_onevision":
         members["video_token_index"] = tokenizer.token_to_id(tokens[1])

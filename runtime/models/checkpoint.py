@@ -24,9 +24,6 @@ TEXT_ALONE = {
     r"^language_model\.lm_head": "lm_head",
 }
 
-# The remark about images in the summary of the start.
-VISION_LEFT_OUT = {"vision": "left out: this server takes the model's text, not images"}
-
 
 def renamed(tensors: Iterable[StoredTensor], names: Mapping[str, str]) -> list[StoredTensor]:
     """Return the tensors with names replaced by the first regular expression that matches.

@@ -1,4 +1,4 @@
-"""Llama 4 for images and text. Only text is served."""
+"""Llama 4 for images and text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..layers.linear import StoredTensor
-from .checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
+from .checkpoint import TEXT_ALONE, renamed
 from .llama4 import Llama4ForCausalLM
 
 ARCHITECTURE = "Llama4ForConditionalGeneration"
@@ -14,11 +14,8 @@ MODEL_TYPE = "llama4"
 
 
 class Llama4ForConditionalGeneration(Llama4ForCausalLM):
-    """Serves the text model. The vision tower is not loaded."""
+    """The text model. `runtime/multimodal/llama4.py` encodes the images."""
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
         return Llama4ForCausalLM.checkpoint_tensors(config, renamed(tensors, TEXT_ALONE))
-
-    def remarks(self) -> dict[str, str]:
-        return VISION_LEFT_OUT

@@ -61,6 +61,12 @@ class ImageFamily:
         """
         return asked
 
+    def image_processor(self, settings: dict[str, Any]) -> Any:
+        """Return what `process` gets for preprocessor_config.json. None: transformers' image
+        processor.
+        """
+        return None
+
     def options(self, detail: str) -> dict[str, Any]:
         """Return arguments of the image processor for OpenAI's `detail`."""
         return {}

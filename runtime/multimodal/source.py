@@ -48,7 +48,7 @@ class ImageSource(Protocol):
     def scheme(self) -> Scheme | None: ...
 
     def image_processor(self) -> Any:
-        """Return transformers' image processor, by PIL."""
+        """Return transformers' image processor, by PIL, or the family's own."""
         ...
 
     def config(self) -> Any:
@@ -74,7 +74,7 @@ class FolderSource:
         return scheme_of(self.path)
 
     def image_processor(self) -> Any:
-        return _processor_of(self.path, self.path)
+        return _processor_of(self.family, self.path, self.path)
 
     def config(self) -> Any:
         from transformers import AutoConfig
@@ -101,7 +101,7 @@ class MmprojSource:
         with TemporaryDirectory() as folder:
             settings = json.dumps(self._projector.processor())
             Path(folder, "preprocessor_config.json").write_text(settings, encoding="utf-8")
-            return _processor_of(Path(folder), self.path)
+            return _processor_of(self.family, Path(folder), self.path)
 
     def config(self) -> Any:
         from transformers import AutoConfig
@@ -170,7 +170,7 @@ def _projector(path: Path, model: Path) -> Projector:
     return projector
 
 
-def _processor_of(folder: Path, named: Path) -> Any:
+def _processor_of(family: ImageFamily, folder: Path, named: Path) -> Any:
     """Return the image processor of a folder with preprocessor_config.json. `named` is the path
     for messages.
     """
@@ -178,6 +178,9 @@ def _processor_of(folder: Path, named: Path) -> Any:
         import PIL  # noqa: F401
     except ImportError:
         raise ValueError(f"images need Pillow to be decoded; run: {INSTALL}") from None
+    settings = folder / "preprocessor_config.json"
+    if settings.is_file() and (own := family.image_processor(read_json(settings))) is not None:
+        return own
     from transformers import AutoImageProcessor
     from transformers.utils.logging import set_verbosity_error
 

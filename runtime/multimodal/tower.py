@@ -113,8 +113,12 @@ def _without_text(source: ImageSource) -> Any:
         config.audio_config = None
     if getattr(text, "num_kv_shared_layers", None):
         text.num_kv_shared_layers = 0
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:1]
+    for name in ("layer_types", "no_rope_layers"):
+        if getattr(text, name, None):
+            setattr(text, name, getattr(text, name)[:1])
+    for name in ("intermediate_size", "intermediate_size_mlp", "moe_intermediate_size"):
+        if isinstance(getattr(text, name, None), int):
+            setattr(text, name, 8)
     kind = getattr(transformers, architecture)
     try:
         with no_init_weights():
@@ -127,7 +131,7 @@ def _without_text(source: ImageSource) -> Any:
             f"{source.path}: transformers {transformers.__version__} cannot make the vision tower "
             f"of {architecture} ({type(error).__name__}: {error!s:.200}); add --disable-vision"
         ) from None
-    model = whole.model
+    model = getattr(whole, "model", whole)
     for name in _OTHERS:
         if hasattr(model, name):
             delattr(model, name)

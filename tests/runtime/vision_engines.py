@@ -9,12 +9,17 @@ import numpy as np
 import torch
 from text_engines import Engine
 from transformers import AutoModelForImageTextToText
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from piecework.runtime.core.control_messages import Controlled
 from piecework.runtime.core.images import ImageFile, ImageInput, Preprocess
 from piecework.runtime.core.messages import StepOutput
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
+
+if not hasattr(MoeCausalLMOutputWithPast, "image_outputs"):
+    # transformers 5.24 asks Llama 4's text model for a member that its output lacks.
+    MoeCausalLMOutputWithPast.image_outputs = None
 
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True, logprobs=0)
 
