@@ -17,6 +17,7 @@ from .qwen3 import Qwen3Config, Qwen3ForCausalLM
 
 ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 MODEL_TYPE = "qwen3_vl"
+GGUF_ARCHITECTURE = "qwen3vl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
 
     config_class: ClassVar[type[ModelConfig]] = Qwen3VLConfig
     turns_images = True
+    gguf_keys: ClassVar[dict[str, str]] = {"n_deepstack_layers": "deep_stages"}
 
     @staticmethod
     def rope_parameters(content: dict[str, Any]) -> Any:
@@ -42,7 +44,8 @@ class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
         vision = getattr(config, "vision_config", None) or {}
-        deep = len(vision.get("deepstack_visual_indexes") or ())
+        # GGUF files say the number alone.
+        deep = len(vision.get("deepstack_visual_indexes") or ()) or config.deep_stages
         return {**Qwen3ForCausalLM.config_fields(config), "deep_stages": deep}
 
     @staticmethod

@@ -23,9 +23,18 @@ class Family(ImageFamily):
         found: int = self.config.get("spatial_merge_size", 2)
         return found
 
+    @property
+    def _side(self) -> int:
+        """Pixels along each side of a position."""
+        patch: int = self.vision.get("patch_size", 16)
+        return patch * self.merge
+
+    def options(self, detail: str) -> dict[str, Any]:
+        # preprocessor_config.json has the side of a patch.
+        return {"patch_size": {"height": self._side, "width": self._side}}
+
     def text(self, arrays: Arrays) -> str:
-        side: int = self.vision.get("patch_size", 16) * self.merge
-        height, width = (int(pixels) // side for pixels in arrays["image_sizes"][0])
+        height, width = (int(pixels) // self._side for pixels in arrays["image_sizes"][0])
         rows = [self.image_token * width] * height
         return "[IMG_BREAK]".join(rows) + "[IMG_END]"
 

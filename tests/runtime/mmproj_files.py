@@ -21,6 +21,8 @@ _ARCHES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2vl": gguf.MODEL_ARCH.QWEN2VL,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3vl": gguf.MODEL_ARCH.QWEN3VL,
 }
 _TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 
@@ -58,7 +60,7 @@ def _qwen(arrays: Arrays) -> Arrays:
 
 def _qwen_metadata(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
     vision = config["vision_config"]
-    is_first = "embed_dim" in vision
+    is_first, windows = "embed_dim" in vision, vision.get("window_size")
     width = vision["embed_dim"] if is_first else vision["hidden_size"]
     return {
         "embedding_length": width,
@@ -70,14 +72,15 @@ def _qwen_metadata(config: dict[str, Any], processor: dict[str, Any]) -> dict[st
         "patch_size": vision["patch_size"],
         "image_min_pixels": processor["size"]["shortest_edge"],
         "image_max_pixels": processor["size"]["longest_edge"],
-        **({} if is_first else {"n_wa_pattern": 2, "window_size": vision["window_size"]}),
+        **({"n_wa_pattern": 2, "window_size": windows} if windows else {}),
     }
 
 
 def _llava(arrays: Arrays) -> Arrays:
     """Leave out what LLaVA does not read: the last layer and the norm after it."""
     return {
-        name: array
+        # The first layer of the projector has the number 0 in files, and the second one 2.
+        name.replace("linear_1", "linear_0"): array
         for name, array in arrays.items()
         if ".layers.1." not in name and "post_layernorm" not in name
     }
@@ -91,6 +94,61 @@ def _gemma(arrays: Arrays) -> Arrays:
         else array
         for name, array in arrays.items()
     }
+
+
+def _pixtral(arrays: Arrays) -> Arrays:
+    """Sort the rows of queries and keys into pairs, and add the row of a token."""
+    heads, found = 2, dict(arrays)
+    for name, array in arrays.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            pairs = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2)
+            found[name] = pairs.reshape(array.shape)
+    return {**found, "v.token_embd.img_break": np.zeros(64, np.float32)}
+
+
+_INTERNVL = {
+    r"^vision_tower\.embeddings\.cls_token": "v.class_embd",
+    r"^vision_tower\.embeddings\.position_embeddings": "v.position_embd.weight",
+    r"^multi_modal_projector\.layer_norm": "mlp1.0",
+    r"^multi_modal_projector\.linear_1": "mlp1.1",
+    r"^multi_modal_projector\.linear_2": "mlp1.3",
+    r"(lambda_[12])$": r"\1.weight",
+    r"^vision_tower\.": "model.vision_tower.",
+}
+
+
+def _internvl(arrays: Arrays) -> Arrays:
+    found = {}
+    for name, array in arrays.items():
+        for pattern, replacement in _INTERNVL.items():
+            name = re.sub(pattern, replacement, name)
+        found[name] = array
+    return found
+
+
+def _qwen3(arrays: Arrays) -> Arrays:
+    found: Arrays = {}
+    merger = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
+    for name, array in arrays.items():
+        *_, part, kind = name.split(".")
+        if "deepstack_merger_list" in name:
+            # The mergers follow the layers 0 and 1.
+            layer = name.split(".")[-3]
+            found[f"v.deepstack.{layer}.{part.removeprefix('linear_')}.{kind}"] = array
+        elif "visual.merger" in name:
+            found[f"{merger[part]}.{kind}"] = array
+        elif "patch_embed.proj.weight" in name:
+            found["v.patch_embd.weight"] = array[:, :, 0]
+            found["v.patch_embd.weight.1"] = array[:, :, 1]
+        else:
+            found[name.removeprefix("model.")] = array
+    return found
+
+
+def _of_pixtral(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
+    sizes = {"image_size": processor["size"]["longest_edge"]}
+    merge = config.get("spatial_merge_size")
+    return sizes if merge is None else {**sizes, "spatial_merge_size": merge}
 
 
 _SECTIONS = {"rope.dimension_sections": [2, 3, 3, 0]}
@@ -113,6 +171,30 @@ KINDS = {
     ),
     "qwen2_vl": Kind("qwen2vl_merger", {}, ("qwen2vl", _SECTIONS), _qwen_metadata, _qwen),
     "qwen2_5_vl": Kind("qwen2.5vl_merger", {}, ("qwen2vl", _SECTIONS), _qwen_metadata, _qwen),
+    "qwen3_vl": Kind(
+        "qwen3vl_merger",
+        {},
+        ("qwen3vl", {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 2}),
+        lambda config, processor: {
+            **_qwen_metadata(config, processor),
+            "is_deepstack_layers": [True, True, False],
+        },
+        _qwen3,
+    ),
+    "pixtral": Kind("pixtral", {}, ("llama", {}), _of_pixtral, _pixtral),
+    "mistral3": Kind("pixtral", {}, ("llama", {}), _of_pixtral, _pixtral),
+    "internvl": Kind(
+        "internvl",
+        {},
+        ("qwen2", {}),
+        lambda config, processor: {
+            "projector.scale_factor": 2,
+            "image_size": 32,
+            "patch_size": 8,
+            "preproc_max_tiles": processor["max_patches"],
+        },
+        _internvl,
+    ),
     "llava": Kind(
         "mlp", {}, ("llama", {}), lambda *_: {"block_count": 1, "feature_layer": [1]}, _llava
     ),
@@ -140,7 +222,10 @@ def write_files(folder: Path, family: str, out: Path) -> Path:
     return out / "tiny.gguf"
 
 
-_OF_TOWER = ("vision_tower", "model.vision_model", "model.connector", "multi_modal", "visual.")
+_OF_TOWER = (
+    *("vision_tower", "model.vision_model", "model.connector", "multi_modal", "visual."),
+    "model.visual.",
+)
 
 
 def _write_text(folder: Path, arrays: Arrays, kind: Kind, path: Path) -> None:
@@ -194,7 +279,7 @@ def _named(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     for name, array in arrays.items():
         # The names of checkpoints of today's transformers lack a module of the published ones.
         known = re.sub(r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name)
-        known = known.replace("linear_1", "linear_0")
-        ours = names.get_name(known, try_suffixes=(".weight", ".bias"))
-        assert ours is not None or name.startswith("v."), name
+        suffixes = (".weight", ".bias")
+        ours = names.get_name(name, suffixes) or names.get_name(known, suffixes)
+        assert ours is not None or name.startswith(("v.", "mm.")), name
         yield ours or name, array

@@ -52,9 +52,9 @@ class Projector:
     `reader` is that of the file with the tower, and `text` that of the text model.
     """
 
-    family: ClassVar[str]
-    architecture: ClassVar[str]
-    model_type: ClassVar[str]
+    family: str
+    architecture: str
+    model_type: str
     # The `model_type` of the text model, which is needed for its width alone.
     text_type: ClassVar[str]
     text_kinds: ClassVar[tuple[str, ...]]

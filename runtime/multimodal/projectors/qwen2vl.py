@@ -8,7 +8,6 @@ from .projector import Projector, Stored
 
 PROJECTOR_TYPES = ["qwen2vl_merger"]
 LAYER = "visual.blocks.{}"
-_PIXELS = 3136, 12845056  # Pixels of an image in the published models.
 
 
 class OfFile(Projector):
@@ -20,6 +19,10 @@ class OfFile(Projector):
     text_type = "qwen2_vl_text"
     text_kinds = ("qwen2vl",)
     output = ("mm.2.weight", 0)
+    # Pixels of an image in the published models.
+    pixels: ClassVar[tuple[int, int]] = (3136, 12845056)
+    # Frequencies for the frames, rows and columns in the published models.
+    sections: ClassVar[list[int]] = [16, 24, 24, 0]
     names: ClassVar = {
         "v.patch_embd": "visual.patch_embed.proj",
         "v.post_ln": "visual.merger.ln_q",
@@ -57,12 +60,12 @@ class OfFile(Projector):
         }
 
     def config(self) -> dict[str, Any]:
-        *sections, _ = self.text("rope.dimension_sections", [16, 24, 24, 0])
+        *sections, _ = self.text("rope.dimension_sections", self.sections)
         rope = {"rope_type": "default", "mrope_section": sections}
         return {"vision_config": self.vision(), "text_config": {"rope_parameters": rope}}
 
     def processor(self) -> dict[str, Any]:
-        least, most = _PIXELS
+        least, most = self.pixels
         return {
             "image_processor_type": "Qwen2VLImageProcessor",
             "patch_size": self.get("patch_size"),

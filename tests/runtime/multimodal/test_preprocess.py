@@ -62,6 +62,54 @@ def test_ids_and_tensors_are_those_of_transformers(
         assert image.num_tokens == 4 * image.tensors["pixel_values"].shape[1]
 
 
+SIZES = [(48, 40), (30, 90)]
+
+
+def test_several_images_of_llava_onevision_have_a_tile_each(tmp_path: Path) -> None:
+    from transformers import (
+        AutoTokenizer,
+        LlavaOnevisionImageProcessorPil,
+        LlavaOnevisionProcessor,
+    )
+
+    folder = make_tiny_vision(tmp_path, "llava_onevision")
+    kind: Any = LlavaOnevisionProcessor
+    kind.check_argument_for_proper_class = lambda *_: None
+    reference = kind(
+        LlavaOnevisionImageProcessorPil.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+        video_processor=None,
+        num_image_tokens=16,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio="anyres_max_2",
+    )
+    preprocessor = Preprocessor(str(folder))
+    for count in (1, 2):
+        text = f"Compare {' with '.join(['<image>'] * count)} now"
+        pictures = [picture(*size) for size in SIZES[:count]]
+        found = preprocessor.answer(asked(text, *(picture_file(*size) for size in SIZES[:count])))
+        wanted = reference(text=text, images=[pictures], return_tensors="np")
+        assert found.input_ids == wanted["input_ids"][0].tolist()
+        tiles = [image.tensors["pixel_values"].array() for image in found.images]
+        assert np.array_equal(np.concatenate(tiles), wanted["pixel_values"])
+
+
+def test_sizes_of_mistral_3_are_whole_numbers_of_merged_patches(tmp_path: Path) -> None:
+    """Transformers' processor passes the side of a position to the image processor."""
+    from transformers import PixtralImageProcessorPil
+
+    folder = make_tiny_vision(tmp_path, "mistral3")
+    files = [picture_file(*size) for size in SIZES]
+    found = Preprocessor(str(folder)).answer(asked("[IMG] and [IMG]", *files))
+    reference: Any = PixtralImageProcessorPil.from_pretrained(folder)
+    for image, size in zip(found.images, SIZES, strict=True):
+        wanted = reference(images=[picture(*size)], patch_size=8, return_tensors="np")
+        for name, tensor in image.tensors.items():
+            assert np.array_equal(tensor.array(), wanted[name])
+        height, width = (side // 8 for side in wanted["image_sizes"][0])
+        assert image.num_tokens == height * width
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_places_its_images(tmp_path: Path, family: str) -> None:
     preprocessor = Preprocessor(str(make_tiny_vision(tmp_path, family)))
