@@ -4,7 +4,6 @@ A family is a file of this room with its `ARCHITECTURES` (`config.multimodal_reg
 
     class Family(ImageFamily):
         placeholder = "<image>"                      # as chat templates write an image
-        layers = "vision_tower.encoder.layers"       # in transformers' model
         def text(self, arrays): ...                  # what replaces the placeholder
 
 The process that decodes images uses `text`, `options` and `placeholder`. The engine uses the rest.
@@ -13,7 +12,7 @@ The process that decodes images uses `text`, `options` and `placeholder`. The en
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -38,8 +37,6 @@ class ImageFamily:
     token: ClassVar[str | None] = None
     # What the image processor returns, and the encoder reads. Other results are not sent.
     tensors: ClassVar[tuple[str, ...]] = ("pixel_values",)
-    # The layers of the vision tower, by their name in transformers' model.
-    layers: ClassVar[str]
     # Whether the positions of an image see each other in both directions.
     sees_ahead: bool = False
     # Names of tensors in checkpoints, as regular expressions, and those of transformers' modules.
@@ -88,10 +85,6 @@ class ImageFamily:
         for pattern, replacement in self.tower_names.items():
             name = re.sub(pattern, replacement, name)
         return name
-
-    def read_layers(self, count: int) -> Collection[int]:
-        """Return which of the `count` layers' outputs are read, beside that of the last one."""
-        return ()
 
     def parts(self, tensors: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the parts of an image that can be encoded one after another, such as tiles."""

@@ -14,7 +14,6 @@ class Family(ImageFamily):
 
     placeholder = "<start_of_image>"
     token = "<image_soft_token>"
-    layers = "vision_tower.encoder.layers"
     # Checkpoints of older versions have one module more.
     tower_names: ClassVar = {r"^model\.": "", r"^vision_tower\.vision_model\.": "vision_tower."}
     sees_ahead = True

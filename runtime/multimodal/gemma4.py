@@ -18,7 +18,6 @@ class Family(ImageFamily):
 
     placeholder = "<|image|>"
     tensors: ClassVar = ("pixel_values", "image_position_ids")
-    layers = "vision_tower.encoder.layers"
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)

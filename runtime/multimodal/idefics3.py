@@ -19,7 +19,6 @@ class Family(ImageFamily):
     """Every tile has the same number of positions. Tokens name the tiles by row and column."""
 
     tensors: ClassVar = ("pixel_values", "pixel_attention_mask")
-    layers = "vision_model.encoder.layers"
 
     def options(self, detail: str) -> dict[str, Any]:
         splits = {"do_image_splitting": False} if detail == "low" else {}

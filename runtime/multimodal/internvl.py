@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .family import Arrays, ImageFamily
@@ -17,15 +17,10 @@ class Family(ImageFamily):
     """Every tile has the same number of positions."""
 
     placeholder = "<IMG_CONTEXT>"
-    layers = "vision_tower.encoder.layer"
 
     def text(self, arrays: Arrays) -> str:
         count: int = self.config.get("image_seq_length", 256) * len(arrays["pixel_values"])
         return f"<img>{self.image_token * count}</img>"
-
-    def read_layers(self, count: int) -> Collection[int]:
-        number: int = self.config.get("vision_feature_layer", -1)
-        return [number - 1 if number >= 0 else count + number]
 
     def parts(self, tensors: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
         for tile in range(len(tensors["pixel_values"])):

@@ -25,7 +25,6 @@ class Family(ImageFamily):
 
     placeholder = "<|image|>"
     token = "<|patch|>"
-    layers = "vision_model.model.layers"
 
     def image_processor(self, settings: dict[str, Any]) -> dict[str, Any]:
         return settings

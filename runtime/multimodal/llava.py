@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import ClassVar
 
 from .family import Arrays, ImageFamily
@@ -13,15 +12,8 @@ ARCHITECTURES = ["LlavaForConditionalGeneration"]
 class Family(ImageFamily):
     """Each patch of the vision tower is a position."""
 
-    layers = "vision_tower.encoder.layers"
     # Checkpoints of older versions have one module more.
     tower_names: ClassVar = {r"^model\.": "", r"^vision_tower\.vision_model\.": "vision_tower."}
-
-    def read_layers(self, count: int) -> Collection[int]:
-        chosen = self.config.get("vision_feature_layer", -2)
-        numbers = chosen if isinstance(chosen, list) else [chosen]
-        # Number 0 is the input of the first layer.
-        return [number - 1 if number >= 0 else count + number for number in numbers]
 
     def text(self, arrays: Arrays) -> str:
         height, width = arrays["pixel_values"].shape[-2:]

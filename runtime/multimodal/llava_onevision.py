@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,7 +29,6 @@ class Family(ImageFamily):
     """
 
     tensors: ClassVar = ("pixel_values", "image_sizes")
-    layers = "vision_tower.encoder.layers"
     # Published checkpoints have one module more, and another place of the text model.
     tower_names: ClassVar = {r"^model\.": "", r"^vision_tower\.vision_model\.": "vision_tower."}
 
@@ -84,11 +83,6 @@ class Family(ImageFamily):
                 "add --disable-vision"
             )
         return int(found[1])
-
-    def read_layers(self, count: int) -> Collection[int]:
-        chosen = self.config.get("vision_feature_layer", -1)
-        numbers = chosen if isinstance(chosen, list) else [chosen]
-        return [number - 1 if number >= 0 else count + number for number in numbers]
 
     def parts(self, tensors: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
         tiles = tensors["pixel_values"][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, ClassVar
 
 from .family import Arrays, ImageFamily
@@ -15,7 +14,6 @@ class Family(ImageFamily):
 
     placeholder = "[IMG]"
     tensors: ClassVar = ("pixel_values", "image_sizes")
-    layers = "vision_tower.transformer.layers"
 
     @property
     def merge(self) -> int:
@@ -37,10 +35,6 @@ class Family(ImageFamily):
         height, width = (int(pixels) // self._side for pixels in arrays["image_sizes"][0])
         rows = [self.image_token * width] * height
         return "[IMG_BREAK]".join(rows) + "[IMG_END]"
-
-    def read_layers(self, count: int) -> Collection[int]:
-        number: int = self.config.get("vision_feature_layer", -1)
-        return [number - 1 if number >= 0 else count + number]
 
     def features(self, model: Any, part: Any, dtype: Any) -> list[Any]:
         sizes = part["image_sizes"]

@@ -28,7 +28,6 @@ class Family(ImageFamily):
 
     placeholder = "<|image_pad|>"
     tensors: ClassVar = ("pixel_values", "image_grid_thw")
-    layers = "visual.blocks"
     tower_names: ClassVar = {r"^model\.": ""}
 
     @property
@@ -41,10 +40,6 @@ class Family(ImageFamily):
 
     def text(self, arrays: Arrays) -> str:
         return self.image_token * int(arrays["image_grid_thw"].prod() // self._merge**2)
-
-    def read_layers(self, count: int) -> Sequence[int]:
-        deep: list[int] = self.vision.get("deepstack_visual_indexes") or []
-        return deep
 
     def features(self, model: Any, part: Any, dtype: Any) -> list[Any]:
         found = model.get_image_features(part["pixel_values"].to(dtype), part["image_grid_thw"])
