@@ -217,6 +217,11 @@ function factsOf(status) {
     facts.Speculation = `${whole(accepted)} of ${whole(proposed)} proposed tokens accepted `
       + `(${percent(accepted / proposed)})`;
   }
+  if (stats.encoded_images_total || stats.image_hits_total) {
+    facts['Images in prompts'] = `${whole(stats.encoded_images_total)} encoded in `
+      + `${formatNumber(stats.encoder_seconds_total, 1)} s, ${whole(stats.image_hits_total)} found, `
+      + `${whole(stats.encoder_bytes / MIB)} MiB kept`;
+  }
   if (stats.preemptions_total) facts.Preemptions = whole(stats.preemptions_total);
   for (const [stage, seconds] of Object.entries(stats.stage_seconds_total ?? {})) {
     facts[`Time in ${stage}`] = `${formatNumber(seconds, 1)} s`;

@@ -27,6 +27,7 @@ from engine_clients import (
 )
 
 from piecework.runtime.core.generation import FinishReason
+from piecework.runtime.core.images import ImageInput
 from piecework.runtime.tokenizer.output_processor import RequestOutput, RequestState
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from piecework.server.config.server import ServerConfig
@@ -88,6 +89,19 @@ async def test_requests_go_elsewhere_where_that_one_has_too_much_to_do(idle: Rep
 async def test_a_short_common_beginning_does_not_gather_all_requests(idle: Replicas) -> None:
     went = [add(idle, f"r{n}", [5] * 64 + [6 + n] * 400)[0] for n in range(4)]
     assert went.count(0) == went.count(1) == 2
+
+
+async def test_an_image_is_part_of_the_prefix(idle: Replicas) -> None:
+    def went(rid: str, digest: bytes) -> int:
+        state = request(rid, [7] * 200, params(1))(idle.tokenizer)
+        state.images = [ImageInput(start=4, length=190, digest=digest, tensors={})]
+        idle.add_request(state)
+        return holder(idle, rid)
+
+    first, second = went("a", b"one"), went("b", b"two")
+    assert first != second
+    for number in range(3):
+        assert went(f"a{number}", b"one") == first and went(f"b{number}", b"two") == second
 
 
 async def test_requests_with_one_key_meet(idle: Replicas) -> None:

@@ -60,6 +60,10 @@ def engine() -> ScriptedEngine:
         graph_fallbacks_total={"too_long": 3},
         draft_tokens_total=4000,
         accepted_tokens_total=3000,
+        encoded_images_total=3,
+        image_hits_total=2,
+        encoder_seconds_total=1.5,
+        encoder_bytes=4 * 2**20,
     )
     return engine
 
@@ -90,7 +94,9 @@ def test_the_figures_move_and_requests_are_shown_without_their_texts(
     shown = page.locator(".graphs").inner_text()
     for part in ("31 pieces, 2 of them distinct", "× 30", "1,024", "out of memory", "too long"):
         assert part in shown
-    assert "3,000 of 4,000 proposed tokens accepted (75 %)" in page.locator(".status").inner_text()
+    facts = page.locator(".status").inner_text()
+    assert "3,000 of 4,000 proposed tokens accepted (75 %)" in facts
+    assert "3 encoded in 1.5 s, 2 found, 4 MiB kept" in facts
     engine.state = EngineState.RESTARTING
     page.wait_for_selector("text=The engine is restarting.")
     page.get_by_role("link", name="Chat").click()
