@@ -8,6 +8,7 @@ import logging
 import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,8 @@ from .files.resolve import resolve_model_path
 from .loader.check import check_engine
 from .lora.store import AdapterStore
 from .tokenizer.conversation import conversation_text
+from .tokenizer.image_marks import render_with_images
+from .tokenizer.image_parts import take_images
 from .tokenizer.output_processor import RequestOutput, RequestState, TextOptions, process_outputs
 from .tokenizer.tokenizer import load_tokenizer
 
@@ -148,12 +151,23 @@ class LLM:
             raise ValueError(f"{len(listed)} prompts came with {len(own_adapters)} adapters")
         if images and len(images) != len(listed):
             raise ValueError(f"{len(listed)} prompts came with {len(images)} lists of images")
-        own_images = images or [()] * len(listed)
+        encoded = [
+            self._encoded(prompt, [ImageFile(data=file) for file in files])
+            for prompt, files in zip(listed, images or [()] * len(listed), strict=True)
+        ]
+        return self._complete(encoded, own_params, own_adapters, text)
+
+    def _complete(
+        self,
+        prompts: Sequence[tuple[list[int], list[ImageInput]]],
+        params: Sequence[SamplingParams],
+        adapters: Sequence[str],
+        text: TextOptions | None = None,
+    ) -> list[Completion]:
+        """Complete prompts with their images in one batch."""
         completions: list[Completion] = []
         live: dict[str, RequestState] = {}
-        each = zip(listed, own_params, own_adapters, own_images, strict=True)
-        for prompt, own, adapter, files in each:
-            ids, found = self._encoded(prompt, files)
+        for (ids, found), own, adapter in zip(prompts, params, adapters, strict=True):
             request = RequestState(
                 f"llm-{next(self._numbers):08d}",
                 ids,
@@ -179,13 +193,32 @@ class LLM:
         return completions
 
     def _encoded(
-        self, prompt: str | list[int], files: Sequence[bytes]
+        self,
+        prompt: str | list[int],
+        files: Sequence[ImageFile],
+        *,
+        add_special_tokens: bool = True,
     ) -> tuple[list[int], list[ImageInput]]:
         """Return the ids and images of a prompt."""
         if not files:
-            return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, []
+            if not isinstance(prompt, str):
+                return prompt, []
+            return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), []
         if not isinstance(prompt, str):
             raise ValueError("a prompt with images must be a text with placeholders, not token ids")
+        asked = Preprocess(
+            text=prompt,
+            images=list(files),
+            most_pixels=_MOST_PIXELS,
+            add_special_tokens=add_special_tokens,
+        )
+        answer = self._image_preprocessor().answer(asked)
+        if answer.error is not None:
+            where = "" if answer.image is None else f"image {answer.image}: "
+            raise ValueError(f"{where}{answer.error}")
+        return answer.input_ids, answer.images
+
+    def _image_preprocessor(self) -> Preprocessor:
         if self._preprocessor is None:
             # Imported here, because models of text need no decoders of images.
             from .multimodal.preprocess_process import Preprocessor
@@ -194,17 +227,7 @@ class LLM:
             self._preprocessor = Preprocessor(
                 config.model_path, config.tokenizer_path, config.mmproj, config.gguf_pre_tokenizer
             )
-        asked = Preprocess(
-            text=prompt,
-            images=[ImageFile(data=file) for file in files],
-            most_pixels=_MOST_PIXELS,
-            add_special_tokens=True,
-        )
-        answer = self._preprocessor.answer(asked)
-        if answer.error is not None:
-            where = "" if answer.image is None else f"image {answer.image}: "
-            raise ValueError(f"{where}{answer.error}")
-        return answer.input_ids, answer.images
+        return self._preprocessor
 
     def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load an adapter (LoRA). Raise `ValueError` if it does not fit the model."""
@@ -249,11 +272,20 @@ class LLM:
     ) -> Completion:
         """Answer a conversation in OpenAI's format by the model's chat template, as a server does.
 
-        Raise `ValueError` if the template does not support the messages.
+        Images are parts of the type image_url with data URLs. Raise `ValueError` if the template
+        does not support the messages, or an image cannot be read.
         """
-        text = conversation_text(self.tokenizer.templates, messages)
-        prompt = self.tokenizer.encode(text, add_special_tokens=False)
-        return self.generate([prompt], params)[0]
+        templates = self.tokenizer.templates
+        messages, files = take_images(messages)
+        if files:
+            place = self._image_preprocessor().family.placeholder
+            render = partial(conversation_text, templates)
+            text, order = render_with_images(templates, messages, place, render)
+            files = [files[number] for number in order]
+        else:
+            text = conversation_text(templates, messages)
+        prompt = self._encoded(text, files, add_special_tokens=False)
+        return self._complete([prompt], [params or SamplingParams()], [""])[0]
 
 
 def _path_of(answer: ProfileAnswer) -> str:

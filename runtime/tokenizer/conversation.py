@@ -16,13 +16,17 @@ from .chat_template import ChatTemplateError, ChatTemplates
 from .template_reads import Message, TemplateReads, template_reads
 
 
-def conversation_text(templates: ChatTemplates, messages: Sequence[Message]) -> str:
-    """Return the prompt of messages in OpenAI's format.
+def conversation_text(
+    templates: ChatTemplates,
+    messages: Sequence[Message],
+    write: Callable[..., str] | None = None,
+) -> str:
+    """Return the prompt of messages in OpenAI's format. `write` is called as `templates.render`.
 
     Raise `ValueError` for messages that the template cannot render.
     """
     reads = template_reads(templates, tools=False)
-    apply = partial(templates.render, tools=[] if reads.empty_tools else None)
+    apply = partial(write or templates.render, tools=[] if reads.empty_tools else None)
     plain = []
     for index, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")

@@ -1,25 +1,72 @@
 """Images of messages while the messages get the form that a chat template reads.
 
-marks = ImageMarks()
-messages = marks.marked(messages)      # Contents with images become texts with marks.
-...                                    # Texts are joined, moved and merged.
-messages, order = marks.in_parts(messages)
-text = templates.render(messages)      # order[i] is the number of the i-th image in the text.
+prompt = render_with_images(templates, messages, placeholder, render)
+prompt.images[i]                       # the number of the i-th image in `prompt.text`
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+from .chat_template import ChatTemplateError, ChatTemplates
 from .template_reads import Message
 
 IMAGE: Message = {"type": "image"}
+# Takes messages and a function like `ChatTemplates.render`. Returns the prompt.
+Render = Callable[[Sequence[Message], Callable[..., str]], str]
+
+
+class Rendered(NamedTuple):
+    """The text of a prompt. `images` are the numbers of the chat's images in their order there."""
+
+    text: str
+    images: list[int]
+
+
+def render_with_images(
+    templates: ChatTemplates, messages: Sequence[Message], placeholder: str, render: Render
+) -> Rendered:
+    """Return the prompt of messages with images (`IMAGE`). `placeholder` stands for an image.
+
+    Raise `ChatTemplateError` if the template refuses the messages.
+    """
+    marks = ImageMarks()
+    messages = marks.marked(messages)
+    order: list[int] = []
+
+    def in_parts(told: Sequence[Message], **settings: Any) -> str:
+        told, order[:] = marks.in_parts(told)
+        return templates.render(told, **settings)
+
+    def in_text(told: Sequence[Message], **settings: Any) -> str:
+        told, order[:] = marks.in_text(told, placeholder)
+        return templates.render(told, **settings)
+
+    # 1. Templates of models with images read parts of the type image.
+    with contextlib.suppress(ChatTemplateError):
+        text = render(messages, in_parts)
+        if text.count(placeholder) == len(order):
+            return Rendered(text, order)
+    # 2. Others get the text that stands for an image.
+    text = render(messages, in_text)
+    if (count := text.count(placeholder)) != len(order):
+        raise ChatTemplateError(
+            f"the prompt has {count} times {placeholder!r}, which stands for an image, but "
+            f"{len(order)} images; leave it out of texts"
+        )
+    return Rendered(text, order)
 
 
 class ImageMarks:
-    """Marks that no text of a client contains, because they have a random key."""
+    """Marks that no text of a client contains, because they have a random key.
+
+    Contents with images become texts with marks, and parts again after texts were joined, moved and
+    merged.
+    """
 
     def __init__(self) -> None:
         key = uuid.uuid4().hex

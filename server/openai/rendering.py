@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...runtime.tokenizer.chat_messages import in_order, joined, linked
 from ...runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
 from ...runtime.tokenizer.conversation import calls_by_template, has_calls
-from ...runtime.tokenizer.image_marks import IMAGE, ImageMarks
+from ...runtime.tokenizer.image_marks import IMAGE, Rendered, render_with_images
 from ...runtime.tokenizer.template_reads import template_reads
 from ..http.body import check_structure
 from ..parsing.in_text import tools_in_text, turns_in_text
@@ -18,13 +18,6 @@ from ..parsing.tool_calls import Tool, ToolCallFormat
 from .requests import ChatOptions
 
 Message = dict[str, Any]
-
-
-class Rendered(NamedTuple):
-    """The text of a prompt. `images` are the numbers of the chat's images in their order there."""
-
-    text: str
-    images: list[int]
 
 
 def render_chat(
@@ -43,31 +36,7 @@ def render_chat(
     render = partial(_render, templates, options, form)
     if not any(IMAGE in message["content"] for message in messages):
         return Rendered(render(messages, templates.render), [])
-    marks = ImageMarks()
-    messages = marks.marked(messages)
-    order: list[int] = []
-
-    def in_parts(told: Sequence[Message], **settings: Any) -> str:
-        told, order[:] = marks.in_parts(told)
-        return templates.render(told, **settings)
-
-    def in_text(told: Sequence[Message], **settings: Any) -> str:
-        told, order[:] = marks.in_text(told, placeholder)
-        return templates.render(told, **settings)
-
-    # 1. Templates of models with images read parts of the type image.
-    with contextlib.suppress(ChatTemplateError):
-        text = render(messages, in_parts)
-        if text.count(placeholder) == len(order):
-            return Rendered(text, order)
-    # 2. Others get the text that stands for an image.
-    text = render(messages, in_text)
-    if (count := text.count(placeholder)) != len(order):
-        raise ChatTemplateError(
-            f"the prompt has {count} times {placeholder!r}, which stands for an image, but "
-            f"{len(order)} images; leave it out of texts"
-        )
-    return Rendered(text, order)
+    return render_with_images(templates, messages, placeholder, render)
 
 
 def _render(

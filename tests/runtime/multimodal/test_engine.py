@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -225,6 +226,22 @@ def test_the_engine_in_process_reads_images(case: Case) -> None:
     assert [each.token_ids for each in found] == case.wanted[1:3]
     with pytest.raises(ValueError, match="image 0: the file is no image"):
         llm.generate(texts[0], OFFLINE, images=[[b"text"]])
+    url = f"data:image/png;base64,{base64.b64encode(FILES[1]).decode()}"
+    content: list[dict[str, Any]] = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": url, "detail": "auto"}},
+    ]
+    answer = llm.chat([{"role": "user", "content": content}], OFFLINE)
+    prompt = f"<|im_start|>user\nWhat is it?{place}<|im_end|>\n<|im_start|>assistant\n"
+    wanted = llm.generate(prompt, OFFLINE, images=[[FILES[1]]])[0]
+    assert answer.error is None and answer.prompt_ids == wanted.prompt_ids
+    assert answer.token_ids == wanted.token_ids and wanted.cached_tokens
+    with pytest.raises(ValueError, match=r"messages\[0\]\.content\[1\]\.image_url: move"):
+        llm.chat([{"role": "system", "content": content}], OFFLINE)
+    for wrong in ("http://a.example/cat.png", "data:image/png;base64,/"):
+        content[1] = {"type": "image_url", "image_url": wrong}
+        with pytest.raises(ValueError, match=r"messages\[0\]\.content\[1\]\.image_url"):
+            llm.chat([{"role": "user", "content": content}], OFFLINE)
 
 
 def test_totals_count_images_that_were_encoded_and_kept(case: Case) -> None:
