@@ -2,6 +2,9 @@
 whose model is not loaded, and how much memory all models take.
 
     python -m piecework.lab.fleet --config models.yaml --num-requests 300
+    python -m piecework.lab.fleet --config models.yaml --wake 5 -- --idle-unload 0.5
+
+The second command compares how long models take to start and to wake.
 
 The server is started on a free port of loopback, with further flags behind `--`.
 """
@@ -154,6 +157,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     url = f"http://127.0.0.1:{port}"
     try:
         await _until_ready(url, process)
+        if arguments.wake:
+            return {"failed": {}, "models": await compare(url, arguments.wake)}
         began = time.perf_counter()
         load = await ask_all(
             url,
@@ -171,6 +176,46 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+async def compare(url: str, rounds: int) -> dict[str, Any]:
+    """Let each model start and wake in turns. Return the median seconds of both, and memory.
+
+    The server must unload idle models soon.
+    """
+    found: dict[str, Any] = {}
+    async with aiohttp.ClientSession(url) as session:
+        names = [each["id"] for each in (await _get(session, "/v1/models"))["data"]]
+        for name in names:
+            seconds: dict[str, list[float]] = {"start": [], "wake": []}
+            memory: dict[str, int] = {}
+            for _ in range(rounds):
+                await _post(session, "/v1/models/unload", name)
+                for kind, times in seconds.items():
+                    began = time.perf_counter()
+                    answer = await _post(session, "/v1/models/load", name)
+                    times.append(time.perf_counter() - began)
+                    memory[f"MiB after {kind}"] = answer["status"]["memory"] // 2**20
+                    status = await _until_asleep(session, name)
+                    memory["MiB asleep"] = status["memory"] // 2**20
+            found[name] = {**_medians(seconds), **memory}
+    return found
+
+
+async def _post(session: aiohttp.ClientSession, path: str, name: str) -> Any:
+    async with session.post(path, json={"model": name}) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+async def _until_asleep(session: aiohttp.ClientSession, name: str) -> Any:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        status = (await _get(session, f"/v1/models/{name}"))["status"]
+        if status["value"] == "sleeping":
+            return status
+        await asyncio.sleep(0.05)
+    raise ValueError(f"the model {name} does not sleep; add -- --idle-unload 0.5")
 
 
 async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -193,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="file of `piecework serve --config`")
     parser.add_argument("--num-requests", type=int, default=300)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--wake", type=int, default=0, help="rounds of starts and wakes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("flags", nargs="*", help="of the server, behind --")
     found = asyncio.run(measure(parser.parse_args(argv)))

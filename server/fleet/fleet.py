@@ -202,7 +202,7 @@ class Fleet:
 
     def status(self, member: Member) -> MemberState:
         """Return the state of a model for clients: also `QUEUED`."""
-        is_queued = member.state is MemberState.UNLOADED and self.waiting_for(member) > 0
+        is_queued = member.may_load and self.waiting_for(member) > 0
         return MemberState.QUEUED if is_queued else member.state
 
     async def _enter(self, member: Member) -> int:
@@ -273,9 +273,8 @@ class Fleet:
         for member, resident in zip(loaded, found, strict=True):
             member.update_memory(resident)
         for member in self._movable(only_idle=True):
-            seconds = member.idle_limit(self.config.idle_seconds(member.config))
-            if seconds and time.monotonic() >= member.last_used + seconds:
-                member.closing = Closing.IDLE
+            if (reason := member.due(self.config.idle_seconds(member.config))) is not None:
+                member.closing = reason
         taken = sum(each.resident for each in loaded if each.closing is None)
         if taken > self.memory_limit:
             # The next load of the model knows its real size.
@@ -288,14 +287,16 @@ class Fleet:
             self._let_in(member)
         to_unload: Sequence[Member] = ()
         while (head := self._next_to_load()) is not None:
-            others = [each for each in self.members.values() if each.holds_memory]
+            others = [
+                each for each in self.members.values() if each.holds_memory and each is not head
+            ]
             if not self._fits(head, others):
                 to_unload = self._room_for(head, others)
                 break
             head.state = MemberState.LOADING
             self._run(head.load())
         for member in self.members.values():
-            if member.state is not MemberState.READY:
+            if not member.may_unload:
                 continue
             if member in to_unload:
                 member.closing = member.closing or Closing.ROOM
@@ -320,14 +321,15 @@ class Fleet:
         wanted = (
             waiter.member
             for waiter in self._waiting
-            if waiter.member.state is MemberState.UNLOADED and not waiter.let_in.done()
+            if waiter.member.may_load and not waiter.let_in.done()
         )
         return next(wanted, None)
 
     def _fits(self, member: Member, others: Sequence[Member]) -> bool:
         most = self.config.limits.max_loaded_models
-        return (most is None or len(others) < most) and (
-            member.size + sum(each.size for each in others) <= self.memory_limit
+        loaded = sum(each.state is not MemberState.SLEEPING for each in others)
+        return (most is None or loaded < most) and (
+            member.size + sum(each.takes for each in others) <= self.memory_limit
         )
 
     def _room_for(self, member: Member, others: Sequence[Member]) -> Sequence[Member]:
@@ -337,7 +339,7 @@ class Fleet:
         """
         left = [each for each in others if each.state is not MemberState.UNLOADING]
         gone: list[Member] = []
-        candidates = iter(self._movable(only_idle=False))
+        candidates = (each for each in self._movable(only_idle=False) if each is not member)
         while not self._fits(member, left):
             if (candidate := next(candidates, None)) is None:
                 if not any(each.state is MemberState.LOADING for each in left):
@@ -360,9 +362,7 @@ class Fleet:
         found = [
             each
             for each in self.members.values()
-            if each.state is MemberState.READY
-            and not each.config.pinned
-            and (each.is_idle or not only_idle)
+            if each.may_unload and not each.config.pinned and (each.is_idle or not only_idle)
         ]
         return sorted(found, key=lambda each: (not each.is_idle, each.last_used))
 

@@ -8,12 +8,15 @@ import subprocess
 import time
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 from ...runtime.config.engine import EngineConfig
+from ...runtime.core.control_messages import Sleep, WakeUp
 from ...runtime.process.memory import resident_memory
 from ..config.fleet import MemberConfig
+from ..engine.interface import TextEngine
 from ..engine.spawn import spawn
+from ..engine.state import EngineUnavailable
 from ..observability.metrics import Latency
 from ..serving.service import Service
 
@@ -25,6 +28,7 @@ MakesService = Callable[[Any, subprocess.Popen[bytes]], Callable[[], Service]]
 
 # Seconds for which requests are refused after a failed load. The next request tries again.
 RETRY_SECONDS = 30.0
+_LEAST_SLEEP = 1.0  # Seconds of `keep_alive` from which on an idle model sleeps.
 # Histogram bounds in seconds.
 _LOAD = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 15, 20, 30, 45, 60, 120, 300, 600)
 
@@ -36,6 +40,7 @@ class MemberState(StrEnum):
     QUEUED = "queued"  # It is loaded as soon as there is room.
     LOADING = "loading"
     READY = "ready"
+    SLEEPING = "sleeping"  # Its process has no weights, and gets them back faster than at a start.
     UNLOADING = "unloading"
     FAILED = "failed"
 
@@ -94,6 +99,7 @@ class Member:
         )
         self.unloads: dict[Closing, int] = dict.fromkeys(Closing, 0)
         self.failures = 0
+        self._sleeps = False
         self._adopt, self._changed, self._service_of = adopt, changed, service_of
         self._watch: asyncio.Task[None] | None = None
 
@@ -103,6 +109,30 @@ class Member:
         `keep_alive` of the last request of Ollama's API replaces the configured time.
         """
         return configured if self.keep_alive is None else self.keep_alive
+
+    def due(self, configured: float) -> Closing | None:
+        """Return why the idle model is to be unloaded now, or None. See `idle_limit`."""
+        if self.state is MemberState.SLEEPING:
+            # A process that has replaced a crashed one is awake.
+            return None if self._text_engine.asleep else Closing.MEMORY
+        seconds = self.idle_limit(configured)
+        if not seconds or time.monotonic() < self.last_used + seconds:
+            return None
+        # A client that keeps a model for no time wants its memory back.
+        return Closing.IDLE if seconds >= _LEAST_SLEEP or self.keep_alive is None else Closing.ASKED
+
+    @property
+    def may_load(self) -> bool:
+        return self.state in (MemberState.UNLOADED, MemberState.SLEEPING)
+
+    @property
+    def may_unload(self) -> bool:
+        return self.state in (MemberState.READY, MemberState.SLEEPING)
+
+    @property
+    def takes(self) -> int:
+        """Bytes that count against the limit of all models."""
+        return self.resident if self.state is MemberState.SLEEPING else self.size
 
     @property
     def admits(self) -> bool:
@@ -118,6 +148,11 @@ class Member:
         return engine.lora_modules_by_name() if isinstance(engine, EngineConfig) else {}
 
     @property
+    def _text_engine(self) -> TextEngine:
+        assert self.service is not None
+        return cast(TextEngine, self.service.engine)
+
+    @property
     def is_idle(self) -> bool:
         """Whether the model has no request and its engine computes nothing."""
         return self.under_way == 0 and (
@@ -126,7 +161,7 @@ class Member:
 
     @property
     def holds_memory(self) -> bool:
-        return self.state in (MemberState.LOADING, MemberState.READY, MemberState.UNLOADING)
+        return self.may_unload or self.state in (MemberState.LOADING, MemberState.UNLOADING)
 
     @property
     def ends(self) -> int:
@@ -141,7 +176,7 @@ class Member:
         return [each.engine_pid for each in engine.replicas or [engine] if each.engine_pid]
 
     async def load(self) -> None:
-        """Load the model. Return when it is ready or has failed."""
+        """Load the model, or wake it. Return when it is ready or has failed."""
         began = time.monotonic()
         self.state, self.failure = MemberState.LOADING, None
         logger.info("loading model %s", self.name)
@@ -149,9 +184,10 @@ class Member:
             if self.service is None:
                 self.service = await self._make()
             engine = self.service.engine
-            await engine.start()
-            if not await engine.wait_ready():
-                raise ValueError(engine.failure)
+            if not await self._wake():
+                await engine.start()
+                if not await engine.wait_ready():
+                    raise ValueError(engine.failure)
             self.resident = await asyncio.to_thread(resident_memory, self.engine_pids)
             engines = max(1, len(engine.replicas))
             weights = engines * engine.info.weight_bytes
@@ -167,19 +203,60 @@ class Member:
         else:
             self.state, self.last_used = MemberState.READY, time.monotonic()
             self.load_seconds.observe(self.last_used - began)
-            self._watch = asyncio.create_task(self._until_it_fails())
+            self._watch = self._watch or asyncio.create_task(self._until_it_fails())
         self._changed()
 
     async def unload(self) -> None:
-        """Unload the model. Return when its memory is free."""
+        """Unload the model. Return when its memory is free.
+
+        An idle model sleeps, if it can. Otherwise its process ends.
+        """
         self.state = MemberState.UNLOADING
         reason = self.closing or Closing.ASKED
         logger.info("unloading model %s (%s)", self.name, reason)
-        await self._stop()
+        if reason is not Closing.IDLE or not await self._sleep():
+            await self._stop()
         self.unloads[reason] += 1
         self.size = self._needed
-        self.state, self.closing = MemberState.UNLOADED, None
+        self.state = MemberState.SLEEPING if self._sleeps else MemberState.UNLOADED
+        self.closing = None
         self._changed()
+
+    async def _sleep(self) -> bool:
+        """Let the engine sleep. Return False if it cannot."""
+        if not isinstance(self.config.server.engine, EngineConfig):
+            return False
+        self._sleeps = await self._control(Sleep(level=1))
+        if self._sleeps:
+            self.resident = await asyncio.to_thread(resident_memory, self.engine_pids)
+        return self._sleeps
+
+    async def _wake(self) -> bool:
+        """Wake a sleeping engine. If it does not sleep, or cannot be woken, end it and return
+        False.
+        """
+        if not self._sleeps:
+            return False
+        self._sleeps = False
+        if self._text_engine.asleep and await self._control(WakeUp()):
+            return True
+        await self._stop(at_once=True)
+        return False
+
+    async def _control(self, message: Sleep | WakeUp) -> bool:
+        """Return whether all engines of the model have done it."""
+        try:
+            answers = await self._text_engine.control(message)
+        except EngineUnavailable as error:
+            errors = [str(error)]
+        except Exception:
+            logger.exception("the engine of model %s gave no answer", self.name)
+            return False
+        else:
+            errors = [answer.error for answer in answers if answer.error is not None]
+        for reason in errors:
+            logger.info("model %s is not kept asleep: %s", self.name, reason)
+        return not errors
 
     def update_memory(self, resident: int) -> None:
         """Set the bytes that the model's processes have in memory now."""
@@ -206,7 +283,7 @@ class Member:
         assert self.service is not None
         engine = self.service.engine
         await engine.failed.wait()
-        if self.state is MemberState.READY:
+        if self.may_unload:
             self._watch = None
             await self._fail(engine.failure or "its engine is gone")
             self._changed()
@@ -226,6 +303,7 @@ class Member:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        self._sleeps = False
         if self.service is not None:
             try:
                 await self.service.engine.stop(at_once=at_once)

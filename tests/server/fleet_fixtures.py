@@ -15,6 +15,7 @@ from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
 from piecework.runtime.config.engine import EngineConfig
+from piecework.runtime.core.control_messages import Control, Controlled, Sleep, WakeUp
 from piecework.server import fleet_service as fleet_service_module
 from piecework.server.app import create_app
 from piecework.server.config.fleet import FleetConfig, FleetLimits, MemberConfig
@@ -56,7 +57,14 @@ class LoadableEngine(ScriptedEngine):
         self.state = EngineState.READY if self.fault is None else EngineState.FAILED
         return self.fault is None
 
+    async def control(self, message: Control) -> list[Controlled]:
+        answers = await super().control(message)
+        if self.control_error is None and isinstance(message, Sleep | WakeUp):
+            self.asleep = isinstance(message, Sleep)
+        return answers
+
     async def stop(self, *, at_once: bool = False) -> None:
+        self.asleep = False
         assert not self.running, "an engine with requests under way was ended"
         self.state = EngineState.STOPPED
         self.stops += 1

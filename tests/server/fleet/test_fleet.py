@@ -299,8 +299,8 @@ async def test_idle_models_are_unloaded(scripted: ScriptedFleet) -> None:
     async with served(scripted, "a", "b", "c", idle_unload=0.05, **own) as client:
         for model in ("a", "b", "c"):
             await ask(client, model)
-        await until(lambda: scripted.engines["a"].stops > 0)
-        assert await states(client) == {"a": "unloaded", "b": "ready", "c": "ready"}
+        await until(lambda: scripted.engines["a"].asleep)
+        assert await states(client) == {"a": "sleeping", "b": "ready", "c": "ready"}
 
 
 async def test_unloading_waits_for_requests_and_loading_again_keeps_what_was_counted(

@@ -62,11 +62,13 @@ async def test_keep_alive_of_the_last_request_unloads_a_model_or_keeps_it(
         await until(lambda: scripted.engines["c"].stops > 0)
         names = {each["name"] for each in (await client.get("/api/ps")).json()["models"]}
         assert names == {"a:latest", "b:latest"}
-        # Without the parameter, the server's own time holds again.
+        # Without the parameter, the server's own time holds again, and the model sleeps.
         body = {**CHAT, "model": "a", "stream": False}
         assert (await client.post("/api/chat", json=body)).status_code == 200
-        await until(lambda: scripted.engines["a"].stops > 0)
-        assert not scripted.engines["b"].stops
+        await until(lambda: scripted.engines["a"].asleep)
+        assert not scripted.engines["b"].controls and not scripted.engines["b"].stops
+        names = {each["name"] for each in (await client.get("/api/ps")).json()["models"]}
+        assert names == {"b:latest"}
         # No time is too long for a date.
         body = {**CHAT, "model": "b", "stream": False, "keep_alive": 1e300}
         assert (await client.post("/api/chat", json=body)).status_code == 200

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,14 @@ class FleetProcess(ServerProcess):
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["text"]
 
+    def until_asleep(self, model: str) -> None:
+        for _ in range(600):
+            status = self.client.get(f"/v1/models/{model}").json()["status"]
+            if status["value"] == "sleeping":
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"it does not sleep: {status}")
+
     def engines(self) -> dict[int, psutil.Process]:
         return {each.pid: each for each in psutil.Process(self.process.pid).children()}
 
@@ -80,6 +89,23 @@ def test_an_engine_that_is_killed_comes_back_and_no_other_notices(config: Path) 
         code, _, err = server.finish()
         assert code == 0, err
         assert not psutil.wait_procs(left, timeout=5)[1]
+    finally:
+        server.process.kill()
+
+
+def test_an_idle_engine_sleeps_wakes_and_may_be_killed_asleep(config: Path) -> None:
+    server = FleetProcess(config, "--idle-unload", "0.5")
+    try:
+        server.wait_ready()
+        text = server.ask("a")
+        ((pid, _),) = server.engines().items()
+        for _ in range(2):
+            server.until_asleep("a")
+            assert server.ask("a") == text and [*server.engines()] == [pid]
+        server.until_asleep("a")
+        os.kill(pid, signal.SIGKILL)
+        assert server.ask("a") == text and pid not in server.engines()
+        server.until_asleep("a")
     finally:
         server.process.kill()
 
