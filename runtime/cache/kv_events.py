@@ -153,6 +153,10 @@ def is_bound(endpoint: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
+# Bits of a key's first byte that number the kind of cache of a block (`tiers.block_keys`).
+_KIND = 15
+
+
 def block_hash(parent: int | None, tokens: npt.NDArray[np.int64]) -> int:
     """Return a 64-bit hash of a page of tokens and of its parent, the same in every process."""
     before = b"" if parent is None else parent.to_bytes(8, "little")
@@ -163,7 +167,7 @@ def block_hash(parent: int | None, tokens: npt.NDArray[np.int64]) -> int:
 def hash_of_key(key: bytes) -> int:
     """Return the hash by which events name the block of a key in a lower tier.
 
-    The first byte is left out: in it differ the kinds of cache that have a block of one page.
+    The first byte is left out, because it also numbers the kind of cache.
     """
     return int.from_bytes(key[1:9], "little")
 
@@ -242,9 +246,11 @@ class KVEvents:
         self._announce()
 
     def changed_below(self, keys: Iterable[bytes], medium: str, *, stored: bool) -> None:
-        """Record blocks that a lower tier has got or lost. Any thread may call this."""
-        # A set, because the blocks of a page have one hash.
-        hashes = list({hash_of_key(key): None for key in keys})
+        """Record blocks that a lower tier has got or lost. Any thread may call this.
+
+        A page is announced once: by the block of the first kind of cache, which has all pages.
+        """
+        hashes = [hash_of_key(key) for key in keys if not key[0] & _KIND]
         if not hashes:
             return
         if not stored:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from .store import KEY_BYTES
 
+_KIND = 15  # Bits of the first byte that number the kind of cache. `KVEvents` reads them.
+
 
 class BlockKeys:
     """Makes the keys of a model's blocks: a hash of all tokens up to the end of a page.
@@ -30,11 +32,12 @@ class BlockKeys:
             last = blake2b(self._identity + namespace, digest_size=KEY_BYTES).digest()
         keys = list[bytes]()
         for end in range(width, len(data) + 1, width):
-            last = blake2b(last + data[end - width : end], digest_size=KEY_BYTES).digest()
+            digest = blake2b(last + data[end - width : end], digest_size=KEY_BYTES).digest()
+            last = bytes([digest[0] & ~_KIND]) + digest[1:]
             keys.append(last)
         return keys
 
 
 def key_of_kind(key: bytes, kind: int) -> bytes:
     """Return the key under which a kind of cache keeps its block of a page."""
-    return key if kind == 0 else bytes([key[0] ^ kind]) + key[1:]
+    return key if kind == 0 else bytes([key[0] | kind]) + key[1:]

@@ -22,7 +22,7 @@ from .tiers import Tiers
 
 logger = logging.getLogger(__name__)
 
-_LAYOUT = 1  # Version of what a block holds and how it is named.
+_LAYOUT = 2  # Version of what a block holds and how it is named.
 
 
 def make_tiers(config: EngineConfig, runner: ModelRunner, cache: KVCache) -> Tiers | None:

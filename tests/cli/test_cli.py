@@ -82,6 +82,10 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
             "cannot listen on --host 203.0.113.1 --port 0: Cannot assign requested address",
         ),
         (["serve", "--port", "0", "--model-path", "/nowhere/at/all"], "/nowhere/at/all"),
+        (
+            ["serve", ".", "--kv-disk", "/var/kv", "--tp-size", "2"],
+            "--kv-disk needs an engine of one rank: leave it or --tp-size out",
+        ),
     ],
 )
 def test_what_the_user_can_mend_is_one_line(

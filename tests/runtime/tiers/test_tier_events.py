@@ -12,6 +12,7 @@ from piecework.runtime.cache.kv_events import KVEvents
 from piecework.runtime.tiers import segments
 from piecework.runtime.tiers.host_store import HostStore
 from piecework.runtime.tiers.segments import Segments
+from tests.runtime.models.variants import LLAMAS, OTHERS
 from tests.runtime.text_engines import Engine, prompt_of
 
 
@@ -64,6 +65,21 @@ def test_events_follow_what_a_store_gets_and_drops(kind: str, tmp_path: Path) ->
         assert found[store.medium] == {key[1] for key in store.block_keys()}
     assert len(store.block_keys()) < 48
     assert store.medium == ("CPU" if kind == "host" else "FS")
+
+
+@pytest.mark.parametrize("name", ["gemma3", "lfm2"])
+def test_a_page_with_blocks_of_several_kinds_is_announced_once(name: str, tmp_path: Path) -> None:
+    architecture, overrides = {**LLAMAS, **OTHERS}[name]
+    engine = Engine(make_tiny_model(tmp_path / "m", architecture, **overrides), tmp_path / "kv")
+    events = engine.engine._core.cache.tree.events = KVEvents()
+    assert engine.engine._tiers is not None
+    engine.engine._tiers.report_to(events)
+    engine.ask(prompt_of(1))
+    engine.end()
+    told = [block for event in events.take() if event["type"] == "BlockStored"
+            and event["medium"] == "FS" for block in event["block_hashes"]]  # fmt: skip
+    assert len(told) == len(set(told)) == 15
+    assert len(Segments(tmp_path / "kv", 1 << 26).block_keys()) > 15
 
 
 def test_two_engines_share_a_folder_that_they_reach_by_two_paths(
