@@ -10,10 +10,12 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
+
+from ..core.generation import adapter_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,6 +174,12 @@ def hash_of_key(key: bytes) -> int:
     return int.from_bytes(key[1:9], "little")
 
 
+def _number_of(adapter: str) -> int:
+    """Return the positive number of an adapter, which is the same in every replica."""
+    digest = blake2b(adapter.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % _MOST_ID + 1
+
+
 class WatchedStore(Protocol):
     """A lower tier that reports its blocks by `KVEvents.changed_below`."""
 
@@ -194,6 +202,8 @@ class KVEvents:
         self._below: deque[Event] = deque()  # From other threads, too.
         self._stores: Sequence[WatchedStore] = ()
         self._page_size = 0
+        # Returns the name of an adapter (LoRA) by its identity.
+        self.name_of_adapter: Callable[[str], str | None] = lambda identity: None
 
     def stored(
         self,
@@ -205,8 +215,9 @@ class KVEvents:
     ) -> list[int]:
         """Record whole pages that entered the tree. Return their hashes.
 
-        `tokens` are [pages * page_size] int64. Hashes of pages without a parent depend on the
-        namespace. If there are lower tiers, `keys` name the pages there, and the hashes are theirs.
+        `tokens` are [pages * page_size] int64. The namespace tells the adapter, and hashes of pages
+        without a parent depend on it. If there are lower tiers, `keys` name the pages there, and
+        the hashes are theirs.
         """
         hashes, last = [hash_of_key(key) for key in keys], parent
         if parent is None and namespace:
@@ -214,6 +225,7 @@ class KVEvents:
         for begin in range(0, 0 if keys else len(tokens), page_size):
             last = block_hash(last, tokens[begin : begin + page_size])
             hashes.append(last)
+        adapter = adapter_of(namespace)
         self._events.append(
             {
                 "type": "BlockStored",
@@ -222,9 +234,9 @@ class KVEvents:
                 # Negative names of image positions become ids that routers can hold, too.
                 "token_ids": (tokens & _MOST_ID).tolist(),
                 "block_size": page_size,
-                "lora_id": None,
+                "lora_id": _number_of(adapter) if adapter else None,
                 "medium": MEDIUM,
-                "lora_name": None,
+                "lora_name": self.name_of_adapter(adapter) if adapter else None,
             }
         )
         return hashes

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
 from .images import ImageInput, named
 from .sampling_params import SamplingParams
+
+_MARK = b"\xff"  # No part of any text in UTF-8.
 
 
 class FinishReason(StrEnum):
@@ -62,10 +63,8 @@ class GenerateRequest:
     @property
     def namespace(self) -> bytes:
         """Requests find only cached prefixes of their own namespace."""
-        if not self.adapter:
-            return self.tenant.encode()
-        # A digest, so that no tenant's name is the namespace of an adapter.
-        return blake2b(f"{self.adapter} {self.tenant}".encode(), digest_size=16).digest()
+        tenant = self.tenant.encode()
+        return _MARK + self.adapter.encode() + _MARK + tenant if self.adapter else tenant
 
     def names(self) -> npt.NDArray[np.int64]:
         """Return the ids of prompt and output by which the prefix cache knows them.
@@ -73,6 +72,11 @@ class GenerateRequest:
         Positions of images have the names of their image.
         """
         return named([*self.input_ids, *self.output_ids], self.images)
+
+
+def adapter_of(namespace: bytes) -> str:
+    """Return the adapter of a namespace; "" for the base model."""
+    return namespace.split(_MARK)[1].decode() if namespace.startswith(_MARK) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

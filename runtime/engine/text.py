@@ -266,6 +266,8 @@ def build(settings: dict[str, Any], ranks: Ranks) -> TextEngine:
             publisher = KVPublisher(events_config, config.replica)
             events, publish = publisher.events, publisher.publish
     parts = build_engine(config, progress=leads, ranks=ranks, kv_events=events)
+    if events is not None and parts.runner.adapters is not None:
+        events.name_of_adapter = parts.runner.adapters.name_of
     tiers = make_tiers(config, parts.runner, parts.core.cache) if leads else None
     if events is not None and tiers is not None:
         tiers.report_to(events)

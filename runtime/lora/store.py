@@ -106,6 +106,11 @@ class AdapterStore:
         known = [name for name, entry in self._entries.items() if not entry.is_leaving]
         return [self.info(identity) for identity in known]
 
+    def name_of(self, identity: str) -> str | None:
+        """Return the last name of an adapter, or None after it was dropped."""
+        entry = self._entries.get(identity)
+        return None if entry is None else entry.info.name
+
     def must_be_read(self, identity: str) -> bool:
         """Whether a new request of a known adapter has to wait until it is read from its files."""
         entry = self._entries.get(identity)

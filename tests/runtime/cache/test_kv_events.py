@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from piecework.runtime.cache.kv_events import KVEvents, KVEventsConfig, block_hash, is_bound
 from piecework.runtime.cache.radix import RadixCache
+from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.images import ImageInput
+from piecework.runtime.core.sampling_params import SamplingParams
 
 
 class Subscriber:
@@ -164,3 +166,22 @@ def test_positions_of_images_have_ids_that_routers_can_hold() -> None:
     assert not set(hashes[0]) & set(hashes[1])
     for event in events.take()[1:]:
         assert all(0 <= token < 2**31 for token in event["token_ids"])
+
+
+def test_blocks_of_an_adapter_name_it() -> None:
+    events = KVEvents()
+    events.name_of_adapter = {"1f": "sql"}.get
+    cache = RadixCache(2, [], events=events)
+    told = []
+    for adapter, tenant in (("", ""), ("1f", ""), ("1f", "key"), ("2e", ""), ("", "1f")):
+        message = GenerateRequest(
+            rid="r", input_ids=[], params=SamplingParams(), adapter=adapter, tenant=tenant
+        )
+        for end in (2, 4):  # The second block has a parent.
+            cache.extend(np.arange(end), message.namespace)
+        told.append([(each["lora_name"], each["lora_id"]) for each in events.take()[-2:]])
+    number = told[1][0][1]
+    assert 0 < number < 2**31
+    assert told[:3] == [[(None, None)] * 2, [("sql", number)] * 2, [("sql", number)] * 2]
+    assert told[3][0][0] is None and told[3][0][1] not in (None, number)
+    assert told[4] == [(None, None)] * 2

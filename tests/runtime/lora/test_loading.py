@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 import threading
 import time
@@ -147,6 +148,21 @@ def test_without_the_flag_the_answers_name_it(base: Path) -> None:
     )
     assert {answer.code for answer in answers} == {"lora_disabled"}
     assert all("--enable-lora" in answer.error for answer in answers)
+    engine.close()
+
+
+def test_events_of_the_cache_name_the_adapter(
+    base: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    told = json.dumps({"endpoint": f"ipc://{tmp_path}/events"})
+    engine = make_engine(base, page_size=2, kv_events_config=told)
+    (identity,) = load(engine, adapters[0])
+    engine._publish = lambda: None
+    run(engine, request("base", ""), request("own", identity), until=2)
+    events = engine._core.cache.tree.events
+    assert events is not None
+    stored = [each for each in events.take() if each["type"] == "BlockStored"]
+    assert {each["lora_name"] for each in stored} == {None, adapters[0].name}
     engine.close()
 
 
