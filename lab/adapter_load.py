@@ -5,10 +5,10 @@
 It writes random adapters of a GGUF model as GGUF files, and starts two servers of the model: one
 without adapters, and one with all of them in `--slots` slots. In each round, the first server gets
 a load of the base model, and the second server the same load of the base model, of one adapter, of
-as many as there are slots, and of all by Zipf's law. Each line of the table has the median rate of
-output tokens, the median of the ratios to the server without adapters in the same round, with the
-least and the highest one, the longest gap between two events of a stream, and how often that is
-the median gap.
+as many as there are slots, and of all by Zipf's law. Each line of the table, which is printed after
+each round, has the median rate of output tokens, the median of the ratios to the server without
+adapters in the same round, with the least and the highest one, the longest gap between two events
+of a stream, and how often that is the median gap.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ async def _run(given: argparse.Namespace) -> None:
             ]
             if turn:  # The first round warms up.
                 rounds.append(results)
-        _tell(cases, rounds)
+                _tell(cases, rounds)
 
 
 async def _measure(
@@ -131,6 +131,7 @@ async def _measure(
 
 
 def _tell(cases: list[Case], rounds: list[list[ServingResult]]) -> None:
+    print(f"\nafter {len(rounds)} rounds\n")
     print("| load | tokens/s | of that without adapters | longest gap | median gaps |")
     print("|---|---|---|---|---|")
     for place, case in enumerate(cases):
