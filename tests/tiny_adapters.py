@@ -101,6 +101,15 @@ def merged_model(model_path: Path, adapter: Path | None) -> nn.Module:
     return model
 
 
+def peft_model(model_path: Path, adapter: Path) -> nn.Module:
+    """Return transformers' model in float32 with an adapter, as PEFT computes it."""
+    import peft  # Here, because other tests need not wait for it.
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    adapted: nn.Module = peft.PeftModel.from_pretrained(model, str(adapter)).eval()
+    return adapted
+
+
 @torch.inference_mode()
 def logprobs_after(model: nn.Module, prompt: list[int], tokens: list[int]) -> torch.Tensor:
     """Return the log-probabilities [tokens, V] of what follows each place of an answer."""
