@@ -121,12 +121,12 @@ class LoadingAdapters:
 
     def _is_coming(self, identity: str) -> bool:
         """Whether an adapter is still to be read, for a message or for requests."""
-        return self._store is not None and (
-            self._store.must_be_read(identity)
-            or any(
-                isinstance(message, LoadAdapter) and message.identity == identity
-                for message in self._messages
-            )
+        if self._store is None or self._store.must_be_read(identity):
+            return self._store is not None
+        # A message that loads a known adapter again may be behind one that waits for its requests.
+        return not self._store.is_known(identity) and any(
+            isinstance(message, LoadAdapter) and message.identity == identity
+            for message in self._messages
         )
 
     def _read_next(self) -> None:

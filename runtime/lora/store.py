@@ -94,17 +94,20 @@ class AdapterStore:
 
     def info(self, identity: str) -> AdapterInfo:
         """Describe an adapter. Raise `AdapterFault` if it is not known."""
-        entry = self._entries.get(identity)
-        if entry is None or entry.is_leaving:
+        if not self.is_known(identity):
             raise AdapterFault(
                 "the request's adapter is not loaded (any more): load it again", NOT_FOUND
             )
+        entry = self._entries[identity]
         return replace(entry.info, is_resident=entry.slot is not None)
 
     def infos(self) -> list[AdapterInfo]:
         """Describe all adapters, in the order in which they became known."""
-        known = [name for name, entry in self._entries.items() if not entry.is_leaving]
-        return [self.info(identity) for identity in known]
+        return [self.info(identity) for identity in self._entries if self.is_known(identity)]
+
+    def is_known(self, identity: str) -> bool:
+        """Whether new requests may use an adapter."""
+        return identity in self._entries and not self._entries[identity].is_leaving
 
     def name_of(self, identity: str) -> str | None:
         """Return the last name of an adapter, or None after it was dropped."""

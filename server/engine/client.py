@@ -73,6 +73,8 @@ class EngineClient(EngineSupervisor[RequestState]):
         # next process loads them again. `_unloaded` are those that no new request may use.
         self._adapters: dict[str, AdapterInfo] = {}
         self._unloaded: set[str] = set()
+        # The replicas that have the same adapters.
+        self._sharing: list[EngineClient] = [self]
         # The identity of each adapter of `--lora-modules` by its name, as the last process read it.
         self._modules: dict[str, str] = {}
         self._unasked = 0  # Answers to messages that `_resume` sent.
@@ -130,6 +132,8 @@ class EngineClient(EngineSupervisor[RequestState]):
 
     def share_adapters(self, other: EngineClient) -> None:
         """Have the adapters of another replica, which are loaded here too after a restart."""
+        self._sharing = other._sharing
+        self._sharing.append(self)
         self.adapters, self._modules = other.adapters, other._modules
         self._adapters, self._unloaded = other._adapters, other._unloaded
 
@@ -146,8 +150,8 @@ class EngineClient(EngineSupervisor[RequestState]):
         return await self._ask(ListAdapters(), self._adapter_lists)
 
     def _forget_unloaded(self) -> None:
-        """Forget unloaded adapters that no unfinished request uses."""
-        used = {request.adapter for request in self._requests.values()}
+        """Forget unloaded adapters that no unfinished request of any replica uses."""
+        used = {request.adapter for each in self._sharing for request in each._requests.values()}
         for identity in self._unloaded - used:
             self._adapters.pop(identity, None)
         self._unloaded &= used

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ...runtime.config.engine import EngineConfig
+from ...runtime.core.messages import LoadAdapter, UnloadAdapter
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .client import EngineClient
@@ -39,10 +41,32 @@ class Replica(EngineClient):
         self._idle.clear()
 
     def resume(self, request: RequestState) -> None:
-        """Resume a request of another replica. If it cannot be sent, it ends with an error."""
+        """Resume a request of another replica. If it cannot be sent, it ends with an error.
+
+        If its adapter was unloaded meanwhile, this replica loads it for the request.
+        """
         self._requests[request.rid] = request
         self._idle.clear()
+        known = self._adapters.get(request.adapter)
+        # A replica that is not ready gets adapters and requests when it is.
+        if (
+            known is None
+            or known.identity not in self._unloaded
+            or self.state is not EngineState.READY
+        ):
+            self._send_again(request.rid, request)
+            return
+        name, path, identity = known.name, known.path, known.identity
+        self._send_unasked(LoadAdapter(name=name, path=path, identity=identity))
         self._send_again(request.rid, request)
+        self._send_unasked(UnloadAdapter(identity=identity))
+
+    def _send_unasked(self, message: LoadAdapter | UnloadAdapter) -> None:
+        """Send a message and ignore its answer."""
+        answer = asyncio.get_running_loop().create_future()
+        answer.cancel()
+        self._adapter_answers.append(answer)
+        self._send(message)
 
     def hand_over(self, *, suspects: bool) -> list[RequestState]:
         """Remove and return the unfinished requests, which another replica resumes.

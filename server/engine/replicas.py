@@ -91,6 +91,7 @@ class Replicas:
         self.adapters = self.replicas[0].adapters
         for each in self.replicas:
             each.ended = self._ended
+        for each in self.replicas[1:]:
             each.share_adapters(self.replicas[0])
 
     # The state of the group

@@ -303,6 +303,20 @@ def test_an_adapter_that_requests_wait_for_is_read_before_it_is_unloaded(
     assert ended.error is None and unloaded.error is None
 
 
+def test_an_adapter_that_is_loaded_unloaded_and_loaded_again_serves_its_requests(
+    engine: TextEngine, adapters: list[Path]
+) -> None:
+    (identity,) = load(engine, adapters[0])
+    run(engine, UnloadAdapter(identity=identity), until=1)
+    loading = LoadAdapter(name="a", path=str(adapters[0]), identity=identity)
+    leaving = UnloadAdapter(identity=identity)
+    requests = request("r0", identity), request("r1", identity)
+    messages = loading, requests[0], leaving, loading, requests[1], leaving
+    answers = run(engine, *messages, until=6)
+    assert all(each.error is None for each in answers)
+    assert {rid: len(found) for rid, found in tokens(answers).items()} == {"r0": 3, "r1": 3}
+
+
 @pytest.mark.parametrize("turns", [2, pytest.param(84, marks=pytest.mark.slow)])
 def test_many_loads_and_unloads_under_traffic_leave_nothing(
     engine: TextEngine, adapters: list[Path], turns: int
