@@ -7,7 +7,7 @@ Shapes: T tokens, P numbers of a layer's own input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -31,11 +31,22 @@ from ..layers.shared_attention import (
     shared_layer,
     without_shared,
 )
+from .causal_lm import gguf_names
+from .checkpoint import renamed
+from .gemma2 import GGUF_SANDWICH
 from .gemma3 import Gemma3ForCausalLM, local_theta, rope_of_kind
 
 ARCHITECTURE = "Gemma4ForCausalLM"
 MODEL_TYPE = "gemma4_text"
+GGUF_ARCHITECTURE = "gemma4"
 
+_GGUF_LAYER = {
+    **GGUF_SANDWICH,
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale": "layer_scalar",
+}
 # Transformers' rotation of layers with full attention.
 _ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
 
@@ -52,7 +63,7 @@ class Gemma4Config(ModelConfig):
     attention_bias: bool = False
     final_logit_softcapping: float | None = None
     rope_local_base_freq: float = 10000.0
-    vocab_size_per_layer_input: int = 262144
+    vocab_size_per_layer_input: int | None = 262144
     hidden_size_per_layer_input: int = 256
     attention_k_eq_v: bool = False
     num_kv_shared_layers: int = 0
@@ -152,7 +163,7 @@ class Gemma4Decoder(OwnInputDecoder):
         self.image_id, self.pad_id = config.image_token_id, config.pad_token_id or 0
         self.has_own_inputs = config.hidden_size_per_layer_input > 0
         if self.has_own_inputs:
-            rows = config.vocab_size_per_layer_input
+            rows = config.vocab_size_per_layer_input or config.vocab_size
             self.add_own_inputs(config, rows, config.hidden_size_per_layer_input)
             self.projection_scale, self.input_scale = config.hidden_size**-0.5, 0.5**0.5
 
@@ -183,6 +194,21 @@ class Gemma4ForCausalLM(Gemma3ForCausalLM):
         "sliding_window": 512,
     }
 
+    gguf_names: ClassVar[dict[str, str]] = {
+        **gguf_names(_GGUF_LAYER),
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    }
+    gguf_keys: ClassVar[dict[str, str]] = {
+        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+        "attention.shared_kv_layers": "num_kv_shared_layers",
+        "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        "final_logit_softcapping": "final_logit_softcapping",
+    }
+    gguf_lists: ClassVar[tuple[str, ...]] = ("feed_forward_length",)
+
     @staticmethod
     def rope_parameters(content: dict[str, Any]) -> Any:
         return rope_of_kind(content, "full_attention") or dict(_ROPE)
@@ -204,11 +230,48 @@ class Gemma4ForCausalLM(Gemma3ForCausalLM):
         windows = patterned_windows(config, config.sliding_window, 6)
         # The last layer always has full attention.
         windows[-1:] = [None]
+        rows = config.vocab_size_per_layer_input or config.vocab_size
         return {
+            "vocab_size_per_layer_input": rows if config.hidden_size_per_layer_input else None,
             "windows": windows,
             "rope_local_base_freq": local_theta(config, config.rope_local_base_freq),
             **_global_sizes(config, windows),
         }
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        """Return members with other forms in files, and what files do not hold as the published
+        models have it.
+        """
+        widths = get("feed_forward_length", kind=list)
+        slides = get("attention.sliding_window_pattern", kind=list)
+        slides = slides if isinstance(slides, list) else []
+        heads = get("attention.head_count_kv", get("attention.head_count"), list)
+        kv_heads = dict(zip(slides, heads, strict=False)) if isinstance(heads, list) else {}
+        full = slides.index(False) if False in slides else 0
+        has_own_inputs = get("embedding_length_per_layer_input", 0) > 0
+        rope = {"rope_type": "default", "rope_theta": get("rope.freq_base_swa", 1e4, float)}
+        return {
+            "head_dim": get("attention.key_length_swa", get("attention.key_length")),
+            "global_head_dim": get("attention.key_length"),
+            "num_key_value_heads": kv_heads.get(True, heads),
+            "num_global_key_value_heads": kv_heads.get(False),
+            "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in tensors,
+            "intermediate_size": min(widths) if isinstance(widths, list) else widths,
+            "use_double_wide_mlp": isinstance(widths, list) and min(widths) < max(widths),
+            "vocab_size_per_layer_input": None,
+            "use_bidirectional_attention": None if has_own_inputs else "vision",
+            "rope_scaling": None,
+            "rope_parameters": {
+                "full_attention": {**_ROPE, "rope_theta": get("rope.freq_base", 1e6, float)},
+                "sliding_attention": rope,
+            },
+        }
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        names = {r"\.layer_scalar\.weight$": ".layer_scalar"}
+        return Gemma4ForCausalLM.checkpoint_tensors(config, renamed(tensors, names))
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:

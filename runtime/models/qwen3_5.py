@@ -45,6 +45,8 @@ class SplitDeltaNet(ApartDeltaNet):
 class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
     """For text the three kinds of rotary positions are equal."""
 
+    # GGUF files have one name for this model with and without images.
+    turns_images = True
     config_class: ClassVar[type[ModelConfig]] = Qwen3_5Config
     config_defaults: ClassVar = {
         **Qwen3NextForCausalLM.config_defaults,

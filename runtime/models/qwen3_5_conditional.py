@@ -10,5 +10,3 @@ MODEL_TYPE = "qwen3_5"
 
 class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
     """The text model. `runtime/multimodal/qwen_vl.py` encodes the images."""
-
-    turns_images = True

@@ -10,5 +10,3 @@ MODEL_TYPE = "qwen3_5_moe"
 
 class Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeForCausalLM):
     """The text model. `runtime/multimodal/qwen_vl.py` encodes the images."""
-
-    turns_images = True

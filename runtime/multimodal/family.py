@@ -39,6 +39,8 @@ class ImageFamily:
     tensors: ClassVar[tuple[str, ...]] = ("pixel_values",)
     # Whether the positions of an image see each other in both directions.
     sees_ahead: bool = False
+    # The id that the engine gets for positions of images. None: that of the token.
+    sent_id: int | None = None
     # Names of tensors in checkpoints, as regular expressions, and those of transformers' modules.
     tower_names: ClassVar[Mapping[str, str]] = {r"^model\.": ""}
 

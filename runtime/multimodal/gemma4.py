@@ -22,6 +22,9 @@ class Family(ImageFamily):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         text = config.get("text_config") or {}
+        # The engine's model knows the token's id by config.json. Files hold no id: there, positions
+        # of images get the id that stands for padding.
+        self.sent_id = None if "image_token_id" in config else 0
         self.sees_ahead = text.get("use_bidirectional_attention") == "vision"
 
     def options(self, detail: str) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class Preprocessor:
             raise ValueError(f"the tokenizer of {path} has no token {token!r}; download it again")
         self._token_id: int = token_id
         # The id that the engine gets. The encoder replaces the embedding, so any id will do.
-        self._sent_id: int = 0 if is_absent else token_id
+        sent_id = 0 if is_absent else self.family.sent_id
+        self._sent_id: int = token_id if sent_id is None else sent_id
         self._kept: OrderedDict[bytes, _Processed] = OrderedDict()
         self._kept_bytes = 0
 

@@ -66,7 +66,7 @@ def converted(
         return [(name, tensor if architecture in ("mamba", "jamba") else tensor[:, None])]
     if own == "dt_bias":
         return [(f"{owner}.dt_proj.bias", tensor)]
-    if name.endswith(".correct_output_scale"):
+    if name.endswith((".correct_output_scale", ".layer_scalar")):
         return [(f"{name}.weight", tensor)]
     if name.endswith(".e_score_correction_bias"):
         return [(f"{owner}.e_score_correction.bias", tensor)]

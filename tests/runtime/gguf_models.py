@@ -111,6 +111,8 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def metadata_of(config: Any) -> dict[str, Any]:
+    # Gemma 4's config refuses to say what differs between layers otherwise.
+    config.allow_global_per_layer_attribute_access = True
     return {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
+import torch
+from converted_tensors import converted
 from gguf_models import add_metadata, finish, metadata_of
 from safetensors.torch import load_file
 from transformers import AutoConfig
@@ -23,6 +25,8 @@ _ARCHES = {
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3vl": gguf.MODEL_ARCH.QWEN3VL,
+    "gemma4": gguf.MODEL_ARCH.GEMMA4,
+    "qwen35": gguf.MODEL_ARCH.QWEN35,
 }
 _TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 
@@ -145,6 +149,36 @@ def _qwen3(arrays: Arrays) -> Arrays:
     return found
 
 
+def _gemma4(arrays: Arrays) -> Arrays:
+    found: Arrays = {}
+    for name, array in arrays.items():
+        name = name.replace("model.vision_tower.encoder.", "vision_model.model.")
+        name = name.replace(".linear.weight", ".weight")
+        if name.endswith("position_embedding_table"):
+            name += ".weight"
+        if name.endswith("input_proj.weight"):
+            array = array.reshape(len(array), 4, 4, 3).transpose(0, 3, 1, 2)
+        if "embed_vision" in name:
+            name = "mm.input_projection.weight"
+        found[name] = array[None] if array.ndim == 0 else array
+    return found
+
+
+def _gemma4_text(*, is_large: bool) -> dict[str, Any]:
+    return {
+        "feed_forward_length": 96,
+        "attention.key_length": 32,
+        "attention.key_length_swa": 16,
+        "attention.head_count_kv": [2, 2, 1 if is_large else 2] * 2,
+        "attention.sliding_window": 24,
+        "attention.sliding_window_pattern": [True, True, False] * 2,
+        "attention.shared_kv_layers": 0 if is_large else 2,
+        "embedding_length_per_layer_input": 0 if is_large else 16,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+    }
+
+
 def _of_pixtral(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
     sizes = {"image_size": processor["size"]["longest_edge"]}
     merge = config.get("spatial_merge_size")
@@ -181,6 +215,40 @@ KINDS = {
         },
         _qwen3,
     ),
+    "qwen3_5": Kind(
+        "qwen3vl_merger",
+        {"text_config": {"linear_key_head_dim": 24}},
+        (
+            "qwen35",
+            {
+                "ssm.conv_kernel": 4,
+                "ssm.state_size": 24,
+                "ssm.group_count": 2,
+                "ssm.time_step_rank": 4,
+                "ssm.inner_size": 64,
+                "full_attention_interval": 4,
+                "rope.dimension_count": 16,
+                "rope.dimension_sections": [3, 3, 2, 0],
+            },
+        ),
+        _qwen_metadata,
+        _qwen3,
+    ),
+    **{
+        name: Kind(
+            "gemma4v",
+            {},
+            ("gemma4", _gemma4_text(is_large=name == "gemma4-large")),
+            lambda *_: {
+                "feed_forward_length": 48,
+                "image_size": 224,
+                "projector.scale_factor": 2,
+                "image_max_pixels": 70 * 8 * 8,
+            },
+            _gemma4,
+        )
+        for name in ("gemma4", "gemma4-large")
+    },
     "pixtral": Kind("pixtral", {}, ("llama", {}), _of_pixtral, _pixtral),
     "mistral3": Kind("pixtral", {}, ("llama", {}), _of_pixtral, _pixtral),
     "internvl": Kind(
@@ -224,7 +292,7 @@ def write_files(folder: Path, family: str, out: Path) -> Path:
 
 _OF_TOWER = (
     *("vision_tower", "model.vision_model", "model.connector", "multi_modal", "visual."),
-    "model.visual.",
+    *("model.visual.", "model.vision_tower", "model.embed_vision"),
 )
 
 
@@ -238,14 +306,21 @@ def _write_text(folder: Path, arrays: Arrays, kind: Kind, path: Path) -> None:
     writer.add_eos_token_id(2)
     names = gguf.get_tensor_name_map(_ARCHES[architecture], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, array in arrays.items():
+    tensors = (
+        (name, tensor.numpy())
+        for stored, array in arrays.items()
+        for name, tensor in converted(stored, torch.from_numpy(array), architecture)
+    )
+    for name, array in tensors:
         count = heads.get(name.split(".")[-2]) if architecture == "llama" else None
         if count is not None:
             pairs = array.reshape(count, 2, -1, *array.shape[1:]).swapaxes(1, 2)
             array = np.ascontiguousarray(pairs.reshape(array.shape))
-        if architecture == "gemma3" and name.endswith("norm.weight"):
+        is_less_one = architecture in ("gemma3", "qwen35") and "linear_attn.norm" not in name
+        if is_less_one and name.endswith("norm.weight"):
             array = array + np.float32(1.0)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), array)
+        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(ours or name, np.ascontiguousarray(array))
     finish(writer)
 
 
@@ -264,8 +339,8 @@ def _write_tower(
         "attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6),
         "image_size": vision.get("image_size"),
         "patch_size": vision["patch_size"],
-        "image_mean": processor["image_mean"],
-        "image_std": processor["image_std"],
+        "image_mean": processor.get("image_mean", [0.0] * 3),
+        "image_std": processor.get("image_std", [1.0] * 3),
     }
     for key, value in {**of_clip, **kind.metadata(config, processor)}.items():
         add_metadata(writer, f"clip.vision.{key}", value)
@@ -279,7 +354,7 @@ def _named(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     for name, array in arrays.items():
         # The names of checkpoints of today's transformers lack a module of the published ones.
         known = re.sub(r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name)
-        suffixes = (".weight", ".bias")
+        suffixes = (".weight", ".bias", ".input_min", ".input_max", ".output_min", ".output_max")
         ours = names.get_name(name, suffixes) or names.get_name(known, suffixes)
         assert ours is not None or name.startswith(("v.", "mm.")), name
         yield ours or name, array

@@ -56,7 +56,7 @@ class Projector:
     architecture: str
     model_type: str
     # The `model_type` of the text model, which is needed for its width alone.
-    text_type: ClassVar[str]
+    text_type: str
     text_kinds: ClassVar[tuple[str, ...]]
     # The tensor that makes embeddings of the text model, and which of its dimensions they are.
     output: ClassVar[tuple[str, int]]

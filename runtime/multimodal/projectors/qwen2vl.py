@@ -17,12 +17,12 @@ class OfFile(Projector):
     architecture = "Qwen2VLForConditionalGeneration"
     model_type = "qwen2_vl"
     text_type = "qwen2_vl_text"
-    text_kinds = ("qwen2vl",)
+    text_kinds: ClassVar[tuple[str, ...]] = ("qwen2vl",)
     output = ("mm.2.weight", 0)
     # Pixels of an image in the published models.
     pixels: ClassVar[tuple[int, int]] = (3136, 12845056)
     # Frequencies for the frames, rows and columns in the published models.
-    sections: ClassVar[list[int]] = [16, 24, 24, 0]
+    sections: tuple[int, ...] = (16, 24, 24, 0)
     names: ClassVar = {
         "v.patch_embd": "visual.patch_embed.proj",
         "v.post_ln": "visual.merger.ln_q",
@@ -60,7 +60,7 @@ class OfFile(Projector):
         }
 
     def config(self) -> dict[str, Any]:
-        *sections, _ = self.text("rope.dimension_sections", self.sections)
+        *sections, _ = self.text("rope.dimension_sections", list(self.sections))
         rope = {"rope_type": "default", "mrope_section": sections}
         return {"vision_config": self.vision(), "text_config": {"rope_parameters": rope}}
 

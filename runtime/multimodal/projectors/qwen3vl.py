@@ -1,25 +1,29 @@
-"""The vision tower of Qwen3-VL."""
+"""The vision tower of Qwen3-VL and Qwen3.5."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ...files.gguf_reader import FastGGUFReader
 from . import qwen2vl
 from .projector import Stored
 
 PROJECTOR_TYPES = ["qwen3vl_merger"]
 _LAYER = qwen2vl.LAYER
+# By the kind of the text model: the architecture, `model_type` of both, and the frequencies for the
+# frames, rows and columns in the published models.
+_MODELS = {
+    "qwen3vl": ("Qwen3VLForConditionalGeneration", "qwen3_vl", (24, 20, 20, 0)),
+    "qwen35": ("Qwen3_5ForConditionalGeneration", "qwen3_5", (11, 11, 10, 0)),
+    "qwen35moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", (11, 11, 10, 0)),
+}
 
 
 class OfFile(qwen2vl.OfFile):
     """That of Qwen2-VL with learned positions, and mergers after some layers (DeepStack)."""
 
-    architecture = "Qwen3VLForConditionalGeneration"
-    model_type = "qwen3_vl"
-    text_type = "qwen3_vl_text"
-    text_kinds = ("qwen3vl",)
+    text_kinds = tuple(_MODELS)
     pixels = (65536, 16777216)
-    sections: ClassVar = [24, 20, 20, 0]
     names: ClassVar = {
         "v.patch_embd": "visual.patch_embed.proj",
         "v.position_embd": "visual.pos_embed",
@@ -34,6 +38,12 @@ class OfFile(qwen2vl.OfFile):
         "mm.2": "visual.merger.linear_fc2",
     }
 
+    def __init__(self, reader: FastGGUFReader, text: FastGGUFReader) -> None:
+        super().__init__(reader, text)
+        if self.text_kind in _MODELS:
+            self.architecture, self.model_type, self.sections = _MODELS[self.text_kind]
+            self.text_type = f"{self.model_type}_text"
+
     @property
     def _deep(self) -> list[int]:
         """The layers after which a merger follows."""
@@ -47,9 +57,9 @@ class OfFile(qwen2vl.OfFile):
             "intermediate_size": self.shapes["v.blk.0.ffn_up.weight"][0],
             "out_hidden_size": self.text_width,
             "num_position_embeddings": self.shapes["v.position_embd.weight"][0],
-            "deepstack_visual_indexes": self._deep,
             # `use_gelu` means the form by tanh.
             "hidden_act": "gelu_pytorch_tanh",
+            **({"deepstack_visual_indexes": self._deep} if self.text_kind == "qwen3vl" else {}),
         }
 
     def change(self, stored: Stored) -> Stored:

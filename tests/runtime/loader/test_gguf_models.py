@@ -24,7 +24,7 @@ from piecework.runtime.models.checkpoint import reordered
 from tests.runtime.converted_tensors import GROUPS, by_kind_of_head, converted
 from tests.runtime.gguf_models import add_metadata, experts, finish, metadata_of
 from tests.runtime.loaded_weights import loaded_weights
-from tests.runtime.models.sizes import DELTA, GEMMA3N
+from tests.runtime.models.sizes import DELTA, GEMMA3N, GEMMA4, GEMMA4_LARGE
 from tests.split_models import answer, assert_alike, load
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -101,6 +101,37 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
             "rope.freq_base": 1e6,
             "rope.freq_base_swa": 100.0,
+        },
+    ),
+    "gemma4_text": (
+        "gemma4",
+        {**TIED, **GEMMA4},
+        {
+            "feed_forward_length": [96] * 4 + [192] * 2,
+            "attention.key_length": 32,
+            "attention.key_length_swa": 16,
+            "attention.sliding_window": 24,
+            "attention.sliding_window_pattern": [True, True, False] * 2,
+            "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 16,
+            "final_logit_softcapping": 5.0,
+            "rope.freq_base": 1e6,
+            "rope.freq_base_swa": 1e4,
+        },
+    ),
+    "gemma4_text with keys as values": (
+        "gemma4",
+        {**TIED, **GEMMA4_LARGE, "use_bidirectional_attention": "vision"},
+        {
+            "attention.key_length": 32,
+            "attention.key_length_swa": 16,
+            "attention.head_count_kv": [2, 2, 1],
+            "attention.sliding_window": 24,
+            "attention.sliding_window_pattern": [True, True, False],
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "rope.freq_base": 1e6,
+            "rope.freq_base_swa": 1e4,
         },
     ),
     "phi3": (
@@ -371,7 +402,7 @@ def write(
     for name, tensor in (each for one in tensors.items() for each in converted(*one, architecture)):
         array = tensor.float().numpy()
         is_less_one = architecture.startswith(("gemma", "qwen3next", "qwen35"))
-        is_less_one = is_less_one and architecture != "gemma3n"
+        is_less_one = is_less_one and architecture not in ("gemma3n", "gemma4")
         if is_less_one and name.endswith("norm.weight") and "linear_attn.norm" not in name:
             array = array + np.float32(1.0)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
@@ -390,6 +421,9 @@ def write(
             writer.add_tensor(ours, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(ours, array)
+    if architecture == "gemma4":
+        divisors = [1.0] * 4 + [1e30] * 12
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
     rope = getattr(config, "rope_parameters", None) or {}
     for kind in ("long", "short"):
         if factors := rope.get(f"{kind}_factor"):
