@@ -153,8 +153,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("folder")
     parser.add_argument("--text", default="smollm2-135m", help="a .gguf file or alias")
+    parser.add_argument(
+        "--longest",
+        type=int,
+        default=_SHAPE.longest,
+        help="pixels of the longer side to which images are resized; 512: one tile",
+    )
     parsed = parser.parse_args()
-    write(parsed.folder, text=parsed.text)
+    write(parsed.folder, _SHAPE._replace(longest=parsed.longest), text=parsed.text)
 
 
 if __name__ == "__main__":

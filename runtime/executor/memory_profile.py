@@ -20,6 +20,7 @@ from ..core.step_adapters import StepAdapters
 from ..distributed.ranks import ALONE, Ranks
 from ..graphs.graph_runner import GraphRunner
 from ..models.causal_lm import CausalLM
+from ..multimodal.encodings import Encodings
 from .warm_up import run_dummy_batch, sample
 
 # Maps hidden states [N, hidden] to logits [N, V] float32 on rank 0, to None on other ranks.
@@ -41,21 +42,26 @@ def profile_memory(
     ranks: Ranks = ALONE,
     compute_logits: ComputeLogits | None = None,
     adapters: StepAdapters | None = None,
+    images: Encodings | None = None,
 ) -> int:
-    """Return the bytes that are free beside the largest steps, all graphs and a reserve.
+    """Return the bytes that are free beside the largest steps, all graphs, the encoder of images
+    and a reserve.
 
     The largest steps run eagerly. Then the two largest sizes of each kind of graph are captured.
     Smaller graphs share their memory, and each is assumed to need as much beside it as the second
     size did. `attention` has the smallest cache, because dummy steps store to the reserved page
     only. `compute_logits` gives the logits of all ranks if the model's own are only a part.
-    `adapters` is that of `GraphRunner`.
+    `adapters` is that of `GraphRunner`. An image may be half encoded while steps run, so the
+    encoder's memory is added to that of steps.
     All memory of the profile is freed. Raise `ValueError` with a remedy if the largest steps do not
     fit.
     """
     was_frozen = gc.get_freeze_count() > 0
     try:
         logits = compute_logits or model.compute_logits
-        return _profile(model, platform, config, attention, seen, ranks, logits, adapters)
+        of_images = 0 if images is None else _bytes_of_images(images, platform)
+        free = _profile(model, platform, config, attention, seen, ranks, logits, adapters)
+        return max(0, free - of_images)
     except Exception as error:
         if not platform.is_out_of_memory(error):
             raise
@@ -63,6 +69,7 @@ def profile_memory(
             f"too little memory for steps of {config.chunked_prefill_size} tokens and "
             f"{config.max_running_requests} requests: "
             "lower --chunked-prefill-size or --max-running-requests, or choose a smaller model"
+            + ("" if images is None else "; --disable-vision serves the text alone")
         ) from error
     finally:
         # The first capture has frozen all objects that were alive, these graphs included. Frozen
@@ -72,6 +79,16 @@ def profile_memory(
         if was_frozen:
             gc.freeze()
         platform.empty_cache()
+
+
+def _bytes_of_images(images: Encodings, platform: Memory) -> int:
+    """Return the bytes that encoding takes, and the results that are kept."""
+    before = platform.memory().free
+    images.encode_largest()
+    taken = max(0, before - platform.memory().free)
+    platform.empty_cache()
+    logger.info("encoding images takes %.0f MiB beside their results", taken / 2**20)
+    return taken + images.most_bytes
 
 
 def _profile(

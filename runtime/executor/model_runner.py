@@ -342,14 +342,10 @@ class ModelRunner:
             pool = self._make_pool(least)
             attention = PagedAttention(backend=backend, pool=pool, states=self._make_states(1))
             free = profile_memory(
-                self.model,
-                self.platform,
-                tried,
-                attention,
-                self.seen_lengths,
-                self.ranks,
+                *(self.model, self.platform, tried, attention, self.seen_lengths, self.ranks),
                 self.compute_logits,
                 None if self.adapters is None else self.adapters.slots.step,
+                self.images,
             )
         else:
             free = self.platform.memory().free

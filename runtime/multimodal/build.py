@@ -39,7 +39,7 @@ def make_encodings(
         return None
     try:
         # Imported here, because engines of texts need neither greenlet nor transformers' models.
-        from .encode_job import encode_job
+        from .encode_job import encode_job, encode_largest
         from .tower import load_tower
     except ModuleNotFoundError as error:
         raise ValueError(
@@ -52,6 +52,7 @@ def make_encodings(
         tower,
         family,
         partial(encode_job, tower, family, dtype, platform.encoder_rows),
+        partial(encode_largest, tower, source, dtype),
         device,
         pace=Pace(None if budget is None else budget * tower.patch_cost),
         most_bytes=config.mm_cache_bytes,

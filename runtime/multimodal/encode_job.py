@@ -8,7 +8,24 @@ from ..core.images import ImageInput
 from .encodings import Stages
 from .family import ImageFamily
 from .pieces import Pieces
+from .source import ImageSource
 from .tower import Tower
+
+_SIDE = 4096  # Pixels of a side of a large image.
+
+
+@torch.inference_mode()
+def encode_largest(tower: Tower, source: ImageSource, dtype: torch.dtype) -> None:
+    """Encode the first part of a large image, for the memory that it takes."""
+    from PIL import Image
+
+    family, image = source.family, Image.new("RGB", (_SIDE, _SIDE))
+    arrays = family.process(source.image_processor(), image, "auto")
+    device = next(tower.parameters()).device
+    tensors = {
+        name: torch.from_numpy(arrays[name]).to(device) for name in family.tensors if name in arrays
+    }
+    family.features(tower.model, next(iter(family.parts(tensors))), dtype)
 
 
 def encode_job(

@@ -62,6 +62,8 @@ class Encodings:
         tower: The modules.
         rotary: The model's table of rotations, if its family has `turns`.
         pace: How much rank 0 lets all ranks encode between two steps.
+        most_bytes: Results of at most these bytes are kept.
+        encode_largest: Encodes as much of a large image as is encoded at once.
         images_total: Number of images that were encoded.
         hits_total: Number of images of new requests whose result was kept.
         seconds_total: Time between steps in which images were encoded.
@@ -73,15 +75,17 @@ class Encodings:
         tower: nn.Module,
         family: ImageFamily,
         encode: Callable[[ImageInput], Job],
+        encode_largest: Callable[[], None],
         device: torch.device,
         *,
         pace: Pace,
         most_bytes: int,
     ) -> None:
-        """`encode` makes the job of an image. Results of at most `most_bytes` are kept."""
+        """`encode` makes the job of an image."""
         self.tower, self.family = tower, family
         self._encode, self._device = encode, device
-        self.pace, self._most_bytes = pace, most_bytes
+        self.encode_largest = encode_largest
+        self.pace, self.most_bytes = pace, most_bytes
         self._known: OrderedDict[bytes, Encoded] = OrderedDict()
         self._known_bytes = 0
         # What the last plan lacked, in the order of its requests.
@@ -194,7 +198,7 @@ class Encodings:
             stages = self._jobs.pop(digest).result
             assert stages is not None
             self._keep(digest, Encoded(stages), needed)
-            if self._known_bytes >= self._most_bytes:
+            if self._known_bytes >= self.most_bytes:
                 # Results that the next steps read would be dropped for further ones.
                 return
 
@@ -251,6 +255,6 @@ class Encodings:
         self._known[digest] = encoded
         self._known_bytes += encoded.num_bytes
         for old in [each for each in self._known if each not in needed and each != digest]:
-            if self._known_bytes <= self._most_bytes:
+            if self._known_bytes <= self.most_bytes:
                 break
             self._known_bytes -= self._known.pop(old).num_bytes

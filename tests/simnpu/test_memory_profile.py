@@ -5,6 +5,7 @@ stays unused.
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
+from tiny_vision import FAMILIES, make_tiny_vision
 
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
@@ -104,6 +106,34 @@ def test_objects_are_frozen_after_the_profile_where_they_were_before(
     monkeypatch.setattr(model_runner, "profile_memory", profile)
     engine(tmp_path, simnpu, cuda_graph_backend_prefill="disabled", cuda_graph_bs="1,4")
     assert found == [is_frozen]
+
+
+def test_the_encoder_of_images_and_its_results_have_their_memory(
+    tmp_path: Path, simnpu: Any
+) -> None:
+    """What the KV cache does not get is what encoding took, and the results that are kept."""
+    vision = FAMILIES["llava"][2]["vision_config"] | {"image_size": 64, "patch_size": 4}
+    wide = {"vision_config": vision | {"intermediate_size": 4096}}
+    path, results = make_tiny_vision(tmp_path / "vision", "llava", **wide), 8 * 2**20
+    processor = json.loads((path / "preprocessor_config.json").read_text())
+    processor |= {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
+    (path / "preprocessor_config.json").write_text(json.dumps(processor))
+    # Hidden numbers of 256 patches.
+    wide_layer = 256 * 4096 * 4
+    settings: dict[str, Any] = {
+        "device": "npu", "dtype": "float32", "num_threads": 1, "disable_cuda_graph": True,
+        "mm_cache_bytes": results,
+    }  # fmt: skip
+    found = []
+    for disable_vision in (True, False):
+        with simnpu.limits(total_memory=torch.npu.memory_reserved() + MEMORY):
+            llm = LLM(str(path), disable_vision=disable_vision, **settings)
+        found.append(llm.info.kv_bytes + llm.info.weight_bytes)
+        del llm
+        gc.collect()
+        torch.npu.empty_cache()
+    text, with_images = found
+    assert wide_layer < text - with_images - results < 6 * wide_layer
 
 
 def test_steps_that_do_not_fit_name_what_makes_them_smaller(tmp_path: Path, simnpu: Any) -> None:
