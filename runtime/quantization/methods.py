@@ -291,7 +291,7 @@ def describe(model: nn.Module) -> list[str]:
             was = linear.method.widened_from
         if was is not None:
             name += f", widened from {_describe(was)}"
-        are_numbers &= name.isalnum()
+        are_numbers &= isinstance(linear.method, Unquantized) and was is None
         layers[name] += 1
         sizes[name] += sum(parameter.nbytes for parameter in linear.parameters())
     if are_numbers:

@@ -24,7 +24,7 @@ from piecework.kernels.fp4 import fp4_values
 from piecework.kernels.triton.packed_linear import PackedLinear
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.models.causal_lm import CausalLM
-from piecework.runtime.quantization.methods import linear_kinds
+from piecework.runtime.quantization.methods import describe, linear_kinds
 
 pytestmark = pytest.mark.on_gpu
 ARGS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
@@ -161,6 +161,7 @@ def test_a_cpu_keeps_them_in_their_bits(tmp_path: Path, architecture: str) -> No
         model = load_model(str(stored), half, cpu, False, kernels, quantization="auto")
         layer = model.model.layers[0]
         assert set(linear_kinds(model).values()) <= {"nvfp4 modelopt packed", "bfloat16"}
+        assert any("in nvfp4: " in line for line in describe(model))
         for part in ("self_attn.qkv_proj", "mlp"):
             wanted = exact.get_submodule(f"model.layers.0.{part}")(x.float())
             found = model.get_submodule(f"model.layers.0.{part}")(x).float()
