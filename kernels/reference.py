@@ -224,6 +224,11 @@ def fp4_layer(x: torch.Tensor, factor: torch.Tensor, *others: Any) -> torch.Tens
     return fp4_linear(*quantize_fp4(x, factor), *others)
 
 
+def fp4_gated_layer(x: torch.Tensor, factor: torch.Tensor, *others: Any) -> torch.Tensor:
+    """Return `fp4_linear` of `silu_and_mul_quantize_fp4`, for the same purpose."""
+    return fp4_linear(*silu_and_mul_quantize_fp4(x, factor), *others)
+
+
 def rms_norm_quantize_fp4(
     x: torch.Tensor, weight: torch.Tensor, eps: float, factor: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,21 +32,26 @@ def obstacle(device: torch.device) -> str | None:
     major, minor = capability(device)
     if major not in MAJORS:
         return f"compute capability {major}.{minor} does not multiply 4 bits"
-    reason = "flashinfer is not installed" if not has_library() else _trial_failure()
+    reason = trial_failure("fp4_layer") if has_library() else "flashinfer is not installed"
     if reason is not None:
         logger.warning("activations of NVFP4 checkpoints stay in 16 bits: %s", reason)
+    elif (failure := trial_failure("fp4_gated_layer")) is not None:
+        logger.info("flashinfer does not quantise gated activations to 4 bits: %s", failure)
     return reason
 
 
-def _trial_failure() -> str | None:
+@cache
+def trial_failure(call: str) -> str | None:
+    """Return why flashinfer cannot compute a call of `kernels.reference`, or None if it can."""
     rows, columns = _TRIAL
-    x = torch.empty(160, columns, dtype=torch.bfloat16, device="meta")
+    gates = 2 if call == "fp4_gated_layer" else 1
+    x = torch.empty(160, gates * columns, dtype=torch.bfloat16, device="meta")
     weight = x.new_empty(rows, columns // 2, dtype=torch.uint8)
     scales = x.new_empty(tiled_shape(rows, columns // 16), dtype=E4M3)
     one = x.new_empty(1, dtype=torch.float32)
     given = (x, one, weight, scales, one, x.new_empty(rows), x.dtype)
     arguments = [described(each) for each in given]
-    return TRIALS.failure({"library": "flashinfer", "call": "fp4_layer", "arguments": arguments})
+    return TRIALS.failure({"library": "flashinfer", "call": call, "arguments": arguments})
 
 
 def _library() -> Any:
@@ -58,6 +63,8 @@ def quantize_fp4(x: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, .
 
 
 def silu_and_mul_quantize_fp4(x: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if trial_failure("fp4_gated_layer") is not None:
+        return quantize_fp4(torch.ops.piecework.silu_and_mul(x), factor)
     return fp4_products.silu_and_mul_quantize(_library(), x, factor)
 
 

@@ -117,6 +117,12 @@ class LibraryOps:
             self.module, *fp4_products.quantize(self.module, x, factor), *others
         )
 
+    def fp4_gated_layer(self, x: torch.Tensor, factor: torch.Tensor, *others: Any) -> torch.Tensor:
+        """See `reference.fp4_gated_layer`. Only trials call this."""
+        return fp4_products.multiply(
+            self.module, *fp4_products.silu_and_mul_quantize(self.module, x, factor), *others
+        )
+
 
 def _product_function(product: ScaledProduct) -> str:
     if product.form == "blocks":

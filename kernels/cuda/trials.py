@@ -27,7 +27,7 @@ from .attention import FlashInferAttention, Store
 # of a broken kernel.
 _TOLERANCE = 2e-2
 # Places of arguments that are scales, by the call.
-_SCALES = {"scaled_linear": (1, 3), "fp4_layer": (1, 3, 4)}
+_SCALES = {"scaled_linear": (1, 3), "fp4_layer": (1, 3, 4), "fp4_gated_layer": (1, 3, 4)}
 
 
 def serve(connection: Connection, device: torch.device) -> int:

@@ -98,9 +98,19 @@ def test_products_are_the_definition_s(by_rows: bool, has_bias: bool) -> None:
     assert by_rows or has_bias or torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("op", ["quantize_fp4", "silu_and_mul_quantize_fp4"])
-def test_quantisers_are_the_definition_s(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "fails"),
+    [
+        ("quantize_fp4", None),
+        ("silu_and_mul_quantize_fp4", None),
+        ("silu_and_mul_quantize_fp4", "no CuTe DSL"),
+    ],
+)
+def test_quantisers_are_the_definition_s(
+    monkeypatch: pytest.MonkeyPatch, op: str, fails: str | None
+) -> None:
     monkeypatch.setattr(cuda_fp4, "_library", Flashinfer)
+    monkeypatch.setattr(cuda_fp4, "trial_failure", lambda call: fails)
     x, factor, *_ = tensors(32)
     found = getattr(cuda_fp4, op)(x, factor)
     for one, other in zip(found, getattr(reference, op)(x, factor), strict=True):
@@ -109,10 +119,9 @@ def test_quantisers_are_the_definition_s(monkeypatch: pytest.MonkeyPatch, op: st
         )
 
 
-@pytest.mark.parametrize(("off", "reason"), [(1.0, None), (1.1, "fp4_layer is off by 10.0%")])
-def test_a_trial_compares_a_product(
-    monkeypatch: pytest.MonkeyPatch, off: float, reason: str | None
-) -> None:
+@pytest.mark.parametrize("call", ["fp4_layer", "fp4_gated_layer"])
+@pytest.mark.parametrize("off", [1.0, 1.1])
+def test_a_trial_compares_a_product(monkeypatch: pytest.MonkeyPatch, off: float, call: str) -> None:
     library = LibraryOps("flashinfer", Flashinfer(off), True, frozenset())
     monkeypatch.setattr(libraries, "load", lambda name: library)
     cpu = torch.device("cpu")
@@ -122,7 +131,10 @@ def test_a_trial_compares_a_product(
             return trials.failure(request, cpu)
 
     monkeypatch.setattr(cuda_fp4, "TRIALS", Here())
-    assert cuda_fp4._trial_failure() == reason
+    cuda_fp4.trial_failure.cache_clear()
+    reason = None if off == 1.0 else f"{call} is off by 10.0%"
+    assert cuda_fp4.trial_failure(call) == reason
+    cuda_fp4.trial_failure.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +156,7 @@ def test_it_says_why_activations_stay_in_16_bits(
 ) -> None:
     monkeypatch.setattr(cuda_fp4, "capability", lambda device: capability)
     monkeypatch.setattr(cuda_fp4, "has_library", lambda: is_installed)
-    monkeypatch.setattr(cuda_fp4, "_trial_failure", lambda: failure)
+    monkeypatch.setattr(cuda_fp4, "trial_failure", lambda call: failure)
     cuda_fp4.obstacle.cache_clear()
     assert cuda_fp4.obstacle(torch.device("cpu")) == reason
     cuda_fp4.obstacle.cache_clear()
