@@ -17,7 +17,7 @@ from torch import nn
 
 from ...kernels.linear import LinearKernels
 from ..config.model import ModelConfig
-from ..config.model_registry import ModelCode, model_class
+from ..config.model_registry import FALLBACK, ModelCode, model_class
 from ..config.quantization_registry import Scheme, asked_of, quantization_of, read_scheme
 from ..files.folder import read_json
 from ..layers.linear import (
@@ -96,6 +96,11 @@ def load_model(
         quantization = asked_of(path, quantization, read_json(Path(path, "config.json")))
         found = safetensors.list_tensors(Path(path), quantized=scheme is not None)
         tensors = model_class(config.architecture).checkpoint_tensors(config, found)
+    if takes_images and config.architecture == FALLBACK:
+        raise ValueError(
+            f"{path}: transformers' code computes this variant of the model and takes texts alone; "
+            "add --disable-vision"
+        )
     config = replace(config.within(context_length), takes_images=takes_images)
     tensors, kv_scales = split_kv_scales(tensors, config.num_layers)
     is_quantized = scheme is not None or any(tensor.kind is not None for tensor in tensors)

@@ -17,15 +17,6 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
     """The text model. `runtime/multimodal/gemma4.py` encodes the images."""
 
     @staticmethod
-    def config_fields(config: Any) -> dict[str, Any]:
-        if config.enable_moe_block:
-            raise ValueError(
-                "experts of Gemma 4 (enable_moe_block) are not supported with images; add "
-                "--model-impl transformers to serve the text, or choose E2B, E4B or 31B"
-            )
-        return Gemma4ForCausalLM.config_fields(config)
-
-    @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
         names = {r"^(model\.)?(audio_tower|embed_vision|embed_audio)\..*": "", **TEXT_ALONE}
         return Gemma4ForCausalLM.checkpoint_tensors(config, renamed(tensors, names))

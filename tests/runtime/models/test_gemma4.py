@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import make_tiny_model
+from tiny_vision import make_tiny_vision
 
+from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.config.model_registry import ModelCode
+from piecework.runtime.engine.build import build_engine
 from piecework.runtime.loader.loader import load_model
 from tests.runtime.models.sizes import GEMMA4, GEMMA4_LARGE
 
@@ -56,3 +59,18 @@ def test_what_is_no_gemma_4_of_ours_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(content | changes))
     with pytest.raises(ValueError, match=said):
         ModelConfig.from_pretrained(tmp_path, code=ModelCode("piecework"))
+
+
+def test_images_for_code_that_takes_texts_alone_are_refused(tmp_path: Path) -> None:
+    """Transformers' code computes the experts. Its forward would leave the images out."""
+    experts = {
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    }
+    folder = make_tiny_vision(tmp_path, "gemma4-large", text_config=experts)
+    with pytest.raises(ValueError, match="takes texts alone; add --disable-vision"):
+        build_engine(EngineConfig(model_path=str(folder), max_total_tokens=512), progress=False)
+    config = EngineConfig(model_path=str(folder), max_total_tokens=512, disable_vision=True)
+    assert not build_engine(config, progress=False).core.has_work
