@@ -48,5 +48,6 @@ def sample_filtered(
             room,
             BLOCK=block,
             num_warps=16,
+            maxnreg=128,  # All that 512 threads may have. With fewer, Triton 3.7 spills.
         )
     return drawn
