@@ -80,7 +80,8 @@ def test_proposals_are_verified_by_the_graphs_of_decodes(
         assert tokens == wanted
         assert logprobs == pytest.approx(their, abs=1e-4)
     stats = llm.core.stats()
-    assert stats.accepted_tokens_total > 8
+    # Whether drafts pay is measured, so a busy machine asks for fewer of them.
+    assert stats.accepted_tokens_total > (0 if method == "draft" else 8)
     # Nothing but the prompts runs without a graph.
     assert stats.graph_replays_total >= stats.steps_total - 4
     costs = llm.core._speculation.costs  # type: ignore[union-attr]
