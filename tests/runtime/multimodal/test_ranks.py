@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from piecework.runtime.engine.build import build_engine
 from piecework.runtime.engine.rank_process import follow
 from piecework.runtime.engine.text import TextEngine
 from piecework.runtime.llm import LLM, Completion
+from piecework.runtime.multimodal import tower
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
+from piecework.runtime.multimodal.source import ImageSource
 
 FILES = picture_file(48, 40), picture_file(30, 90, seed=1)
 
@@ -45,6 +48,14 @@ def test_two_ranks_answer_as_one_process_does(
     }  # fmt: skip
     wanted = answers(LLM(str(folder), **settings), place)
     settings["tp_size"] = 2
+    make, lock = tower._without_text, Lock()
+
+    def make_alone(source: ImageSource) -> Any:
+        """transformers changes how torch starts weights for all threads meanwhile."""
+        with lock:
+            return make(source)
+
+    monkeypatch.setattr(tower, "_without_text", make_alone)
     stats: list[EngineStats] = []
     with thread_ranks(2) as ranks:
         monkeypatch.setattr(llm_module, "start_ranks", lambda *_: ranks)
