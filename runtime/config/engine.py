@@ -8,7 +8,7 @@ from enum import StrEnum
 from ...compilation.passes.config import PassConfig as PassConfig
 from ...compilation.sizes import parse_list, parse_sizes
 from ...kernels.cpu.machine.core_lists import check_lists
-from ..cache.kv_events import KVEventsConfig
+from .kv_events import KVEventsConfig
 from .lora import LoRAConfig
 from .model_registry import ModelCode
 from .nodes import check_experts, check_nodes

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from ..cache.kv_events import FLAG, KVEvents, KVEventsConfig, is_bound
+from ..cache.kv_events import KVEvents
+from ..config.kv_events import FLAG, KVEventsConfig, is_bound
 
 logger = logging.getLogger(__name__)
 

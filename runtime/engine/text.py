@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..cache.kv_events import KVEventsConfig
 from ..config.engine import EngineConfig
+from ..config.kv_events import KVEventsConfig
 from ..core.control_messages import (
     Pause,
     ReadWeights,

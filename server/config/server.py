@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ...runtime.cache.kv_events import KVEventsConfig
 from ...runtime.config.engine import RANKS, EngineConfig
+from ...runtime.config.kv_events import KVEventsConfig
 from ...runtime.config.options import check_options, option
 from ...runtime.process.logs import LOG_FORMATS
 from ..engine.spawn import LANGUAGE_MODEL

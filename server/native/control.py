@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from msgspec import structs
 from starlette.responses import Response
 
-from ...runtime.cache.kv_events import KVEventsConfig
+from ...runtime.config.kv_events import KVEventsConfig
 from ...version import __version__
 from ..core.answers import Answer, answers
 from ..engine.state import EngineState

@@ -37,7 +37,8 @@ def arguments(norm: str, columns: int, dtype: torch.dtype, group: int) -> tuple[
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    norm=st.sampled_from(NORMS),
+    # CPUs do not quantise to 4 bits.
+    norm=st.sampled_from([norm for norm in NORMS if not norm.endswith("fp4")]),
     size=st.integers(2, 4),
     rows=st.integers(1, 40) | st.just(300),
     groups_of=st.sampled_from([(1, 1), (3, 8), (2, 64), (1, 200)]),

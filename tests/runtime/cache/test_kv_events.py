@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piecework.runtime.cache.kv_events import KVEvents, KVEventsConfig, block_hash, is_bound
+from piecework.runtime.cache.kv_events import KVEvents, block_hash
 from piecework.runtime.cache.radix import RadixCache
+from piecework.runtime.config.kv_events import KVEventsConfig, is_bound
 from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.images import ImageInput
 from piecework.runtime.core.sampling_params import SamplingParams

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import zmq
 
-from piecework.runtime.cache.kv_events import KVEvents, KVEventsConfig
+from piecework.runtime.cache.kv_events import KVEvents
+from piecework.runtime.config.kv_events import KVEventsConfig
 from piecework.runtime.engine.kv_publisher import KVPublisher
 
 
