@@ -219,8 +219,8 @@ function factsOf(status) {
   }
   if (stats.encoded_images_total || stats.image_hits_total) {
     facts['Images in prompts'] = `${whole(stats.encoded_images_total)} encoded in `
-      + `${formatNumber(stats.encoder_seconds_total, 1)} s, ${whole(stats.image_hits_total)} found, `
-      + `${whole(stats.encoder_bytes / MIB)} MiB kept`;
+      + `${formatNumber(stats.encoder_seconds_total, 1)} s, `
+      + `${whole(stats.image_hits_total)} found, ${whole(stats.encoder_bytes / MIB)} MiB kept`;
   }
   if (stats.preemptions_total) facts.Preemptions = whole(stats.preemptions_total);
   for (const [stage, seconds] of Object.entries(stats.stage_seconds_total ?? {})) {
