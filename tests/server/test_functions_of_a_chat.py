@@ -13,7 +13,7 @@ from http_fixtures import MODEL, events
 
 import piecework
 
-MOST = 116
+MOST = 118
 SERVER = str(Path(piecework.__file__).parent / "server")
 
 
