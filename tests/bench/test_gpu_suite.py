@@ -286,6 +286,7 @@ def test_what_measures_nothing_runs_side_by_side() -> None:
     assert gpu_suite._turns(["ops", "hardware_tests"]) == [["ops"], ["hardware_tests"]]
 
 
+@pytest.mark.slow
 def test_models_give_the_same_tokens_in_every_way_and_on_two_ranks(tmp_path: Path) -> None:
     """On a CPU nothing is recorded, so two ways of one model with experts are enough."""
     found = two_ranks(TINY, tmp_path, "cpu")

@@ -55,6 +55,7 @@ def test_each_file_belongs_to_one_part_or_to_the_core_and_some_parts() -> None:
     assert in_several < set(sources[parts.CORE])
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_kinds_of_caches_are_parts() -> None:
     """A model without such a cache compiles none of them."""

@@ -445,6 +445,7 @@ def test_schemas_have_the_words_of_json_schema_alone() -> None:
 WRONG_ITEMS: list[Any] = [None, 5, "x", [], [None], {}, {"type": None}, {"type": []}]
 
 
+@pytest.mark.slow
 async def test_an_item_of_a_list_may_be_any_json(client: httpx.AsyncClient) -> None:
     """Whatever stands in a list of objects is refused, and nothing ends in an error of ours."""
     for method, path, body, schema in bodies():

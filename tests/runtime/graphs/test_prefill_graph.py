@@ -149,6 +149,7 @@ def test_a_second_start_traces_and_compiles_nothing(
     assert graph_of(second).num_pieces == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_here", "own_cache")
 def test_pieces_round_activations_as_this_start_is_told(tmp_path: Path) -> None:
     """Weights and their names are the same, and the cache holds what another start has made."""

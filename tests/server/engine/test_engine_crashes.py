@@ -67,6 +67,7 @@ async def test_killed_engine_loses_no_request_and_repeats_no_token(
     await assert_nothing_left(own_engine)
 
 
+@pytest.mark.slow
 async def test_too_many_crashes_in_a_minute_give_up(
     own_engine: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

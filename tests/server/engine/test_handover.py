@@ -91,6 +91,7 @@ async def test_a_compiler_that_fails_is_reported_once_and_the_engine_goes_on(
     assert len(tokens(outputs)) == 5 and engine.engine_pid == first
 
 
+@pytest.mark.slow
 async def test_an_engine_that_crashes_meanwhile_is_restarted_and_replaced(
     engine: EngineClient, compiler: Path, undisturbed: list[list[int]]
 ) -> None:

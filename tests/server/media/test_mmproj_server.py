@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from image_stand_in import data_url
 from mmproj_files import write_files
 from server_process import ready
 from tiny_vision import make_tiny_vision, picture_file
 
 
+@pytest.mark.slow
 def test_a_chat_with_an_image_is_answered(tmp_path: Path) -> None:
     folder = make_tiny_vision(tmp_path / "folder")
     model = write_files(folder, "idefics3", tmp_path)
