@@ -229,7 +229,9 @@ class GraphStartup:
             state = _NOT_STORED
         state = self._ranks.minimum(state)
         if state == _NOT_STORED:
-            raise NotStoredError("the compile cache of a rank lacks pieces")
+            if isinstance(failure, NotStoredError):
+                raise failure
+            raise NotStoredError("the compile cache of another rank lacks pieces")
         if state == _BROKEN:
             raise failure or _ON_ANOTHER_RANK
         assert found is not None
