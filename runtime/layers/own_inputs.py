@@ -17,9 +17,11 @@ from .norm import RMSNorm
 
 
 class OwnInputDecoder(Decoder):
-    """Attributes:
-    rows: Number of rows of the second table.
-    projection_scale, input_scale: Factors of the product, and of the sum of both parts.
+    """The second table, the product, and how both become the inputs of the layers.
+
+    Attributes:
+        rows: Number of rows of the second table.
+        projection_scale, input_scale: Factors of the product, and of the sum of both parts.
     """
 
     projection_scale: float

@@ -23,6 +23,11 @@ TEXT_ALONE = {
     r"^(model\.language_model|language_model\.model)\.": "model.",
     r"^language_model\.lm_head": "lm_head",
 }
+# The same for models of the Gemma family that also hear.
+TEXT_ALONE_OF_GEMMA = {
+    r"^(model\.)?(audio_tower|embed_vision|embed_audio)\..*": "",
+    **TEXT_ALONE,
+}
 
 
 def renamed(tensors: Iterable[StoredTensor], names: Mapping[str, str]) -> list[StoredTensor]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..layers.linear import StoredTensor
-from .checkpoint import TEXT_ALONE, renamed
+from .checkpoint import TEXT_ALONE_OF_GEMMA, renamed
 from .gemma3n import Gemma3nForCausalLM
 
 ARCHITECTURE = "Gemma3nForConditionalGeneration"
@@ -18,8 +18,7 @@ class Gemma3nForConditionalGeneration(Gemma3nForCausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        names = {r"^(model\.)?(audio_tower|embed_vision|embed_audio)\..*": "", **TEXT_ALONE}
-        return Gemma3nForCausalLM.checkpoint_tensors(config, renamed(tensors, names))
+        return Gemma3nForCausalLM.checkpoint_tensors(config, renamed(tensors, TEXT_ALONE_OF_GEMMA))
 
     def remarks(self) -> dict[str, str]:
         return {"vision, audio": "left out: this server takes the model's text alone"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..layers.linear import StoredTensor
-from .checkpoint import TEXT_ALONE, renamed
+from .checkpoint import TEXT_ALONE_OF_GEMMA, renamed
 from .gemma4 import Gemma4ForCausalLM
 
 ARCHITECTURE = "Gemma4ForConditionalGeneration"
@@ -18,5 +18,4 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        names = {r"^(model\.)?(audio_tower|embed_vision|embed_audio)\..*": "", **TEXT_ALONE}
-        return Gemma4ForCausalLM.checkpoint_tensors(config, renamed(tensors, names))
+        return Gemma4ForCausalLM.checkpoint_tensors(config, renamed(tensors, TEXT_ALONE_OF_GEMMA))
