@@ -71,9 +71,11 @@ def test_tiles_have_each_scale_where_products_read_it(rows: int, groups: int) ->
 def test_the_product_is_that_of_the_values(count: int) -> None:
     make = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(rows, 96, generator=make) for rows in (5, 40))
-    bias, factors = torch.randn(40, generator=make).bfloat16(), torch.rand(2, 1) * 500 + 100
+    bias = torch.randn(40, generator=make).bfloat16()
+    factors = torch.rand(2, 1, generator=make) * 500 + 100
     (numbers, scales), (weights, weight_scales) = map(fp4.quantize_fp4, (x, weight), factors)
-    scale = (1 / factors.prod()).expand(count)
+    rows = torch.rand(count, generator=make) + 0.5
+    scale = rows / factors.prod()
     found = reference.fp4_linear(
         numbers, scales, weights, fp4.in_tiles(weight_scales), scale, bias, torch.float32
     )
@@ -81,7 +83,7 @@ def test_the_product_is_that_of_the_values(count: int) -> None:
         fp4.fp4_values(*each) / factor
         for each, factor in zip(((numbers, scales), (weights, weight_scales)), factors, strict=True)
     ]
-    torch.testing.assert_close(found, values[0] @ values[1].T + bias.float())
+    torch.testing.assert_close(found, values[0] @ values[1].T * rows + bias.float())
     # 4 bits lose a tenth.
-    exact = x @ weight.T + bias.float()
+    exact = x @ weight.T * rows + bias.float()
     assert (found - exact).norm() < 0.2 * exact.norm()

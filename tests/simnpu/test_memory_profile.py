@@ -114,7 +114,7 @@ def test_the_encoder_of_images_and_its_results_have_their_memory(
     """What the KV cache does not get is what encoding took, and the results that are kept."""
     vision = FAMILIES["llava"][2]["vision_config"] | {"image_size": 64, "patch_size": 4}
     wide = {"vision_config": vision | {"intermediate_size": 4096}}
-    path, results = make_tiny_vision(tmp_path / "vision", "llava", **wide), 8 * 2**20
+    path, results = make_tiny_vision(tmp_path / "vision", "llava", **wide), 64 * 2**20
     processor = json.loads((path / "preprocessor_config.json").read_text())
     processor |= {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
     (path / "preprocessor_config.json").write_text(json.dumps(processor))

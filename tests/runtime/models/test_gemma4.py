@@ -14,7 +14,9 @@ from tiny_vision import make_tiny_vision
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.config.model import ModelConfig
 from piecework.runtime.config.model_registry import ModelCode
+from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine.build import build_engine
+from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
 from tests.runtime.models.sizes import GEMMA4, GEMMA4_LARGE
 
@@ -72,5 +74,6 @@ def test_images_for_code_that_takes_texts_alone_are_refused(tmp_path: Path) -> N
     folder = make_tiny_vision(tmp_path, "gemma4-large", text_config=experts)
     with pytest.raises(ValueError, match="takes texts alone; add --disable-vision"):
         build_engine(EngineConfig(model_path=str(folder), max_total_tokens=512), progress=False)
-    config = EngineConfig(model_path=str(folder), max_total_tokens=512, disable_vision=True)
-    assert not build_engine(config, progress=False).core.has_work
+    llm = LLM(str(folder), max_total_tokens=512, disable_vision=True, num_threads=1)
+    (answer,) = llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=2, ignore_eos=True))
+    assert len(answer.token_ids) == 2

@@ -99,6 +99,7 @@ async def test_each_replica_has_the_adapters_and_resumes_the_requests_of_another
         gone = next(iter((users[0] - {""}) & set(identities[2:])))
         unloading = asyncio.create_task(replicas.unload_adapter(gone))
         await asyncio.sleep(0.1)
+        assert any(state.adapter == gone for state in first.unfinished())
         os.kill(first.engine_pid or 0, signal.SIGKILL)
         await until(lambda: first.state is EngineState.RESTARTING)
         assert await running == wanted and second.restarts == 0

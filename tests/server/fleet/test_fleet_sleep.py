@@ -66,9 +66,16 @@ async def test_a_sleeping_model_gives_its_memory_to_others(scripted: ScriptedFle
         # Both fit beside the sleeping one.
         await ask(client, "c")
         assert await states(client) == {"a": "sleeping", "b": "ready", "c": "ready"}
-        # It needs the memory of another model to wake, and not that of its own sleep.
+        # It needs the memory of another model to wake.
         assert (await ask(client, "a")).status_code == 200
         assert scripted.engines["a"].starts == 1 and scripted.engines["b"].stops == 1
+
+
+async def test_a_model_does_not_need_the_memory_of_its_own_sleep(scripted: ScriptedFleet) -> None:
+    async with served(scripted, "a", idle_unload=0.05, fleet_memory=1.1) as client:
+        await asleep(scripted, client)
+        assert (await ask(client, "a")).status_code == 200
+        assert (scripted.engines["a"].starts, scripted.engines["a"].stops) == (1, 0)
 
 
 async def test_a_model_that_does_not_fit_beside_a_sleeping_one_ends_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,4 +33,6 @@ def test_two_replicas_answer_images_and_find_them_again(tmp_path: Path) -> None:
                 details = answer["usage"]["prompt_tokens_details"]
                 assert not is_again or details["cached_tokens"] > details["image_tokens"]
         metrics = server.client.get("/metrics").text
-        assert "piecework:num_encoded_images_total" in metrics
+        # Each image once: a request goes where its prefix is.
+        found = re.findall(r"^piecework:num_encoded_images_total\{.*\} (\S+)$", metrics, re.M)
+        assert sum(map(float, found)) == 4
