@@ -126,6 +126,8 @@ class EngineControl:
             self._tiers.save_all()
         self._end_loads()
         self._core.flush_cache()
+        if runner.images is not None:
+            runner.images.clear()
         states = [] if runner.states is None else chain(*runner.states.tensors)
         pool = runner.pool
         cache = [*pool.k, *pool.v, *pool.index.values(), *states]

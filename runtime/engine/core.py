@@ -188,7 +188,6 @@ class EngineCore:
             self._computing = self._images.encoding_for
             self._images.advance(allowance)
             self._computing = []
-            self._images.encoding_for.clear()
         previous, self._in_flight = self._in_flight, None
         if self._quarantine:
             # Nothing is in flight: the step was withdrawn when the quarantine began, and since then
@@ -214,6 +213,8 @@ class EngineCore:
     def _drop_finished(self) -> None:
         """Drop references to finished requests; an idle engine must not keep their prompts."""
         self._computing = []
+        if self._images is not None:
+            self._images.encoding_for.clear()
         if self._speculation is not None:
             self._speculation.drop_finished()
         self._quarantine = [request for request in self._quarantine if not request.finished]

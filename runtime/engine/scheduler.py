@@ -55,6 +55,10 @@ class Images(Protocol):
         """
         ...
 
+    def forget(self, request: Request) -> None:
+        """Drop what is only kept because of a request that has ended."""
+        ...
+
 
 def has_begun(request: Request) -> bool:
     """Whether a request has run, even if it was preempted since."""
@@ -109,6 +113,8 @@ class Scheduler:
         (self.running if request in self.running else self.waiting).remove(request)
         request.finished = True
         self._release(request)
+        if self._images is not None and request.images:
+            self._images.forget(request)
 
     def plan(self, *, in_flight: bool) -> list[Scheduled]:
         """Plan the next step: running requests in order, then waiting ones, until the budget of

@@ -171,30 +171,40 @@ class Encodings:
                     if spent and spent + last > allowance:
                         return
                     layer_begins()
-                    last = job.advance()
+                    last = self._piece(job)
                     spent += last
         finally:
             seconds = time.perf_counter() - began
             self.seconds_total += seconds
             self.pace.encoded(spent, seconds)
 
+    def _piece(self, job: Job) -> int:
+        """Compute a piece. If it raises, the image is encoded from its beginning when needed."""
+        try:
+            return job.advance()
+        except BaseException:
+            self._jobs = {digest: each for digest, each in self._jobs.items() if each is not job}
+            raise
+
+    def forget(self, request: Request) -> None:
+        """Drop what is only kept because of a request that has ended."""
+        for digest in [each for each, askers in self._askers.items() if request in askers]:
+            del self._askers[digest][request]
+            if not self._askers[digest]:
+                del self._askers[digest], self._wanted[digest]
+                self._jobs.pop(digest, None)
+
     def _next_jobs(self) -> Iterator[tuple[Job, list[Request]]]:
         """Yield the jobs of the images that the last plan lacked, with the requests that need them.
         Keep the result of each that is done when the next one is asked for.
         """
-        # A request may have ended since the plan.
-        askers = {
-            digest: [request for request in requests if not request.finished]
-            for digest, requests in self._askers.items()
-        }
-        wanted = {digest: image for digest, image in self._wanted.items() if askers[digest]}
-        needed = self._needed
+        wanted, askers, needed = self._wanted, self._askers, self._needed
         self._wanted, self._askers, self._needed = {}, {}, set()
         self._jobs = {digest: job for digest, job in self._jobs.items() if digest in wanted}
         for digest, image in wanted.items():
             if digest not in self._jobs:
                 self._jobs[digest] = self._encode(image)
-            yield self._jobs[digest], askers[digest]
+            yield self._jobs[digest], list(askers[digest])
             stages = self._jobs.pop(digest).result
             assert stages is not None
             self._keep(digest, Encoded(stages), needed)

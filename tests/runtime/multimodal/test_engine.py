@@ -128,6 +128,45 @@ def test_an_aborted_request_leaves_nothing(case: Case) -> None:
     engine.end()
 
 
+def test_an_idle_engine_keeps_nothing_of_an_image_that_was_half_encoded(case: Case) -> None:
+    engine = VisionEngine(case.folder, mm_encoder_budget=1)
+    rid = engine.send(case.prompts[3])
+    engine.step()
+    engine.step()
+    encodings = engine.encodings
+    assert encodings._jobs
+    engine.engine.abort([rid])
+    assert not (encodings._jobs or encodings._wanted or encodings._askers)
+    assert not (encodings.encoding_for or engine.engine._core.has_work)
+    engine.end()
+
+
+@pytest.mark.parametrize("case", ["idefics3"], indirect=True)
+def test_an_encoder_that_fails_once_fails_at_most_the_request_that_was_alone(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = VisionEngine(case.folder)
+    family, failures = engine.encodings.family, [RuntimeError("once")]
+    features = family.features
+
+    def fails_once(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return features(*arguments)
+
+    monkeypatch.setattr(family, "features", fails_once)
+    both = [engine.send(case.prompts[3]) for _ in range(2)]
+    engine.run()
+    assert not engine.errors
+    assert [engine.found[rid][0] for rid in both] == [case.wanted[3]] * 2
+    failures.append(RuntimeError("again"))
+    alone = engine.send(case.prompts[1])
+    engine.run()
+    assert "computation failed" in engine.errors[alone] and not engine.encodings.encoding_for
+    assert engine.answer(case.prompts[1])[0] == case.wanted[1]
+    engine.end()
+
+
 def test_a_request_goes_on_after_a_crash(case: Case) -> None:
     """A new engine gets the same message with the tokens that were delivered."""
     engine = VisionEngine(case.folder)
@@ -201,6 +240,7 @@ def test_sleep_and_new_weights_include_the_tower(case: Case, tmp_path: Path) -> 
     assert changed != known
     for level in (1, 2):
         assert engine.control(Sleep(level=level)).error is None
+        assert engine.encodings.totals()["encoder_bytes"] == 0
         assert engine.control(WakeUp()).error is None
         assert [engine.answer(prompt)[1] for prompt in case.prompts] == known
     assert engine.control(UpdateWeights(model_path=str(other))).error is None
