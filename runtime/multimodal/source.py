@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -94,11 +95,12 @@ class MmprojSource:
 
     def __init__(self, path: Path, model: Path) -> None:
         self.path = path
-        self._projector = _projector(path, model)
-        self.family: ImageFamily = family_class(self._projector.family)(self._projector.members())
+        with _damage_named(path):
+            self._projector = projector = _projector(path, model)
+            self.family: ImageFamily = family_class(projector.family)(projector.members())
 
     def image_processor(self) -> Any:
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder, _damage_named(self.path):
             settings = json.dumps(self._projector.processor())
             Path(folder, "preprocessor_config.json").write_text(settings, encoding="utf-8")
             return _processor_of(self.family, Path(folder), self.path)
@@ -107,10 +109,12 @@ class MmprojSource:
         from transformers import AutoConfig
 
         members = dict(self.family.config)
-        return AutoConfig.for_model(members.pop("model_type"), **members)
+        with _damage_named(self.path):
+            return AutoConfig.for_model(members.pop("model_type"), **members)
 
     def tensors(self) -> Sequence[StoredTensor]:
-        return self._projector.tensors()
+        with _damage_named(self.path):
+            return self._projector.tensors()
 
 
 def find_source(model_path: str | Path, mmproj: str | None = None) -> ImageSource | None:
@@ -143,6 +147,25 @@ def find_source(model_path: str | Path, mmproj: str | None = None) -> ImageSourc
             "or add --disable-vision"
         )
     return fitting[0] if fitting else None
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Raise `ValueError` that names the file if its metadata or tensors make no vision tower.
+
+    Numbers of the wrong type, zeros and missing tensors raise errors of many kinds, also of
+    transformers' own.
+    """
+    try:
+        yield
+    except (ValueError, ImportError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"the vision tower {path} is damaged ({reason:.200}); download it again, or add "
+            "--disable-vision"
+        ) from error
 
 
 def _projector(path: Path, model: Path) -> Projector:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...files.gguf_reader import FastGGUFReader
 from .projector import Projector, Stored
+
+if TYPE_CHECKING:
+    import torch
 
 PROJECTOR_TYPES = ["pixtral"]
 _LAYER = "vision_tower.transformer.layers.{}"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from tiny_vision import make_tiny_vision, picture_file
 from vision_engines import Prompt, VisionEngine
 
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
+from piecework.runtime.multimodal.projectors import projector
 from piecework.runtime.multimodal.source import find_source
 from piecework.runtime.multimodal.tower import load_tower
 
@@ -94,3 +98,53 @@ def test_a_damaged_tower_is_refused_by_its_name(tmp_path: Path, key: str, value:
         source = find_source(model, str(tower))
         assert source is not None
         load_tower(source, torch.float32, torch.device("cpu"), None, ())
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_metadata_that_make_no_tower_are_refused_by_the_files_name(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers that are zero or of another type, and a file without its first layer."""
+    folder = make_tiny_vision(tmp_path / "folder", family, **KINDS[family].overrides)
+    model = write_files(folder, family, tmp_path)
+    read, make = projector.metadata, projector.Projector.__init__
+    damaged: dict[str, Any] = {}
+    monkeypatch.setattr(
+        projector, "metadata", lambda reader, key, *default, **named: damaged.get(
+            key, read(reader, key, *default, **named)
+        ),
+    )  # fmt: skip
+    refused = 0
+    for key in ("patch_size", "image_size", "attention.head_count", "projector.scale_factor"):
+        for value in (0, "x", [1]):
+            damaged = {f"clip.vision.{key}": value}
+            try:
+                source = find_source(model, str(tmp_path / "mmproj-tiny-f32.gguf"))
+                assert source is not None
+                source.config()
+            except ValueError as error:
+                refused += "mmproj-tiny-f32.gguf is damaged" in str(error)
+    assert refused
+    damaged = {}
+
+    def without_first_layer(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        self.shapes = {name: shape for name, shape in self.shapes.items() if "blk.0." not in name}
+
+    monkeypatch.setattr(projector.Projector, "__init__", without_first_layer)
+    try:
+        find_source(model, str(tmp_path / "mmproj-tiny-f32.gguf"))
+    except ValueError as error:
+        assert "mmproj-tiny-f32.gguf" in str(error)
+
+
+def test_projectors_are_read_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from importlib import import_module\n"
+        "from piecework.runtime.config.multimodal_registry import find_projectors\n"
+        "for name in set(find_projectors().values()):\n"
+        "    import_module(f'piecework.runtime.multimodal.projectors.{name}')\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
