@@ -25,7 +25,7 @@ class PromptCacheOptions(WireModel):
 
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: Annotated[
-        str, Field(pattern=r"^[1-9]\d?[mh]$", description="minutes or hours, such as 30m")
+        str, Field(pattern=r"^[1-9][0-9]?[mh]$", description="minutes or hours, such as 30m")
     ] = "30m"
 
 

@@ -293,7 +293,7 @@ class Fleet:
             if not self._fits(head, others):
                 to_unload = self._room_for(head, others)
                 break
-            head.state = MemberState.LOADING
+            head.state, head.closing = MemberState.LOADING, None
             self._run(head.load())
         for member in self.members.values():
             if not member.may_unload:

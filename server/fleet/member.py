@@ -214,7 +214,13 @@ class Member:
         self.state = MemberState.UNLOADING
         reason = self.closing or Closing.ASKED
         logger.info("unloading model %s (%s)", self.name, reason)
-        if reason is not Closing.IDLE or not await self._sleep():
+        try:
+            sleeps = reason is Closing.IDLE and await self._sleep()
+        except Exception:
+            # Without this, the member would stay in state UNLOADING, and its requests would hang.
+            logger.exception("model %s cannot be put to sleep", self.name)
+            sleeps = False
+        if not sleeps:
             await self._stop()
         self.unloads[reason] += 1
         self.size = self._needed

@@ -205,8 +205,14 @@ async def _find_prefixes(
     found = [(len(prompt.ids), kept.whole)] if kept.whole else []
     if kept.options is None:
         return found
-    marked, _ = await chat_text(serving, kept.options, size=size)
-    kept.options.messages.clear()
+    try:
+        marked, _ = await chat_text(serving, kept.options, size=size)
+    except InvalidRequest:
+        # The template looks at the beginning or the length of a text. A mark must not change the
+        # answer.
+        return found
+    finally:
+        kept.options.messages.clear()
     placeholder = ""
     if prompt.images:
         placeholder = (await serving.media_for("messages").ready()).placeholder

@@ -134,3 +134,18 @@ def _without_marks(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_marks(one) for name, one in value.items() if name not in MARK}
     return [_without_marks(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("condition", ["m.content|length > 20", "m.content[:1] != 'Q'"])
+async def test_a_mark_does_not_make_a_template_refuse_a_text(condition: str) -> None:
+    template = TEMPLATE.replace(
+        "<{{ m.role }}>",
+        "{% if " + condition + " %}{{ raise_exception('no') }}{% endif %}<{{ m.role }}>",
+        1,
+    )
+    engine = ScriptedEngine(toy_tokenizer(chat_template=template))
+    engine.info = dataclasses.replace(INFO, context_length=2048, page_size=8)
+    mark = {"cache_control": {"type": "ephemeral"}}
+    body = {"system": [text("Quietly", **mark)], "messages": [turn("user", text("Quite so?"))]}
+    request, _ = await asked(engine, **body)
+    assert request.keep == []

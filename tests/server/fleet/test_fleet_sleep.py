@@ -12,7 +12,7 @@ from piecework.runtime.core.control_messages import Sleep, WakeUp
 from piecework.server.engine.state import EngineUnavailable
 from piecework.server.fleet import fleet as fleet_module
 from piecework.server.fleet import member as member_module
-from piecework.server.fleet.member import MemberState
+from piecework.server.fleet.member import Closing, MemberState
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +76,35 @@ async def test_a_model_does_not_need_the_memory_of_its_own_sleep(scripted: Scrip
         await asleep(scripted, client)
         assert (await ask(client, "a")).status_code == 200
         assert (scripted.engines["a"].starts, scripted.engines["a"].stops) == (1, 0)
+
+
+async def test_a_request_for_a_sleeping_model_that_is_to_be_ended_waits_for_one_start(
+    scripted: ScriptedFleet,
+) -> None:
+    """Its process has replaced a crashed one, so it is awake and has its memory again."""
+    async with served(scripted, "a", idle_unload=0.05) as client:
+        await asleep(scripted, client)
+        member, engine = scripted.fleet.members["a"], scripted.engines["a"]
+        engine.asleep = False
+        await scripted.fleet._check_memory()
+        assert member.closing is Closing.MEMORY
+        assert (await ask(client, "a")).status_code == 200
+        assert (engine.starts, engine.stops) == (2, 1)
+
+
+async def test_a_model_whose_sleep_fails_half_way_is_ended(
+    scripted: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(scripted, "a", idle_unload=0.05) as client:
+        await ask(client, "a")
+        with monkeypatch.context() as patch:
+
+            def fails(_: list[int]) -> int:
+                raise OSError("no such process")
+
+            patch.setattr(member_module, "resident_memory", fails)
+            await until(lambda: scripted.fleet.members["a"].state is MemberState.UNLOADED)
+        assert (await ask(client, "a")).status_code == 200
 
 
 async def test_a_model_that_does_not_fit_beside_a_sleeping_one_ends_it(
