@@ -126,7 +126,7 @@ def test_the_encoder_of_images_and_its_results_have_their_memory(
     }  # fmt: skip
     found = []
     for disable_vision in (True, False):
-        with simnpu.limits(total_memory=torch.npu.memory_reserved() + MEMORY):
+        with simnpu.limits(total_memory=torch.npu.memory_reserved() + MEMORY + results):
             llm = LLM(str(path), disable_vision=disable_vision, **settings)
         found.append(llm.info.kv_bytes + llm.info.weight_bytes)
         del llm
