@@ -175,6 +175,7 @@ class _Answer:
         self._conversation = conversation
         self._tokenizer: Tokenizer = serving.engine.tokenizer
         self._page_size = serving.info.page_size
+        self._kept = [] if serving.config.engine.disable_radix_cache else self._request.keep
         self._limit: StopReason = "max_tokens"
         if max_tokens > self._request.params.max_new_tokens:
             self._limit = "model_context_window_exceeded"
@@ -196,8 +197,9 @@ class _Answer:
 
     def _created(self, output: RequestOutput, seconds: float) -> int:
         """Return the computed tokens of the prefixes that are kept for this time at least."""
-        keep, size = self._request.keep, self._page_size
-        end = max((tokens // size * size for tokens, time in keep if time >= seconds), default=0)
+        size = self._page_size
+        ends = (tokens // size * size for tokens, time in self._kept if time >= seconds)
+        end = max(ends, default=0)
         return max(0, end - output.cached_tokens)
 
     def last_usage(self, output: RequestOutput) -> MessageUsage:

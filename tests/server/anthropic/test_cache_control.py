@@ -10,7 +10,10 @@ from http_fixtures import client_of, make_app
 from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
+from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.tokenizer.output_processor import RequestState
+from piecework.server.app import create_app
+from piecework.server.config.server import ServerConfig
 
 PATH = "/v1/messages"
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -145,7 +148,14 @@ async def test_a_mark_does_not_make_a_template_refuse_a_text(condition: str) -> 
     )
     engine = ScriptedEngine(toy_tokenizer(chat_template=template))
     engine.info = dataclasses.replace(INFO, context_length=2048, page_size=8)
-    mark = {"cache_control": {"type": "ephemeral"}}
-    body = {"system": [text("Quietly", **mark)], "messages": [turn("user", text("Quite so?"))]}
+    body = {"system": [text("Quietly", **MARK)], "messages": [turn("user", text("Quite so?"))]}
     request, _ = await asked(engine, **body)
     assert request.keep == []
+
+
+async def test_nothing_is_created_where_no_prefix_is_kept(engine: ScriptedEngine) -> None:
+    config = EngineConfig(model_path="models/toy", disable_radix_cache=True)
+    body = {"max_tokens": 4, "messages": [turn("user", text("Hi " * 30))]}
+    async with client_of(create_app(engine, ServerConfig(engine=config), None)) as client:
+        usage = (await client.post(PATH, json=body | MARK)).json()["usage"]
+    assert usage["cache_creation_input_tokens"] == 0 and usage["input_tokens"] > 16
