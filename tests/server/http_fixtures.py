@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import uvicorn
@@ -23,6 +24,7 @@ from jsonschema import Draft202012Validator
 from scripted_engine import ScriptedEngine
 
 from piecework.cli.core.flags import ServerConfig
+from piecework.kernels.cache_folder import cache_folder
 from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.sampling.defaults import SamplingDefaults
 from piecework.server.app import create_app
@@ -42,9 +44,15 @@ def make_app(
     preprocessor: Preprocessor | None = None,
     **settings: Any,
 ) -> FastAPI:
-    """`preprocessor` reads images; without it the model reads only text."""
+    """`preprocessor` reads images; without it the model reads only text.
+
+    Each application has stores of its own, as one store serves one application at a time.
+    """
+    stores = {"responses_store": "memory", "batch_dir": str(cache_folder() / f"own-{uuid4()}")}
     config = ServerConfig(
-        served_model_name=MODEL, engine=EngineConfig(model_path="models/toy"), **settings
+        served_model_name=MODEL,
+        engine=EngineConfig(model_path="models/toy"),
+        **{**stores, **settings},
     )
     media = None if preprocessor is None else Media(config, preprocessor)
     return create_app(engine, config, defaults, media=media)

@@ -53,9 +53,11 @@ class Row(NamedTuple):
 def connect(path: str) -> sqlite3.Connection:
     """Open the file and lock it until it is closed. Raise `OSError` or `sqlite3.Error`."""
     if path != MEMORY:
-        # Only the owner may read conversations.
+        # Only the owner may read conversations. A file that exists is not opened here: closing it
+        # would end every lock that this process has on it.
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
         # Lock before the first read. Otherwise other processes could read the file, too.

@@ -6,6 +6,8 @@ import os
 import re
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from toy_tokenizer import toy_tokenizer
 from piecework.server.openai.responses import job, service
 from piecework.server.openai.responses.store import ResponseStore
 from piecework.server.openai.stored import kept
-from piecework.server.openai.stored.database import Database
+from piecework.server.openai.stored.database import Database, connect
 from piecework.server.openai.stored.kept import check_store
 from piecework.server.serving.state import TextThreads
 
@@ -414,3 +416,19 @@ def test_a_file_that_cannot_be_used_is_told_of_at_the_start_or_costs_its_content
     holder._database.close()
     config = make_app(engine, responses_store=str(used)).state.serving.config
     check_store(config)
+
+
+def test_another_application_of_the_process_leaves_the_file_locked(tmp_path: Path) -> None:
+    path = str(tmp_path / "kept.sqlite")
+    holder = opened(path, max_bytes=2**20, max_age=1000)
+    stored(holder, "x", 1)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        connect(path)
+    program = "import sys; from piecework.server.openai.stored.database import connect"
+    other = subprocess.run(
+        [sys.executable, "-c", f"{program}; connect(sys.argv[1])", path],
+        capture_output=True,
+        text=True,
+    )
+    assert "database is locked" in other.stderr
+    holder._database.close()
