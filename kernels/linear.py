@@ -86,6 +86,6 @@ class LinearKernels(Protocol):
         `scales` has one tensor per part: [rows, 1] float32 for 8 bits, [rows, ceil(in / 128)] for
         blocks, [rows, groups, 2] for weight-only numbers, the scale and the zero point of each
         group, or [rows, groups + 1] for "nvfp4", whose last one is that of the tensor. Blocks of
-        GGUF's NVFP4 may have [rows, 1], the tensor's.
+        GGUF's NVFP4 may have [rows, 1], the tensor's, also if they are mixed with other formats.
         """
         ...

@@ -36,7 +36,7 @@ class StoredTensor(NamedTuple):
             device, in any thread. Raises `ValueError` if the file is damaged.
         dtype: The dtype of the values that `copy_to` reads.
         kind: The quantised format of GGUF, such as "Q4_1", or None for numbers.
-        blocks: Returns a quantised tensor as it is stored: [rows, bytes] uint8.
+        blocks: Returns a quantised tensor as it is stored, without `factor`: [rows, bytes] uint8.
         cut: Returns a part, given a slice for each dimension. Only this part is read from the file.
         unpadded: The stored part of a tensor that is followed by zeros that are not in the file.
     """
@@ -48,6 +48,7 @@ class StoredTensor(NamedTuple):
     dtype: torch.dtype = torch.float32
     kind: str | None = None
     blocks: Callable[[], torch.Tensor] | None = None
+    factor: float = 1.0
     cut: Callable[[tuple[slice, ...]], StoredTensor] | None = None
     unpadded: StoredTensor | None = None
 
@@ -56,7 +57,6 @@ class StoredTensor(NamedTuple):
         if (cut := self.cut) is not None:
 
             def within(inner: tuple[slice, ...]) -> StoredTensor:
-                """Return a part of the part."""
                 both = zip(index, inner, strict=True)
                 return cut(tuple(slice(a.start + b.start, a.start + b.stop) for a, b in both))
 

@@ -21,6 +21,7 @@ from ..config.model_registry import model_class
 from ..files.gguf_reader import FastGGUFReader
 from ..layers.linear import StoredTensor
 from .gguf_names import checkpoint_name
+from .gguf_scales import are_finite, take_factors
 
 _NUMBERS = {
     GGMLQuantizationType.F32,
@@ -43,7 +44,8 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
     """
     model = model_class(config.architecture)
     found = []
-    for tensor in reader.tensors:
+    tensors, factors = take_factors(reader.path, reader.tensors)
+    for tensor in tensors:
         if tensor.name not in GGUF_ROPE_FACTORS:
             interleaves = model.gguf_interleaves_heads and _is_query_or_key(tensor.name)
             shape = tuple(int(size) for size in reversed(tensor.shape))
@@ -56,6 +58,7 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
                 tensor,
                 shape,
                 config.head_dim if interleaves else None,
+                tuple(factors.get(tensor.name, ())),
             )
             parts = stored.experts() if _EXPERT in stored.name else [stored]
             found += [part.part(tuple(slice(0, size) for size in part.shape)) for part in parts]
@@ -82,8 +85,10 @@ def _is_query_or_key(name: str) -> bool:
 class _Stored(NamedTuple):
     """A tensor of a file.
 
-    `interleaved` is the number of rows of a head, if the rows are stored for rotating pairs (2i, 2i
-    + 1). They are reordered, because the layers here rotate pairs (i, i + D / 2).
+    Attributes:
+        interleaved: The number of rows of a head, if the rows are stored for rotating pairs (2i, 2i
+            + 1). They are reordered, because the layers here rotate pairs (i, i + D / 2).
+        factors: The scale of the tensor, or of each expert; empty if there is none.
     """
 
     path: Path
@@ -91,6 +96,7 @@ class _Stored(NamedTuple):
     tensor: ReaderTensor
     shape: tuple[int, ...]
     interleaved: int | None
+    factors: tuple[float, ...] = ()
 
     def experts(self) -> list[_Stored]:
         """Return the tensors of the experts, which are stored one after another."""
@@ -99,6 +105,7 @@ class _Stored(NamedTuple):
                 name=self.name.replace(_EXPERT, f".{expert}."),
                 tensor=self.tensor._replace(data=data),
                 shape=self.shape[1:],
+                factors=self.factors[expert : expert + 1],
             )
             for expert, data in enumerate(self.tensor.data)
         ]
@@ -107,16 +114,24 @@ class _Stored(NamedTuple):
         """Return the part given by a slice for each dimension. Interleaved rows are cut only by
         whole heads.
         """
-        is_quantized = self.tensor.tensor_type not in _NUMBERS
+        kind = self.tensor.tensor_type
+        is_quantized = kind not in _NUMBERS
+        # Only the kernels of NVFP4 multiply by the scale of a tensor.
+        has_blocks = is_quantized and (not self.factors or kind == GGMLQuantizationType.NVFP4)
         return StoredTensor(
             file=self.path,
             name=self.name,
             shape=tuple(part.stop - part.start for part in index),
             copy_to=partial(self._copy, index),
-            kind=self.tensor.tensor_type.name if is_quantized else None,
-            blocks=partial(self._blocks, index) if is_quantized else None,
+            kind=kind.name if is_quantized else None,
+            blocks=partial(self._blocks, index) if has_blocks else None,
             cut=self.part,
+            factor=self._factor,
         )
+
+    @property
+    def _factor(self) -> float:
+        return float(self.factors[0]) if self.factors else 1.0
 
     def _copy(self, index: tuple[slice, ...], target: torch.Tensor) -> None:
         columns = index[-1] if len(index) > 1 else slice(0, 1)
@@ -134,7 +149,17 @@ class _Stored(NamedTuple):
 
     def _blocks(self, index: tuple[slice, ...]) -> torch.Tensor:
         """Return a copy of the blocks: [rows, bytes] uint8."""
-        return self._in_order(torch.from_numpy(np.array(self._bytes(index))))
+        blocks = np.array(self._bytes(index))
+        self._check(blocks)
+        return self._in_order(torch.from_numpy(blocks))
+
+    def _check(self, blocks: npt.NDArray[np.uint8]) -> None:
+        """Raise `ValueError` if the numbers of blocks would not be finite."""
+        if not are_finite(blocks, self.tensor.tensor_type):
+            raise ValueError(
+                f"{self.path}: the tensor {self.tensor.name} has scales that are not finite, or "
+                "larger than any valid one; download the model again"
+            )
 
     def _bytes(self, index: tuple[slice, ...]) -> npt.NDArray[np.uint8]:
         """Return the bytes of the file that hold some of the columns: [rows, bytes]."""
@@ -163,6 +188,8 @@ class _Stored(NamedTuple):
         for begin in range(0, values.numel(), _PIECE):
             end = min(begin + _PIECE, values.numel())
             blocks = slice(begin // block_values * block_bytes, end // block_values * block_bytes)
+            if kind not in _NUMBERS:
+                self._check(stored[blocks])
             try:
                 piece = dequantize(stored[blocks], kind)
             except NotImplementedError:
@@ -171,4 +198,5 @@ class _Stored(NamedTuple):
                     "supported; convert the model to another format"
                 ) from None
             # float32 values are a view of the read-only file, which torch does not accept.
-            values[begin:end] = torch.from_numpy(np.require(piece, requirements=["W"]))
+            numbers = torch.from_numpy(np.require(piece, requirements=["W"]))
+            values[begin:end] = numbers * self._factor if self.factors else numbers

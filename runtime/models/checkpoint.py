@@ -257,7 +257,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 # Most columns that formats of GGUF keep together. Large blocks are those of formats with _K in
 # their name, or with names that begin with IQ or TQ.
-_BLOCK, _LARGE_BLOCK = 32, 256
+_BLOCK, _NVFP4_BLOCK, _LARGE_BLOCK = 32, 64, 256
 
 
 def reordered(
@@ -277,6 +277,7 @@ def reordered(
         return tensor
     stored_blocks, kind = tensor.blocks, tensor.kind or ""
     block = _LARGE_BLOCK if "_K" in kind or kind.startswith(("IQ", "TQ")) else _BLOCK
+    block = _NVFP4_BLOCK if kind == "NVFP4" else block
     if dim == 1 and (unit % block or skipped):
         stored_blocks = None
 

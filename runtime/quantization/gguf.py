@@ -13,6 +13,7 @@ from ...kernels.linear import LinearKernels
 from ..layers.linear import Axis, Linear, Place, StoredTensor
 
 _MIXED = "gguf "
+NVFP4 = "NVFP4"  # The format whose tensors have a scale of their own.
 
 
 def kind_of(formats: Sequence[str]) -> str:
@@ -55,8 +56,14 @@ class GGUFBlocks:
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         assert kernels is not None
-        blocks = [tensor.blocks() for _, tensor in sorted(self._parts.items()) if tensor.blocks]
-        layer.pack(kernels, packed_kind(self.kind, list(layer.parts.values())), blocks)
+        parts = [tensor for _, tensor in sorted(self._parts.items())]
+        blocks = [tensor.blocks() for tensor in parts if tensor.blocks]
+        factors = [
+            torch.full((len(part), 1), tensor.factor)
+            for part, tensor in zip(blocks, parts, strict=True)
+            if NVFP4 in self.kind
+        ]
+        layer.pack(kernels, packed_kind(self.kind, list(layer.parts.values())), blocks, factors)
         self._parts.clear()
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:

@@ -14,21 +14,23 @@ from .config import EXPRESSION, Patterns, names, setting
 from .nvfp4 import FP4, GROUP
 
 QUANT_METHOD = "modelopt"
+_KINDS = {"NVFP4": "nvfp4 modelopt" + FP4, "W4A16_NVFP4": "nvfp4 modelopt"}
 
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
     # Older files have the fields in an object of their own.
     fields = setting(config, "quantization", dict, dict(config))
-    algorithm = fields.get("quant_algo")
+    algorithm = str(fields.get("quant_algo"))[:40]
     group = setting(fields, "group_size", int, GROUP)
-    if algorithm != "NVFP4" or group != GROUP:
+    if algorithm not in _KINDS or group != GROUP:
         raise ValueError(
-            f"modelopt checkpoints with quant_algo {str(algorithm)[:40]} and groups of {group} are "
-            f"not supported; supported: NVFP4 with groups of {GROUP}; take another checkpoint"
+            f"modelopt checkpoints with quant_algo {algorithm} and groups of {group} are not "
+            f"supported; supported: {' and '.join(_KINDS)} with groups of {GROUP}; take another "
+            "checkpoint"
         )
     left_out = [*names(fields, "ignore"), *names(fields, "exclude_modules")]
     is_plain = Patterns().matcher([_pattern(name) for name in left_out], parts=True)
-    return lambda name: PLAIN if is_plain(name) else "nvfp4 modelopt" + FP4
+    return lambda name: PLAIN if is_plain(name) else _KINDS[algorithm]
 
 
 def _pattern(name: str) -> str:

@@ -21,6 +21,7 @@ from ...kernels.fp4 import E4M3, in_tiles, tiled_shape
 from ...kernels.linear import LinearKernels
 from ..layers.linear import NUMBERS, Axis, Linear, Place, StoredTensor
 from .grouped_weight import regrouped
+from .w8a8 import LARGEST_SCALE
 
 FORMAT = "nvfp4-pack-quantized"
 GROUP = 16
@@ -137,8 +138,13 @@ class NVFP4:
         scale = tensor.read().float().view(1)
         if self._writer == "compressed":
             scale = 1 / scale
-        if not bool((scale.isfinite() & (scale > 0)).all()):
-            raise tensor.fault("holds no positive number")
+        # Products with activations of 4 bits multiply by the reciprocal, which must be finite too.
+        smallest = torch.finfo(torch.float32).tiny
+        if not bool(((scale >= smallest) & (scale <= LARGEST_SCALE)).all()):
+            raise tensor.fault(
+                f"must hold a scale above {smallest:.3g} and up to {LARGEST_SCALE:g}, got "
+                f"{scale.item():g}"
+            )
         return scale
 
 

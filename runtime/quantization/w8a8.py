@@ -22,7 +22,7 @@ from ...kernels.reference import widened
 from ..layers.linear import Axis, Linear, Place, QuantizedInput, StoredTensor
 
 BLOCK = 128
-_LARGEST_SCALE = 1e6  # With it, numbers reach 448 million in FP8. Larger scales are damaged.
+LARGEST_SCALE = 1e6  # With it, numbers reach 448 million in FP8. Larger scales are damaged.
 _NUMBERS = 2**18  # Numbers that are checked at once, few enough to stay in the CPU cache.
 # Names of weights in `LinearKernels`, by dtype and whether they have blocks.
 _PACKED = {
@@ -146,11 +146,11 @@ def checked_scale(tensor: StoredTensor) -> torch.Tensor:
     Raises `ValueError` if a scale is not positive, or larger than any valid one.
     """
     values = (tensor.unpadded or tensor).read().float()
-    wrong = ~((values > 0) & (values <= _LARGEST_SCALE))
+    wrong = ~((values > 0) & (values <= LARGEST_SCALE))
     if wrong.any():
         raise tensor.fault(
             f"has {int(wrong.sum())} of {prod(values.shape)} scales that are no positive numbers "
-            f"up to {_LARGEST_SCALE:g}, such as {values[wrong][0].item()}"
+            f"up to {LARGEST_SCALE:g}, such as {values[wrong][0].item()}"
         )
     return values if tensor.unpadded is None else tensor.read().float()
 

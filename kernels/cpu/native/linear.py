@@ -240,25 +240,32 @@ class NativeLinear:
         self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
     ) -> torch.Tensor:
         if runs := runs_of(kind):
-            return self._pack_runs(runs, parts)
+            return self._pack_runs(runs, parts, scales)
         rows = sum(len(part) for part in parts)
         packed = self._memory.empty(self.packed_shape(kind, self._columns(kind, parts[0]), rows))
         self._pack(kind, parts, scales, packed)
         return packed
 
     def _pack_runs(
-        self, runs: Sequence[tuple[str, int]], parts: Sequence[torch.Tensor]
+        self,
+        runs: Sequence[tuple[str, int]],
+        parts: Sequence[torch.Tensor],
+        scales: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        columns, parts = self._columns(runs[0][0], parts[0]), list(parts)
+        columns, begin = self._columns(runs[0][0], parts[0]), 0
         *offsets, size = offsets_of(self._sizes(runs, columns))
         packed = self._memory.empty((1, size)).zero_()
         header = (PanelRun * MOST_RUNS).from_address(packed.data_ptr())
         for number, ((kind, rows), offset) in enumerate(zip(runs, offsets, strict=True)):
-            header[number] = PanelRun(-(-rows // PANEL), self._layout_of(kind), offset)
-            taken: list[torch.Tensor] = []
-            while sum(part.shape[0] for part in taken) < rows:
-                taken.append(parts.pop(0))
-            self._pack(kind, taken, (), packed[0, offset:])
+            layout = self._layout_of(kind)
+            header[number] = PanelRun(-(-rows // PANEL), layout, offset)
+            end, left = begin, rows
+            while left > 0:
+                left -= len(parts[end])
+                end += 1
+            factors = scales[begin:end] if _row_scales(layout, columns) else ()
+            self._pack(kind, parts[begin:end], factors, packed[0, offset:])
+            begin = end
         return packed
 
     def _pack(

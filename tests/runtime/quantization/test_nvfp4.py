@@ -176,20 +176,20 @@ def test_a_cpu_keeps_them_in_their_bits(tmp_path: Path, architecture: str) -> No
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("weight_scale", torch.float8_e4m3fn, "holds NaN"),
-        ("weight_global_scale", None, "holds no positive number"),
+        ("weight_scale", float("nan"), "up_proj.weight_scale holds NaN; download"),
+        *(
+            ("weight_global_scale", value, "weight_global_scale must hold a scale above")
+            for value in (0.0, -1.0, float("nan"), float("inf"), 1e-38, 1e38)
+        ),
     ],
 )
-def test_damaged_scales_are_one_clear_error(
-    tmp_path: Path, name: str, value: torch.dtype | None, text: str
+def test_scales_that_no_quantiser_writes_are_one_clear_error(
+    tmp_path: Path, name: str, value: float, text: str
 ) -> None:
     _, stored = make_pair(tmp_path, "compressed", "llama")
     tensors = load_file(stored / "model.safetensors")
     key = f"model.layers.0.mlp.up_proj.{name}"
-    if value is None:
-        tensors[key] = torch.zeros(1)
-    else:
-        tensors[key] = torch.full(tensors[key].shape, float("nan")).to(value)
+    tensors[key] = torch.full(tensors[key].shape, value).to(tensors[key].dtype)
     save_file(tensors, stored / "model.safetensors")
     with pytest.raises(ValueError, match=text):
         load(stored)
@@ -201,5 +201,5 @@ def test_other_formats_of_modelopt_are_refused(tmp_path: Path, algorithm: str | 
     config = json.loads((stored / "config.json").read_text())
     config["quantization_config"]["quant_algo"] = algorithm
     (stored / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="supported: NVFP4 with groups of 16"):
+    with pytest.raises(ValueError, match="supported: NVFP4 and W4A16_NVFP4 with groups"):
         load(stored)
