@@ -25,6 +25,10 @@ needs_kernels = pytest.mark.usefixtures("native_kernels")
 _USUAL = ("avx2", "neon", "portable")
 """Tested beside the best one, compiled in half the time; the long run has all as users get them."""
 _QUICKLY = ("-O1",)
+_FEW_KINDS = ("bfloat16", "Q8_0", "Q4_1", "Q4_K")
+"""Kinds of weights that the default run tests on variants beside the best one. Each kind is a part,
+which takes seconds to compile for each variant.
+"""
 
 
 @cache
@@ -40,6 +44,24 @@ def native_variants() -> list[build.Variant]:
     best, *others = made
     usual = (variant for variant in others if variant.name in _USUAL)
     return [best, *(other._replace(flags=(*other.flags, *_QUICKLY)) for other in usual)]
+
+
+def kinds_of(variant: build.Variant, kinds: list[str]) -> list[str]:
+    """Return those of `kinds` whose products are tested on a variant: all on the best one."""
+    is_usual = variant == native_variants()[0] or "EVERY_NATIVE_VARIANT" in os.environ
+    return kinds if is_usual else [kind for kind in kinds if kind in _FEW_KINDS]
+
+
+def variants_with(kinds: list[str]) -> list[Any]:
+    """Return parameters (variant, kind). Those that are not of `kinds_of` are marked slow."""
+    return [
+        pytest.param(
+            *(variant, kind),
+            marks=[] if kind in kinds_of(variant, kinds) else [pytest.mark.slow],
+            id=f"{kind}-{variant.name}",
+        )
+        for variant, kind in product(native_variants(), kinds)
+    ]
 
 
 def built(variant: build.Variant) -> CDLL:
@@ -92,14 +114,14 @@ class AttentionWay(NativeAttention):
 
     def __init__(self, library: CDLL, way: int) -> None:
         super().__init__(library)
-        self._library, self.way = library, way
+        self.library, self.way = library, way
 
     def _attend(self, *given: Any) -> None:
-        self._library.piecework_choose_way(self.way)
+        self.library.piecework_choose_way(self.way)
         try:
             super()._attend(*given)
         finally:
-            self._library.piecework_choose_way(-1)
+            self.library.piecework_choose_way(-1)
 
 
 def errors_of(backend: AttentionBackend, dtype: torch.dtype) -> dict[str, float]:
@@ -108,6 +130,17 @@ def errors_of(backend: AttentionBackend, dtype: torch.dtype) -> dict[str, float]
         return {"atol": 1e-5, "rtol": 1e-5}
     loose = 1 if isinstance(backend, AttentionWay) and backend.way == 0 else 8
     return {"atol": loose * 1e-3, "rtol": loose * 2**-8}
+
+
+def ways_of_others() -> list[AttentionWay]:
+    """The ways of the variants beside the best one."""
+    best = built(native_variants()[0])
+    return [way for way in attention_ways() if way.library is not best]
+
+
+def best_ways() -> list[AttentionWay]:
+    best = built(native_variants()[0])
+    return [way for way in attention_ways() if way.library is best]
 
 
 @cache

@@ -14,7 +14,7 @@ from contract_attention import Kind, requests
 from examples import examples
 from flashinfer_standin import store
 from hypothesis import strategies as st
-from native_variants import attention_ways, errors_of
+from native_variants import best_ways, errors_of, ways_of_others
 
 from piecework.kernels.attention import AttentionBackend
 from piecework.kernels.cache_format import CACHE_DTYPES
@@ -47,7 +47,7 @@ KINDS = [
     ),
     Kind(
         "native",
-        attention_ways,
+        best_ways,
         lens=st.one_of(
             st.lists(st.tuples(st.integers(0, 20), st.integers(1, 150)), min_size=1, max_size=4),
             st.lists(st.tuples(st.integers(1, 200), st.integers(0, 150)), min_size=1, max_size=2),
@@ -63,6 +63,22 @@ KINDS = [
         errors=errors_of,
     ),
     Kind(
+        "native of other CPUs",
+        ways_of_others,
+        examples=examples(8, exploring=20),
+        lens=requests(60, 100, 2),
+        dtypes=(torch.float32, torch.bfloat16),
+        page_sizes=(3, 16),
+        groups=(1, 2, 5),
+        head_sizes=(26, 64, 33),
+        # Each is a part, which takes seconds to compile for each variant.
+        cache_dtypes=FORMATS[-1:],
+        latent_sizes=((48, 32), (33, 20)),
+        checks_plans=False,
+        cuts_groups=True,
+        errors=errors_of,
+    ),
+    Kind(
         "triton",
         triton_backends,
         device="cuda" if torch.cuda.is_available() else "cpu",
@@ -71,7 +87,8 @@ KINDS = [
         kv_heads=(1, 2),
         groups=(1, 3),
         head_sizes=(8, 24, 26, 32),
-        cache_dtypes=FORMATS,
+        # Its reading of float8 has tests of its own.
+        cache_dtypes=FORMATS[: examples(1, exploring=3)],
     ),
     Kind(
         "flashinfer",

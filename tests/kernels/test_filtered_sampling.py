@@ -59,7 +59,7 @@ KINDS = [
         "triton",
         triton,
         device=DEVICE,
-        examples=examples(7, exploring=10),
+        examples=examples(3, exploring=10),
         vocabs=(1, 7, 64, 197),
         real_vocabs=(151_936 // 2 - 1,),
     ),

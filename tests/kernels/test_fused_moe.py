@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from examples import examples
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from hypothesis import given, settings
@@ -143,7 +144,7 @@ def packed(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-@settings(max_examples=20)
+@settings(max_examples=examples(6, exploring=20))
 @given(
     kind=st.sampled_from(["bfloat16", "Q8_0", "Q4_0", "Q4_1", "int8"]),
     activations=st.sampled_from(["bf16", "int8"]),

@@ -16,7 +16,7 @@ from gguf.quants import dequantize, quantize
 from gguf_blocks import FORMATS, random_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_variants import built, native_variants
+from native_variants import built, kinds_of, native_variants, variants_with
 
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native.gguf_formats import gguf_formats
@@ -101,7 +101,7 @@ def inputs(tokens: int, columns: int, seed: int = 0) -> torch.Tensor:
 @each_variant
 @settings(max_examples=20)
 @given(
-    kind=st.sampled_from(KINDS + OTHERS),
+    data=st.data(),
     tokens=st.integers(0, 50),
     rows=st.integers(1, 100),
     groups=st.integers(1, 70),
@@ -111,7 +111,7 @@ def inputs(tokens: int, columns: int, seed: int = 0) -> torch.Tensor:
 )
 def test_it_is_the_product_with_rounded_numbers(
     variant: build.Variant,
-    kind: str,
+    data: st.DataObject,
     tokens: int,
     rows: int,
     groups: int,
@@ -119,6 +119,7 @@ def test_it_is_the_product_with_rounded_numbers(
     unpacks: int,
     seed: int,
 ) -> None:
+    kind = data.draw(st.sampled_from(kinds_of(variant, KINDS + OTHERS)))
     blocks, numbers = stored(kind, rows, width(kind, groups), seed)
     x = inputs(tokens, width(kind, groups), seed) * 2.0**power
     bias = torch.randn(rows).bfloat16()
@@ -131,8 +132,7 @@ def test_it_is_the_product_with_rounded_numbers(
     assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
 
 
-@each_variant
-@pytest.mark.parametrize("kind", KINDS + OTHERS)
+@pytest.mark.parametrize(("variant", "kind"), variants_with(KINDS + OTHERS))
 def test_a_row_is_the_same_bits_whatever_is_beside_it(variant: build.Variant, kind: str) -> None:
     """Of many, for bfloat16 hides most of what differs by a last bit."""
     library = built(variant)
@@ -148,8 +148,7 @@ def test_a_row_is_the_same_bits_whatever_is_beside_it(variant: build.Variant, ki
         assert torch.equal(torch.cat(parts), whole), size
 
 
-@each_variant
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("variant", "kind"), variants_with(KINDS))
 def test_the_largest_sums_are_exact(variant: build.Variant, kind: str) -> None:
     """Weights and x at the ends of what they hold, which 16 bits must not overflow."""
     signs = np.where(np.arange(32) % 2, 1.0, -1.0)
@@ -181,12 +180,13 @@ def test_the_largest_sums_are_exact(variant: build.Variant, kind: str) -> None:
         st.sampled_from([0.0, 0.5, 1.0, 63.0, 64.0, 126.0, 127.0]), min_size=32, max_size=32
     ),
     signs=st.lists(st.sampled_from([-1.0, 1.0]), min_size=32, max_size=32),
-    kind=st.sampled_from(["Q8_0", "MXFP4"]),
+    data=st.data(),
 )
 def test_no_pair_overflows(
-    variant: build.Variant, x: list[float], signs: list[float], kind: str
+    variant: build.Variant, x: list[float], signs: list[float], data: st.DataObject
 ) -> None:
     """Weights at the ends of what they hold, with x's signs and against them."""
+    kind = data.draw(st.sampled_from(kinds_of(variant, ["Q8_0", "MXFP4"])))
     ends = np.array(signs, np.float32)
     weights = np.stack([ends, -ends, np.ones(32, np.float32), -np.ones(32, np.float32)])
     blocks = quantize(weights, GGMLQuantizationType[kind])

@@ -20,7 +20,14 @@ from gguf.quants import dequantize, quantize
 from gguf_blocks import FORMATS, random_blocks
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from native_variants import built, built_variants, native_variants, needs_kernels
+from native_variants import (
+    built,
+    built_variants,
+    kinds_of,
+    native_variants,
+    needs_kernels,
+    variants_with,
+)
 
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native import linear as native
@@ -102,9 +109,9 @@ def most_exact_way() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
-    kind=st.sampled_from(KINDS + BLOCKS),
+    data=st.data(),
     tokens=st.integers(0, 90),
     rows=st.integers(1, 200),
     groups=st.integers(1, 70),
@@ -113,7 +120,7 @@ def most_exact_way() -> Iterator[None]:
 )
 def test_it_is_the_product(
     variant: build.Variant,
-    kind: str,
+    data: st.DataObject,
     tokens: int,
     rows: int,
     groups: int,
@@ -121,6 +128,7 @@ def test_it_is_the_product(
     seed: int,
 ) -> None:
     kernels = NativeLinear(built(variant))
+    kind = data.draw(st.sampled_from(kinds_of(variant, KINDS + BLOCKS)))
     columns = width(kind, groups)
     stored, numbers = weight(kind, rows, columns, seed)
     layout = kernels.layout(kind, columns)
@@ -136,8 +144,7 @@ def test_it_is_the_product(
     assert close(found, exact, x, numbers)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-@pytest.mark.parametrize("kind", KINDS + BLOCKS)
+@pytest.mark.parametrize(("variant", "kind"), variants_with(KINDS + BLOCKS))
 def test_rows_of_an_embedding_are_those_that_were_packed(kind: str, variant: build.Variant) -> None:
     """Of panels that are full and of the last one; rows that are not there are refused."""
     kernels = NativeLinear(built(variant))
@@ -289,8 +296,7 @@ def test_products_of_few_rows_round_no_weights(way: Way, kind: str) -> None:
     assert not torch.equal(few, product(kind, stored, x))
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize(("variant", "kind"), variants_with(BLOCKS))
 def test_blocks_keep_their_values(variant: build.Variant, kind: str) -> None:
     """To the rounding of float32, which what is left of a few beside their bfloat16 shows."""
     kernels = NativeLinear(built(variant))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,7 +97,7 @@ def pools(layer: Layer, slots: list[int]) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "name", ["conv", "mamba2", "gated_delta", "delta by rows", "selective_scan"]
 )
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=examples(4, exploring=8))
 @given(
     cuts=st.lists(
         st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=3), min_size=1, max_size=3
