@@ -22,7 +22,7 @@ from piecework.runtime.core.generation import GenerateRequest
 from piecework.runtime.core.sampling_params import SamplingParams
 
 
-@settings(deadline=None, max_examples=examples(100, exploring=250))
+@settings(deadline=None, max_examples=examples(30, exploring=250))
 @given(jobs=jobs_of_several, sizes=sizes_of_all_kinds)
 def test_answers_are_those_of_steps_one_after_another(
     jobs: list[Any], sizes: dict[str, Any]
@@ -31,7 +31,7 @@ def test_answers_are_those_of_steps_one_after_another(
     assert serve(core_of(True, **sizes), arrivals) == serve(core_of(False, **sizes), arrivals)
 
 
-@settings(deadline=None, max_examples=examples(50, exploring=120))
+@settings(deadline=None, max_examples=examples(20, exploring=120))
 @given(
     jobs=jobs_of_several,
     sizes=sizes_of_all_kinds,

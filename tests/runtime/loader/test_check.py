@@ -19,6 +19,7 @@ from gguf_models import Kind, write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from sparse import diagonal
 from tiny_models import make_tiny_model
 
 from piecework.runtime.files.folder import read_header
@@ -327,9 +328,11 @@ def test_a_folder_that_cannot_be_read_is_told(
         check(Path("/" + "x" * 5000))
 
 
-@pytest.mark.parametrize("command", ["serve", "explain"])
 @pytest.mark.parametrize(
-    "fault", ["an architecture", "a context", "a LoRA adapter", "a file cut off"]
+    ("command", "fault"),
+    diagonal(
+        ["serve", "explain"], ["an architecture", "a context", "a LoRA adapter", "a file cut off"]
+    ),
 )
 def test_a_refusal_imports_nothing_heavy(folder: Path, command: str, fault: str) -> None:
     """So it takes a tenth of a second, and no model that is refused costs the load of its

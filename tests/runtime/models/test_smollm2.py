@@ -104,7 +104,10 @@ def transformers(path: str) -> dict[torch.dtype, Transformers]:
     [
         ({"dtype": "float32"}, TEXTS, 1e-3),
         # CPUs without products of bfloat16 take long for it.
-        ({"dtype": "bfloat16", "attention_backend": "torch"}, TEXTS[2:], 0.02),
+        pytest.param(
+            *({"dtype": "bfloat16", "attention_backend": "torch"}, TEXTS[2:], 0.02),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["float32", "bfloat16 in plain torch"],
 )
@@ -164,6 +167,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / wei
 """
 
 
+@pytest.mark.slow
 def test_loading_needs_little_more_memory_than_the_weights(path: str) -> None:
     """Beside them are in memory: the pages of the file, a third of the weights' size, and what is
     being dequantised.

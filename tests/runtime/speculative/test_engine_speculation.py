@@ -78,7 +78,7 @@ def engines(
     library.piecework_set_batch_invariant(0)
 
 
-@settings(deadline=None, max_examples=examples(12, exploring=200))
+@settings(deadline=None, max_examples=examples(6, exploring=200))
 @given(
     jobs=st.lists(
         st.tuples(st.lists(st.integers(20, 24), min_size=1, max_size=50), PARAMS),

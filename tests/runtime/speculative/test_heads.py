@@ -95,7 +95,13 @@ def run(llm: LLM, prompts: list[list[int]] = PROMPTS, count: int = 12) -> list[l
     return [found[str(number)] for number in range(len(prompts))]
 
 
-@pytest.mark.parametrize("draft_vocab", [None, 200], ids=["whole vocabulary", "own vocabulary"])
+@pytest.mark.parametrize(
+    "draft_vocab",
+    [
+        pytest.param(None, marks=pytest.mark.slow, id="whole vocabulary"),
+        pytest.param(200, id="own vocabulary"),
+    ],
+)
 def test_drafts_of_eagle3_equal_the_formula(tmp_path: Path, draft_vocab: int | None) -> None:
     model = make_tiny_model(tmp_path / "model")
     head = make_eagle3(tmp_path / "head", model, draft_vocab=draft_vocab)
@@ -118,12 +124,12 @@ def test_drafts_of_eagle3_equal_the_formula(tmp_path: Path, draft_vocab: int | N
     ("architecture", "sizes"),
     [
         ("deepseek_v3", LATENT),
-        ("glm4_moe", GLM),
-        ("glm4_moe_lite", LATENT),
+        pytest.param("glm4_moe", GLM, marks=pytest.mark.slow),
+        pytest.param("glm4_moe_lite", LATENT, marks=pytest.mark.slow),
         ("qwen2", {}),  # As MiMo.
         ("qwen3_next", NEXT),
-        ("qwen3_5_text", HYBRID),
-        ("qwen3_5_moe_text", NEXT),
+        pytest.param("qwen3_5_text", HYBRID, marks=pytest.mark.slow),
+        pytest.param("qwen3_5_moe_text", NEXT, marks=pytest.mark.slow),
     ],
 )
 def test_drafts_of_the_next_layer_equal_the_formula(

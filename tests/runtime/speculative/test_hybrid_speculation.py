@@ -49,7 +49,7 @@ def engines(
     )
 
 
-@settings(deadline=None, max_examples=examples(8, exploring=100))
+@settings(deadline=None, max_examples=examples(3, exploring=100))
 @given(
     jobs=st.lists(
         st.tuples(st.lists(st.integers(20, 24), min_size=1, max_size=50), PARAMS),

@@ -84,7 +84,7 @@ params = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=examples(60, exploring=400))
+@settings(deadline=None, max_examples=examples(20, exploring=400))
 @given(
     jobs=st.lists(
         st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=40), params, st.integers(-1, 1)),
@@ -135,7 +135,7 @@ def test_proposals_change_no_answer(
     }
 
 
-@settings(deadline=None, max_examples=examples(40, exploring=400))
+@settings(deadline=None, max_examples=examples(15, exploring=400))
 @given(
     jobs=jobs_of_several,
     sizes=sizes_of_all_kinds,

@@ -18,6 +18,7 @@ PROMPTS = [[5, 6, 7], list(range(9, 20))]
 PARAMS = SamplingParams(max_new_tokens=9, temperature=0.9, seed=3, ignore_eos=True)
 
 
+@pytest.mark.slow
 def test_answers_are_those_without_speculation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
