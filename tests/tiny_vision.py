@@ -379,6 +379,16 @@ def make_tiny_vision(path: Path, family: str = "idefics3", **overrides: Any) -> 
     return path
 
 
+def make_slow_vision(path: Path) -> Path:
+    """Write a tiny model whose encoder takes a while for an image of 240 x 240 pixels."""
+    make_tiny_vision(path, "qwen2_5_vl")
+    file = path / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    settings["size"]["longest_edge"] = 240 * 240
+    file.write_text(json.dumps(settings))
+    return path
+
+
 def _fill_zeros(file: Path) -> None:
     """Give matrices that transformers starts at 0 random numbers."""
     tensors = load_file(file)

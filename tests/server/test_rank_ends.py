@@ -14,8 +14,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from image_stand_in import data_url
 from server_process import ServerProcess, ready
 from tiny_models import make_tiny_model
+from tiny_vision import make_slow_vision, picture_file
 
 # A tiny model repeats itself, and its guesses would end requests before a rank is ended.
 FLAGS = ("--tp-size", "2", "--log-level", "error", "--speculative-algorithm", "none")
@@ -107,6 +109,46 @@ def test_nothing_is_lost_with_a_rank_and_nothing_left_by_a_server_that_is_killed
     assert shared_memory() <= before
     _, _, said = server.finish()
     assert said.count("rank 1 was ended by SIGKILL, and the engine with it") == 1
+
+
+def describe(server: ServerProcess, seed: int) -> list[float]:
+    """The log-probabilities of a text about an image that takes the encoder a while."""
+    image = {"type": "image_url", "image_url": {"url": data_url(picture_file(240, 240, seed))}}
+    body = {
+        "messages": [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}],
+        **{"max_tokens": 20, "temperature": 0, "ignore_eos": True, "logprobs": True},
+    }
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    tokens = answer.json()["choices"][0]["logprobs"]["content"]
+    return [token["logprob"] for token in tokens]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_while_an_image_is_encoded_loses_no_request(
+    tmp_path: Path, rank: int
+) -> None:
+    with ready(str(make_slow_vision(tmp_path)), *FLAGS) as server, ThreadPoolExecutor(2) as pool:
+        expected, other = complete(server, PROMPTS[0]), describe(server, 0)
+        assert httpx.post(f"{server.url}/flush_cache").status_code == 200
+        (before,) = httpx.get(f"{server.url}/server_info").json()["internal_states"]
+        futures = [pool.submit(describe, server, 1), pool.submit(complete, server, PROMPTS[0])]
+        end = time.monotonic() + 30
+        while True:
+            (stats,) = httpx.get(f"{server.url}/server_info").json()["internal_states"]
+            if stats["encoder_seconds_total"] > before["encoder_seconds_total"]:
+                break
+            assert time.monotonic() < end, "nothing is encoded"
+        assert stats["encoded_images_total"] == 1
+        ranks(server)[rank].kill()
+        described, text = (future.result() for future in futures)
+        assert text == expected
+        assert described == pytest.approx(describe(server, 1), abs=1e-4)
+        assert described != pytest.approx(other, abs=1e-3)
+        server.process.terminate()
+        _, _, said = server.finish()
+        assert said.count("restarting it") == 1
 
 
 @pytest.mark.slow
