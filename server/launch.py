@@ -213,27 +213,35 @@ class Launch:
             print(self._summary(self._engine.info, port, seconds), flush=True)
 
     async def _until_end(self, http: asyncio.Task[None]) -> None:
-        events = [
-            asyncio.create_task(event.wait()) for event in (self._told_to_stop, self._engine.failed)
-        ]
+        ends = [self._told_to_stop, self._engine.failed]
+        if self._service.media is not None:
+            ends.append(self._service.media.failed)
+        events = [asyncio.create_task(event.wait()) for event in ends]
         await asyncio.wait([http, *events], return_when=asyncio.FIRST_COMPLETED)
         for event in events:
             event.cancel()
 
     async def _finish_requests(self) -> int:
         """Wait for unfinished requests unless the engine has failed. Return the exit code."""
+        media = self._service.media
         if self._engine.failed.is_set():
             code = EXIT_USER_ERROR if self._engine.user_error else EXIT_ENGINE_GONE
-            _end_by(END_TIMEOUT, code)
-            reason = " ".join(str(self._engine.failure).split())
-            if self._config.log_format == "json":
-                logger.critical("the server ends: %s", reason)
-            else:
-                print(f"piecework serve: error: {reason}", file=sys.stderr, flush=True)
-            return code
+            return self._give_up(str(self._engine.failure), code)
+        if media is not None and media.failed.is_set():
+            return self._give_up(str(media.failure), EXIT_USER_ERROR)
         _end_by(self._config.drain_timeout + END_TIMEOUT, 0)
         await self._engine.drain(self._config.drain_timeout)
         return 0
+
+    def _give_up(self, reason: str, code: int) -> int:
+        """Say why the server ends, and return its exit code."""
+        _end_by(END_TIMEOUT, code)
+        reason = " ".join(reason.split())
+        if self._config.log_format == "json":
+            logger.critical("the server ends: %s", reason)
+        else:
+            print(f"piecework serve: error: {reason}", file=sys.stderr, flush=True)
+        return code
 
     def _signalled(self, number: int) -> None:
         """The first signal starts the drain, the second ends the process at once."""

@@ -20,6 +20,7 @@ _WHOLE = ("g_idx", "input_scale", "weight_shape")  # Tensors that all parts of a
 # For `renamed`: keeps the text model of a model of images and text.
 TEXT_ALONE = {
     r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\..*": "",
+    r"^(model\.)?image_newline$": "",
     r"^(model\.language_model|language_model\.model)\.": "model.",
     r"^language_model\.lm_head": "lm_head",
 }

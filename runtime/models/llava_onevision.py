@@ -27,4 +27,4 @@ class LlavaOnevisionForConditionalGeneration(Qwen2ForCausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        return renamed(tensors, {r"^(model\.)?image_newline$": "", **TEXT_ALONE})
+        return renamed(tensors, TEXT_ALONE)

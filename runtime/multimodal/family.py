@@ -41,12 +41,16 @@ class ImageFamily:
     sees_ahead: bool = False
     # The id that the engine gets for positions of images. None: that of the token.
     sent_id: int | None = None
+    # Whether `size` of the image processor counts pixels. It is sides otherwise.
+    sizes_are_pixels: ClassVar[bool] = False
     # Names of tensors in checkpoints, as regular expressions, and those of transformers' modules.
     tower_names: ClassVar[Mapping[str, str]] = {r"^model\.": ""}
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.vision: dict[str, Any] = config["vision_config"]
+        if not isinstance(self.vision, dict):
+            raise ValueError("vision_config of config.json is no JSON object")
 
     @property
     def image_token(self) -> str:
@@ -59,6 +63,26 @@ class ImageFamily:
         `count` is the number of images of the prompt.
         """
         return asked
+
+    def check(self, settings: dict[str, Any]) -> None:
+        """Raise `ValueError` if settings of the image processor do not fit each other, or not the
+        vision tower. `settings.check_settings` has checked each by itself.
+        """
+
+    def most_positions(self, settings: dict[str, Any]) -> int:
+        """Return an upper bound of the positions of an image. 0: the settings do not limit them,
+        or the number is the same for all images.
+        """
+        return 0
+
+    def pixel_shape(self) -> tuple[int, ...]:
+        """Return the last dimensions of `tensors[0]` that the vision tower reads. (): any."""
+        return ()
+
+    def square(self) -> tuple[int, ...]:
+        """Return `pixel_shape` of a tower that reads images of one size."""
+        size = self.vision.get("image_size", ())
+        return tuple(size) if isinstance(size, list) else (size, size) if size else ()
 
     def image_processor(self, settings: dict[str, Any]) -> Any:
         """Return what `process` gets for preprocessor_config.json. None: transformers' image
@@ -129,6 +153,12 @@ class ImageFamily:
     def axes(self, half: int) -> npt.NDArray[np.int64]:
         """Return which axis of `turned_rows` each of `half` frequencies reads."""
         raise NotImplementedError
+
+
+def longest_side(size: Any, default: int) -> int:
+    """Return the longest side in pixels that a size of an image processor's settings names."""
+    sides = size.values() if isinstance(size, dict) else [size]
+    return max((int(side) for side in sides if side is not None), default=default)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

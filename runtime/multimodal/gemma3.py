@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from math import isqrt
+from typing import Any, ClassVar
 
 from .family import Arrays, ImageFamily
 
@@ -17,6 +18,19 @@ class Family(ImageFamily):
     # Checkpoints of older versions have one module more.
     tower_names: ClassVar = {r"^model\.": "", r"^vision_tower\.vision_model\.": "vision_tower."}
     sees_ahead = True
+
+    def check(self, settings: dict[str, Any]) -> None:
+        count: int = self.config.get("mm_tokens_per_image", 256)
+        size, patch = (self.vision.get(name) for name in ("image_size", "patch_size"))
+        side = isqrt(count)
+        if side**2 != count or (size and patch and size // patch % side):
+            raise ValueError(
+                f"mm_tokens_per_image is {count}, but the vision tower has patches of {patch} "
+                f"pixels in images of {size}"
+            )
+
+    def pixel_shape(self) -> tuple[int, ...]:
+        return self.square()
 
     def text(self, arrays: Arrays) -> str:
         count: int = self.config.get("mm_tokens_per_image", 256)

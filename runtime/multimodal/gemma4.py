@@ -27,6 +27,14 @@ class Family(ImageFamily):
         self.sent_id = None if "image_token_id" in config else 0
         self.sees_ahead = text.get("use_bidirectional_attention") == "vision"
 
+    def most_positions(self, settings: dict[str, Any]) -> int:
+        count: int = settings.get("max_soft_tokens", 0)
+        return count
+
+    def pixel_shape(self) -> tuple[int, ...]:
+        patch = self.vision.get("patch_size")
+        return () if patch is None else (3 * patch**2,)
+
     def options(self, detail: str) -> dict[str, Any]:
         positions = {"low": _LOW, "high": _HIGH}.get(detail)
         return {} if positions is None else {"max_soft_tokens": positions}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 ARCHITECTURES = ["Llama4ForConditionalGeneration"]
+_TILE, _MOST_TILES = 336, 16  # Transformers' values.
 
 
 class Family(ImageFamily):
@@ -34,9 +35,11 @@ class Family(ImageFamily):
 
     def process(self, processor: Any, image: Any, detail: str) -> Arrays:
         settings = {**processor, **self.options(detail)}
-        tile: int = settings.get("size", {}).get("height", 336)
+        tile: int = settings.get("size", {}).get("height", _TILE)
         grows: bool = settings.get("resize_to_max_canvas", False)
-        rows, columns = _grid(image.size, tile, settings.get("max_patches", 16), grows=grows)
+        rows, columns = _grid(
+            image.size, tile, settings.get("max_patches", _MOST_TILES), grows=grows
+        )
         canvas = columns * tile, rows * tile
         # An image that is smaller than its canvas grows to the size of a tile at most.
         most = (
@@ -59,11 +62,22 @@ class Family(ImageFamily):
         pixels = np.stack([colours[each][tiles[..., each]] for each in range(3)], axis=1)
         return {"pixel_values": pixels, "aspect_ratios": np.array([[rows, columns]])}
 
-    def text(self, arrays: Arrays) -> str:
-        height, width = arrays["pixel_values"].shape[-2:]
+    def most_positions(self, settings: dict[str, Any]) -> int:
+        size: int = self.vision.get("image_size", _TILE)
+        most: int = settings.get("max_patches", _MOST_TILES)
+        return (most + 1) * self._of_tile(size, size)
+
+    def _of_tile(self, height: int, width: int) -> int:
+        """Return the positions of a tile."""
         patch: int = self.vision.get("patch_size", 14)
         ratio: float = self.vision.get("pixel_shuffle_ratio", 0.5)
-        tile = self.image_token * int((height // patch) * (width // patch) * ratio**2)
+        return int((height // patch) * (width // patch) * ratio**2)
+
+    def pixel_shape(self) -> tuple[int, ...]:
+        return self.square()
+
+    def text(self, arrays: Arrays) -> str:
+        tile = self.image_token * self._of_tile(*arrays["pixel_values"].shape[-2:])
         rows, columns = map(int, arrays["aspect_ratios"][0])
         row = "<|tile_x_separator|>".join([tile] * columns) + "<|tile_y_separator|>"
         tiles = row * rows if rows * columns > 1 else ""

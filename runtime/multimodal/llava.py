@@ -15,6 +15,9 @@ class Family(ImageFamily):
     # Checkpoints of older versions have one module more.
     tower_names: ClassVar = {r"^model\.": "", r"^vision_tower\.vision_model\.": "vision_tower."}
 
+    def pixel_shape(self) -> tuple[int, ...]:
+        return self.square()
+
     def text(self, arrays: Arrays) -> str:
         height, width = arrays["pixel_values"].shape[-2:]
         patch: int = self.vision.get("patch_size", 14)

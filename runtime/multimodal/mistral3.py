@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from .family import Arrays, ImageFamily
+from .family import Arrays, ImageFamily, longest_side
 
 ARCHITECTURES = ["Mistral3ForConditionalGeneration"]
+_LONGEST = 1024  # Transformers' value of the longest side in pixels.
 
 
 class Family(ImageFamily):
@@ -26,6 +27,9 @@ class Family(ImageFamily):
         """Pixels along each side of a position."""
         patch: int = self.vision.get("patch_size", 16)
         return patch * self.merge
+
+    def most_positions(self, settings: dict[str, Any]) -> int:
+        return (longest_side(settings.get("size"), _LONGEST) // self._side + 1) ** 2
 
     def options(self, detail: str) -> dict[str, Any]:
         # preprocessor_config.json has the side of a patch.

@@ -38,10 +38,13 @@ from ..files.resolve import resolve_model_path
 from ..process.message_pipe import pack, read
 from ..tokenizer.tokenizer import load_tokenizer
 from .family import ImageFamily
+from .settings import MOST_POSITIONS
 from .source import find_source
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 EXIT_UNUSABLE = 2
+# Width and height in pixels of images that are tried at the start.
+_TRIALS = (1024, 1024), (600, 64), (64, 600)
 _LEAST_SIDE = 2  # Pixels. Image processors cannot tell the channels of smaller images.
 _EXTRA_MEMORY = 3 * 2**29  # Bytes of memory beside what the libraries take.
 _MOST_KEPT = 2**27  # Bytes of tensors that are kept for images that come again.
@@ -73,7 +76,7 @@ class Preprocessor:
         mmproj: str | None = None,
         gguf_pre_tokenizer: str | None = None,
     ) -> None:
-        path = resolve_model_path(model_path)
+        self._path = path = resolve_model_path(model_path)
         if (source := find_source(path, mmproj)) is None:
             raise ValueError(f"the model of {path} takes no images here")
         self.family: ImageFamily = source.family
@@ -97,14 +100,42 @@ class Preprocessor:
         self._kept_bytes = 0
 
     def ready(self) -> PreprocessReady:
-        """Return the first message, after a trial with an image of 1024 x 1024 pixels."""
+        """Return the first message, after a trial with images of several sizes.
+
+        Raise `ValueError` if the model's settings make none of them.
+        """
+        counts = [self._tried(*size) for size in _TRIALS]
+        return PreprocessReady(placeholder=self.family.placeholder, tokens_of_1024=counts[0])
+
+    def _tried(self, width: int, height: int) -> int:
+        """Return the positions of an image. Raise `ValueError` if it cannot be processed."""
         from PIL import Image
 
-        text = self._process(Image.new("RGB", (1024, 1024)), "auto").text
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return PreprocessReady(
-            placeholder=self.family.placeholder, tokens_of_1024=ids.count(self._token_id)
-        )
+        try:
+            processed = self._process(Image.new("RGB", (width, height)), "auto")
+            count = processed.text.count(self.family.image_token)
+            self._check_trial(processed, count)
+            return count
+        except Exception as error:
+            told = " ".join(str(error).split())
+            reason = told if isinstance(error, ValueError) else f"{type(error).__name__}: {told}"
+            raise ValueError(
+                f"an image of {width} x {height} pixels cannot be processed as {self._path} says "
+                f"({reason:.200}); download the model again, or add --disable-vision"
+            ) from None
+
+    def _check_trial(self, processed: _Processed, count: int) -> None:
+        pixels = processed.tensors[self.family.tensors[0]]
+        wanted = self.family.pixel_shape()
+        if wanted and tuple(pixels.shape[-len(wanted) :]) != wanted:
+            raise ValueError(
+                f"it becomes numbers of the shape {pixels.shape}, but the vision tower reads "
+                f"{list(wanted)}"
+            )
+        if not 1 <= count <= MOST_POSITIONS:
+            raise ValueError(f"it has {count} positions, but 1 to {MOST_POSITIONS} are possible")
+        if not np.isfinite(pixels.array()).all():
+            raise ValueError("its colours are no finite numbers")
 
     def answer(self, request: Preprocess) -> Preprocessed:
         """Return the ids and images of a prompt, or why it is refused."""

@@ -19,6 +19,7 @@ ARCHITECTURES = [
     "Qwen3_5MoeForConditionalGeneration",
 ]  # fmt: skip
 _LOW = 512 * 512  # Pixels of an image of `detail` low.
+_PIXELS = 56 * 56, 28 * 28 * 1280  # Transformers' limits.
 # Transformers' values of `mrope_section`.
 _SECTIONS, _SECTIONS_OF_3, _SECTIONS_OF_3_5 = (16, 24, 24), (24, 20, 20), (11, 11, 10)
 
@@ -28,12 +29,42 @@ class Family(ImageFamily):
 
     placeholder = "<|image_pad|>"
     tensors: ClassVar = ("pixel_values", "image_grid_thw")
+    sizes_are_pixels = True
     tower_names: ClassVar = {r"^model\.": ""}
 
     @property
     def _merge(self) -> int:
         size: int = self.vision.get("spatial_merge_size", 2)
         return size
+
+    def check(self, settings: dict[str, Any]) -> None:
+        least, most = self._pixels(settings)
+        if least > most:
+            raise ValueError(f"size lets an image have {most} pixels, but at least {least}")
+        if (merge := settings.get("merge_size", self._merge)) != self._merge:
+            raise ValueError(
+                f"merge_size is {merge}, but the vision tower has a spatial_merge_size of "
+                f"{self._merge}"
+            )
+
+    def most_positions(self, settings: dict[str, Any]) -> int:
+        patch: int = self.vision.get("patch_size", 14)
+        return self._pixels(settings)[1] // (patch * self._merge) ** 2
+
+    def pixel_shape(self) -> tuple[int, ...]:
+        patch = self.vision.get("patch_size")
+        frames: int = self.vision.get("temporal_patch_size", 2)
+        return () if patch is None else (3 * frames * patch**2,)
+
+    @staticmethod
+    def _pixels(settings: dict[str, Any]) -> tuple[int, int]:
+        """Return how many pixels an image may have at least and at most."""
+        size = settings.get("size")
+        size = size if isinstance(size, dict) else {}
+        return (
+            settings.get("min_pixels") or size.get("shortest_edge") or _PIXELS[0],
+            settings.get("max_pixels") or size.get("longest_edge") or _PIXELS[1],
+        )
 
     def options(self, detail: str) -> dict[str, Any]:
         return {"max_pixels": _LOW} if detail == "low" else {}

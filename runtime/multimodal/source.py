@@ -23,6 +23,7 @@ from ..config.multimodal_registry import family_class, family_of, find_projector
 from ..files.folder import read_json
 from ..files.mmproj import mmproj_beside
 from .family import ImageFamily
+from .settings import check_settings, read_settings
 
 if TYPE_CHECKING:
     from ..config.quantization_registry import Scheme
@@ -66,7 +67,11 @@ class FolderSource:
 
     def __init__(self, path: Path, module: str) -> None:
         self.path = path
-        self.family: ImageFamily = family_class(module)(read_json(path / "config.json"))
+        config = read_json(path / "config.json")
+        with _settings_named(path):
+            self.family: ImageFamily = family_class(module)(config)
+            if (settings := read_settings(path)) is not None:
+                check_settings(self.family, settings)
 
     @property
     def scheme(self) -> Scheme | None:
@@ -98,6 +103,8 @@ class MmprojSource:
         with _damage_named(path):
             self._projector = projector = _projector(path, model)
             self.family: ImageFamily = family_class(projector.family)(projector.members())
+            with _settings_named(path):
+                check_settings(self.family, projector.processor())
 
     def image_processor(self) -> Any:
         with TemporaryDirectory() as folder, _damage_named(self.path):
@@ -168,6 +175,18 @@ def _damage_named(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _settings_named(path: Path) -> Iterator[None]:
+    """Raise `ValueError` that names the model if no image can be made by its settings."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"images cannot be processed as {path} says: {error}; download the model again, or add "
+            "--disable-vision"
+        ) from None
+
+
 def _projector(path: Path, model: Path) -> Projector:
     """Open a file with a vision tower. Raise `ValueError` if it does not fit the text model."""
     # Imported here, because the gguf library imports numpy.
@@ -201,8 +220,8 @@ def _processor_of(family: ImageFamily, folder: Path, named: Path) -> Any:
         import PIL  # noqa: F401
     except ImportError:
         raise ValueError(f"images need Pillow to be decoded; run: {INSTALL}") from None
-    settings = folder / "preprocessor_config.json"
-    if settings.is_file() and (own := family.image_processor(read_json(settings))) is not None:
+    settings = read_settings(folder)
+    if settings is not None and (own := family.image_processor(settings)) is not None:
         return own
     from transformers import AutoImageProcessor
     from transformers.utils.logging import set_verbosity_error

@@ -18,7 +18,7 @@ from ..config.media import MediaConfig
 from ..core.errors import Unavailable
 from ..http.turns import Room
 from .parts import ImagePart
-from .process import Preprocessor, ProcessEnded
+from .process import Preprocessor, ProcessEnded, Unusable
 from .sources import Sources, refused
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class Media:
 
     Attributes:
         info: What the model's images need; None until that is known.
+        failed: Set if the first process finds that the model's images cannot be read.
+        failure: The reason for that.
     """
 
     def __init__(self, config: MediaConfig, preprocessor: Preprocessor) -> None:
@@ -57,6 +59,8 @@ class Media:
         self._held = 0
         self._starting: asyncio.Task[None] | None = None
         self.info: PreprocessReady | None = None
+        self.failed = asyncio.Event()
+        self.failure: str | None = None
 
     async def ready(self) -> PreprocessReady:
         """Return what the model's images need. Raise `Unavailable`."""
@@ -74,6 +78,9 @@ class Media:
     async def _start(self) -> None:
         try:
             self.info = await self._preprocessor.ready()
+        except Unusable as error:
+            self.failure = error.reason
+            self.failed.set()
         except Unavailable as error:
             logger.error("%s", error.message)
 

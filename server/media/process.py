@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from ...runtime.core.images import Preprocess, Preprocessed, PreprocessReady
 from ...runtime.process.ipc import Unreadable
@@ -28,7 +28,20 @@ SECONDS = 30.0  # Time for the images of one request.
 START_SECONDS = 120.0  # Time for the imports, and for a trial.
 _CORES = 4  # Cores of the machine for each process.
 _RETRY_SECONDS = 30  # Time after which a process is started again that could not start.
+_RETRY = {"Retry-After": f"{_RETRY_SECONDS}"}
 _MOST_ANSWER = 2**31  # Bytes of an answer. A larger one is damaged.
+
+
+class Unusable(Unavailable):
+    """The model's files, or libraries that are missing, let no image be read.
+
+    Attributes:
+        reason: What is at fault, with a remedy.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Images cannot be read: {reason}.", code="no_images", headers=_RETRY)
+        self.reason = reason
 
 
 class ProcessEnded(Exception):
@@ -39,7 +52,9 @@ class Preprocessor(Protocol):
     """Turns the text and the files of a prompt into ids and tensors."""
 
     async def ready(self) -> PreprocessReady:
-        """Return what is known of the model's images. Raise `Unavailable`."""
+        """Return what is known of the model's images. Raise `Unavailable`, or its kind
+        `Unusable`.
+        """
         ...
 
     async def run(self, request: Preprocess) -> Preprocessed:
@@ -137,23 +152,30 @@ class PreprocessProcesses:
             async with asyncio.timeout(START_SECONDS):
                 info = await process.start(self._command)
         except (OSError, EOFError, TimeoutError, Unreadable) as error:
-            info = PreprocessReady(error=f"its process does not start ({type(error).__name__})")
+            return await self._fail(
+                process,
+                Unavailable(
+                    f"Images cannot be read: the process that reads them does not start "
+                    f"({type(error).__name__}).",
+                    code="no_images",
+                    headers=_RETRY,
+                ),
+            )
         except BaseException:
             self._all.discard(process)
             await asyncio.shield(process.end())
             raise
         if info.error is not None:
-            self._all.discard(process)
-            await process.end()
-            refusal = Unavailable(
-                f"Images cannot be read: {info.error}.",
-                code="no_images",
-                headers={"Retry-After": f"{_RETRY_SECONDS}"},
-            )
-            self._failed = time.monotonic() + _RETRY_SECONDS, refusal
-            raise refusal
+            return await self._fail(process, Unusable(info.error))
         self._info = info
         return process
+
+    async def _fail(self, process: _Process, refusal: Unavailable) -> NoReturn:
+        """End a process that cannot start. Requests are refused for a while."""
+        self._all.discard(process)
+        await process.end()
+        self._failed = time.monotonic() + _RETRY_SECONDS, refusal
+        raise refusal
 
 
 class _Process:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI
 
 from ..engine.interface import Engine
+from ..media.media import Media
 
 _SETTLE_SECONDS = 20.0
 
@@ -23,14 +24,18 @@ class Service(NamedTuple):
     app: FastAPI
     summary: Callable[[Any, int, float], str]
 
+    @property
+    def media(self) -> Media | None:
+        """What reads images, if the model takes any."""
+        found: Media | None = getattr(self.app.state.serving, "media", None)
+        return found
+
     async def settle(self) -> None:
         """Wait a little for what the summary says besides the engine."""
-        media = getattr(self.app.state.serving, "media", None)
-        if media is not None:
-            await media.settle(_SETTLE_SECONDS)
+        if self.media is not None:
+            await self.media.settle(_SETTLE_SECONDS)
 
     async def close(self) -> None:
         """End what the application of a fleet's model has started."""
-        media = getattr(self.app.state.serving, "media", None)
-        if media is not None:
-            await media.close()
+        if self.media is not None:
+            await self.media.close()

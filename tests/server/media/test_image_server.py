@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 import threading
 import time
 import zlib
 from collections.abc import Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +18,7 @@ import psutil
 import pytest
 from image_stand_in import data_url
 from PIL import Image
-from server_process import ServerProcess, ready
+from server_process import ServerProcess, ready, serve
 from tiny_vision import make_tiny_vision, picture_file
 
 CHAT = "/v1/chat/completions"
@@ -38,7 +40,8 @@ def asked(*urls: str, **more: Any) -> dict[str, Any]:
 
 def answer_of(server: ServerProcess, *files: bytes) -> tuple[str, dict[str, Any]]:
     body = asked(*map(data_url, files), temperature=0)
-    answer = server.client.post(CHAT, json=body)
+    # A busy machine takes long to start a decoder.
+    answer = server.client.post(CHAT, json=body, timeout=180)
     assert answer.status_code == 200, answer.text
     told = answer.json()
     return told["choices"][0]["message"]["content"], told["usage"]
@@ -62,6 +65,20 @@ def test_the_client_of_openai_gets_the_same_answer_again_from_the_cache(
     assert first.choices[0].message.content == again.choices[0].message.content
     card = server.client.get("/v1/models").json()["data"][0]
     assert card["input_modalities"] == ["text", "image"] and card["image_tokens_1024"] > 0
+
+
+def test_a_folder_of_which_no_image_can_be_made_ends_the_server(tmp_path: Path) -> None:
+    """The process that reads images finds it, in a trial."""
+    folder = make_tiny_vision(tmp_path)
+    file = folder / "preprocessor_config.json"
+    kind = {"image_processor_type": "NoSuchProcessor"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | kind))
+    with serve(str(folder)) as server:
+        code, _, said = server.finish(180)
+    assert code == 2, said
+    *_, line = said.splitlines()
+    assert line.startswith("piecework serve: error: the image processor of"), said
+    assert str(folder) in line and "cannot be loaded" in line and "add --disable-vision" in line
 
 
 def test_another_picture_has_another_prefix(server: ServerProcess) -> None:
