@@ -330,6 +330,29 @@ FAMILIES: dict[str, Family] = {
             **_HALVES,
         },
     ),
+    "llava_next": (
+        "<image>",
+        ["<image>"],
+        {
+            "architectures": ["LlavaNextForConditionalGeneration"],
+            "vision_config": {
+                **_SIGLIP,
+                "model_type": "clip_vision_model",
+                "image_size": 32,
+                "patch_size": 8,
+                "projection_dim": 32,
+            },
+            "image_grid_pinpoints": _GRIDS,
+            "text_config": {"model_type": "llama"},
+        },
+        {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "size": {"shortest_edge": 32},
+            "crop_size": {"height": 32, "width": 32},
+            "image_grid_pinpoints": _GRIDS,
+            **_HALVES,
+        },
+    ),
     "internvl": (
         "<IMG_CONTEXT>",
         ["<IMG_CONTEXT>", "<img>", "</img>"],

@@ -95,7 +95,8 @@ class Reference:
         ids = torch.tensor([prompt.ids + tokens])
         names = dict.fromkeys(name for image in prompt.images for name in image.tensors)
         kind = self.model.config.model_type
-        together = _stacked if kind in ("llava_onevision", "gemma4") else _together
+        is_padded = kind in ("llava_onevision", "llava_next", "gemma4")
+        together = _stacked if is_padded else _together
         tensors = {
             name: together([i.tensors[name].array() for i in prompt.images]) for name in names
         }
@@ -123,14 +124,16 @@ class Reference:
 
 
 def _stacked(arrays: list[np.ndarray]) -> torch.Tensor:
-    """Return tensors along a first dimension. Rows of patches are padded, at position -1."""
-    if arrays[0].ndim == 3:
+    """Return tensors along a first dimension. Tiles are padded, and rows of patches, at position
+    -1.
+    """
+    if arrays[0].ndim in (3, 5):
         most = max(array.shape[1] for array in arrays)
         padding = -1 if arrays[0].dtype == np.int64 else 0
         arrays = [
             np.pad(
                 array,
-                [(0, 0), (0, most - array.shape[1]), (0, 0)],
+                [(0, 0), (0, most - array.shape[1])] + [(0, 0)] * (array.ndim - 2),
                 constant_values=padding,
             )
             for array in arrays
