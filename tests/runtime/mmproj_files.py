@@ -27,6 +27,7 @@ _ARCHES = {
     "qwen3vl": gguf.MODEL_ARCH.QWEN3VL,
     "gemma4": gguf.MODEL_ARCH.GEMMA4,
     "qwen35": gguf.MODEL_ARCH.QWEN35,
+    "llama4": gguf.MODEL_ARCH.LLAMA4,
 }
 _TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 
@@ -88,6 +89,27 @@ def _llava(arrays: Arrays) -> Arrays:
         for name, array in arrays.items()
         if ".layers.1." not in name and "post_layernorm" not in name
     }
+
+
+def _llava_next(arrays: Arrays) -> Arrays:
+    """Return what the surgery of LLaVA 1.6 and the converter of CLIP make of the tensors."""
+    (name,) = (name for name in arrays if name.endswith("image_newline"))
+    return {"model.image_newline": arrays[name]} | _llava(
+        {other: array for other, array in arrays.items() if other != name}
+    )
+
+
+def _llama4(arrays: Arrays) -> Arrays:
+    found = {}
+    for name, array in arrays.items():
+        if "multi_modal_projector" in name:
+            # One layer, in spite of the number in its name.
+            name = "mm.model.fc.weight"
+        elif ".1.post_attention_layernorm." in name:
+            # Published files have this name, and newer converters write another one.
+            name = f"v.blk.1.ln2.{name.rpartition('.')[2]}"
+        found[name.removeprefix("model.").replace("embedding_vlm", "embedding_vlm.weight")] = array
+    return found
 
 
 def _gemma(arrays: Arrays) -> Arrays:
@@ -266,6 +288,39 @@ KINDS = {
     "llava": Kind(
         "mlp", {}, ("llama", {}), lambda *_: {"block_count": 1, "feature_layer": [1]}, _llava
     ),
+    "llava_next": Kind(
+        "mlp",
+        {},
+        ("llama", {}),
+        lambda config, _: {
+            "block_count": 1,
+            "image_grid_pinpoints": [
+                side for grid in config["image_grid_pinpoints"] for side in grid
+            ],
+            "mm_patch_merge_type": "spatial_unpad",
+        },
+        _llava_next,
+    ),
+    "llama4": Kind(
+        "llama4",
+        # Files do not hold the size of chunks.
+        {"text_config": {"attention_chunk_size": 8192}},
+        (
+            "llama4",
+            {
+                "feed_forward_length": 96,
+                "expert_count": 4,
+                "expert_used_count": 1,
+                "expert_feed_forward_length": 96,
+                "interleave_moe_layer_step": 1,
+            },
+        ),
+        lambda config, processor: {
+            "projector.scale_factor": 2,
+            "preproc_max_tiles": processor["max_patches"],
+        },
+        _llama4,
+    ),
 }
 
 
@@ -291,9 +346,23 @@ def write_files(folder: Path, family: str, out: Path) -> Path:
 
 
 _OF_TOWER = (
+    *("vision_model", "image_newline", "model.image_newline", "model.multi_modal"),
     *("vision_tower", "model.vision_model", "model.connector", "multi_modal", "visual."),
     *("model.visual.", "model.vision_tower", "model.embed_vision"),
 )
+
+
+def _apart(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors with those of the experts of Llama 4 transposed, and cut into two."""
+    for name, array in arrays.items():
+        before, _, projection = name.rpartition(".")
+        if projection == "gate_up_proj":
+            for part, half in zip(("gate", "up"), np.split(array, 2, axis=-1), strict=True):
+                yield f"{before}.{part}_proj.weight", half.swapaxes(1, 2)
+        elif projection == "down_proj":
+            yield f"{name}.weight", array.swapaxes(1, 2)
+        else:
+            yield name, array
 
 
 def _write_text(folder: Path, arrays: Arrays, kind: Kind, path: Path) -> None:
@@ -308,7 +377,7 @@ def _write_text(folder: Path, arrays: Arrays, kind: Kind, path: Path) -> None:
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     tensors = (
         (name, tensor.numpy())
-        for stored, array in arrays.items()
+        for stored, array in _apart(arrays)
         for name, tensor in converted(stored, torch.from_numpy(array), architecture)
     )
     for name, array in tensors:
