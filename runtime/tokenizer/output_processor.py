@@ -147,6 +147,11 @@ class RequestState:
             min_tokens=params.min_new_tokens,
         )
 
+    @property
+    def image_tokens(self) -> int:
+        """Number of positions of images in the prompt."""
+        return sum(image.num_tokens for image in self.images)
+
     def goes_by(self, rid: str) -> bool:
         """Return whether `rid` names this request."""
         return rid in (self.rid, self.name) or rid in self.belongs_to

@@ -50,7 +50,8 @@ class Aborted(Answer, kw_only=True):
 
 class MetaInfo(Answer):
     """The latency is set at the end. Log-probabilities are set if the request asks for them, and
-    `cached_tokens_details` if some of the cached tokens came from a lower tier.
+    `cached_tokens_details` if some of the cached tokens came from a lower tier, and `image_tokens`
+    for prompts with images.
     """
 
     id: str
@@ -59,6 +60,7 @@ class MetaInfo(Answer):
     completion_tokens: int
     cached_tokens: int
     cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
+    image_tokens: int | UnsetType = UNSET
     e2e_latency: float | UnsetType = UNSET
     input_token_logprobs: list[Triple] | UnsetType = UNSET
     output_token_logprobs: list[Triple] | UnsetType = UNSET
@@ -214,6 +216,7 @@ class _Answer:
             output.completion_tokens,
             output.cached_tokens,
             cached_tokens_details([self._request]),
+            self._request.image_tokens or UNSET,
         )
         if output.finish_reason is not None:
             meta.e2e_latency = time.monotonic() - self._request.arrival_time

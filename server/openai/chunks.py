@@ -80,7 +80,7 @@ def usage_of(requests: Sequence[RequestState], samples: int, completion_tokens: 
     for request in requests[::samples]:
         prompt_tokens += len(request.prompt_ids)
         cached_tokens += request.cached_tokens or 0
-        image_tokens += sum(image.num_tokens for image in request.images)
+        image_tokens += request.image_tokens
     usage = UsageAnswer(
         prompt_tokens,
         completion_tokens,

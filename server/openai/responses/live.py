@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from copy import copy
 
+from msgspec import UNSET
+
 from ....runtime.core.generation import FinishReason
 from ....runtime.core.sampling_params import SamplingParams
 from ....runtime.tokenizer.output_processor import RequestOutput
@@ -186,10 +188,11 @@ class LiveResponse:
         thoughts = self._conversation.reasoning_tokens(self._tokenizer)
         prompt = before.input_tokens + len(request.prompt_ids)
         cached = before.input_tokens_details.cached_tokens + (request.cached_tokens or 0)
+        images = (before.input_tokens_details.image_tokens or 0) + request.image_tokens
         written = before.output_tokens + self._output_tokens
         return ResponseUsage(
             prompt,
-            InputTokensDetails(cached),
+            InputTokensDetails(cached, image_tokens=images or UNSET),
             written,
             OutputTokensDetails(before.output_tokens_details.reasoning_tokens + thoughts),
             prompt + written,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
+
 from ...core.answers import Answer
 from .items import OutputItem
 from .mcp_tools import ResponseMcpTool
@@ -25,8 +27,11 @@ class IncompleteDetails(Answer):
 
 
 class InputTokensDetails(Answer):
+    """`image_tokens` is set for input with images."""
+
     cached_tokens: int
     cache_write_tokens: int = 0
+    image_tokens: int | UnsetType = UNSET
 
 
 class OutputTokensDetails(Answer):

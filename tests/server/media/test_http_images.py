@@ -152,6 +152,12 @@ async def test_usage_counts_image_tokens_and_text_has_none(seeing: httpx.AsyncCl
     assert usage["prompt_tokens_details"]["image_tokens"] == 2 * TOKENS
     plain = (await seeing.post(CHAT, json={"messages": [user(text("What?"))]})).json()["usage"]
     assert "image_tokens" not in plain["prompt_tokens_details"]
+    items = [{"role": "user", "content": [FILE, FILE]}]
+    usage = (await seeing.post(RESPONSES, json={**LIMIT, "input": items})).json()["usage"]
+    assert usage["input_tokens_details"]["image_tokens"] == 2 * TOKENS
+    path, generated, files = BODIES["sglang"]
+    meta = (await seeing.post(path, json=generated)).json()["meta_info"]
+    assert meta["image_tokens"] == len(files) * TOKENS
 
 
 async def test_token_counts_include_images(
