@@ -29,8 +29,21 @@ def _check_count(count: int) -> None:
         raise PydanticCustomError("empty_input", "the list is empty; send some text")
 
 
+def _refuse_images(parts: list[Any]) -> None:
+    """Raise an error for parts of images in the forms of OpenAI, vLLM and Jina."""
+    for index, part in enumerate(parts):
+        kinds = {"image", "image_url", "input_image"}
+        if isinstance(part, dict) and (part.get("type") in kinds or kinds & part.keys()):
+            raise PydanticCustomError(
+                "unsupported_content",
+                "input {index} is an image, and images are not embedded yet; send texts",
+                {"index": index},
+            )
+
+
 def parse_inputs(value: Any) -> list[Prompt]:
     """Parse prompts as `parse_prompts`, at most `MAX_INPUTS`."""
+    _refuse_images(value if isinstance(value, list) else [value])
     prompts = parse_prompts(value)
     _check_count(len(prompts))
     return prompts
@@ -40,6 +53,7 @@ def parse_texts(value: Any) -> list[str]:
     """Parse one text or a list of texts: strings, or objects with a `text`."""
     parts = value if isinstance(value, list) else [value]
     _check_count(len(parts))
+    _refuse_images(parts)
     found = [part.get("text") if isinstance(part, dict) else part for part in parts]
     texts = [text for text in found if isinstance(text, str)]
     if len(texts) < len(found):

@@ -123,6 +123,19 @@ async def test_a_long_text_is_cut_where_that_is_asked_for(
     assert vectors_of(cut_off) == vectors_of(await client.post(PATH, json={"input": kept}))
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aaaa"}}
+
+
+@pytest.mark.parametrize("part", [IMAGE, {"image": "https://a.example/cat.png"}])
+@pytest.mark.parametrize("alone", [True, False])
+async def test_images_are_refused_in_one_sentence(
+    client: httpx.AsyncClient, part: dict[str, Any], alone: bool
+) -> None:
+    answer = await client.post(PATH, json={"input": part if alone else ["a", part]})
+    said = error_of(answer, 400, "input")["message"]
+    assert f"input {int(not alone)} is an image, and images are not embedded yet; send" in said
+
+
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     [

@@ -146,6 +146,7 @@ async def test_long_texts_that_are_cut_cost_no_more_than_they_have_characters(
         ("/v1/rerank", {"query": "", "documents": ["a"]}, "query"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": [3]}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": [{"image": "a.png"}]}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": ["b"] * 2049}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
         ("/v1/rerank", {"query": "a", "documents": ["fox " * 40]}, "documents[0]"),
