@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+GELU = -1.0  # The `limit` of experts whose gates pass a GELU.
 _STEEPNESS = 1.702  # Constant of GPT-OSS's gates.
 
 
@@ -55,9 +56,11 @@ def gated(x: torch.Tensor, limit: float) -> torch.Tensor:
     """Apply an expert's activation to gates and ups, x [P, 2 * I].
 
     This is `silu_and_mul`, or, if `limit` is above 0, GPT-OSS's (up + 1) * gate * sigmoid(1.702 *
-    gate) with both clamped to `limit`.
+    gate) with both clamped to `limit`. `GELU` stands for gelu(gate) * up by tanh.
     """
     gate, up = x.chunk(2, dim=-1)
+    if limit < 0.0:
+        return F.gelu(gate, approximate="tanh") * up
     if limit == 0.0:
         return F.silu(gate) * up
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

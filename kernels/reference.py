@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from .experts import GELU as GELU
 from .experts import activated as activated
 from .experts import choose_experts as choose_experts
 from .experts import fused_moe as fused_moe

@@ -46,7 +46,7 @@ _QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
 Family = tuple[str, list[str], dict[str, Any], dict[str, Any]]
 
 
-def _gemma4(sees: str | None) -> Family:
+def _gemma4(sees: str | None, **experts: Any) -> Family:
     config = {
         "model_type": "gemma4",
         "architectures": ["Gemma4ForConditionalGeneration"],
@@ -75,6 +75,7 @@ def _gemma4(sees: str | None) -> Family:
             "hidden_size_per_layer_input": 16 if sees is None else 0,
             "use_bidirectional_attention": sees,
             "pad_token_id": 0,
+            **experts,
         },
     }
     processor = {
@@ -261,6 +262,13 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     **{name: _gemma4(sees) for name, sees in (("gemma4", None), ("gemma4-large", "vision"))},
+    "gemma4-moe": _gemma4(
+        "vision",
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=32,
+    ),
     "mistral3": (
         "[IMG]",
         ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],

@@ -153,7 +153,8 @@ def group_rows(topk_ids: torch.Tensor, experts: int, rows: int) -> Blocks:
 def activated(x: torch.Tensor, size: int, limit: float) -> torch.Tensor:
     """Return `reference.activated` of x, contiguous."""
     out = x.new_empty(x.shape[0], size)
-    kind = "relu2" if x.shape[1] == size else "clamped" if limit else "silu"
+    of_gates = "clamped" if limit > 0 else "gelu" if limit < 0 else "silu"
+    kind = "relu2" if x.shape[1] == size else of_gates
     block = min(BLOCK, power_of_2(size))
     expert_activation_kernel[(x.shape[0], -(-size // block))](
         x, out, limit, SIZE=size, KIND=kind, BLOCK=block, num_warps=warps(block)

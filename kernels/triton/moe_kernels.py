@@ -252,8 +252,8 @@ def expert_activation_kernel(
 ):
     """Program (p, block): BLOCK columns of row p, out [P, SIZE]. x is contiguous.
 
-    KIND: "silu" or "clamped" of gates before ups [P, 2 * SIZE], or "relu2" of [P, SIZE]. They
-    round where `reference.activated` does.
+    KIND: "silu", "gelu" or "clamped" of gates before ups [P, 2 * SIZE], or "relu2" of [P, SIZE].
+    They round where `reference.activated` does.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -269,8 +269,12 @@ def expert_activation_kernel(
             up = tl.minimum(tl.maximum(up, -limit), limit)
             value = gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
         else:
-            silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
-            value = silu * up
+            # GELU by tanh is x times the sigmoid of a polynomial of x.
+            slope = gate
+            if KIND == "gelu":
+                slope = 1.5957691216 * (gate + 0.044715 * gate * gate * gate)
+            opened = (gate / (1.0 + tl.exp(-slope))).to(out.dtype.element_ty).to(tl.float32)
+            value = opened * up
     tl.store(out + row * SIZE + column, value.to(out.dtype.element_ty), mask=live)
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from ..files.folder import config_eos_token_ids, no_model, read_json
 from .model_registry import (
@@ -46,8 +46,7 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_pytorch_tanh",
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }
-# Names of the number of experts of a layer.
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _POSITIVE = (
     "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "rope_theta", "norm_eps",
@@ -103,6 +102,7 @@ class ModelConfig:
     dtype: str = "bfloat16"
     kept_layers: list[int] = field(default_factory=list)
     takes_images: bool = False
+    expert_activations: ClassVar[tuple[str, ...]] = ("silu",)
 
     def __post_init__(self) -> None:
         self.check_positive(*_POSITIVE)
@@ -128,10 +128,10 @@ class ModelConfig:
                 f"the activation {self.activation!r} is not supported; supported: "
                 f"{', '.join(_ACTIVATIONS)}"
             )
-        if self.activation != "silu" and any(getattr(self, name, 0) for name in _EXPERTS):
+        has_experts = any(getattr(self, name, 0) for name in _EXPERT_COUNTS)
+        if has_experts and self.activation not in self.expert_activations:
             raise UnsupportedError(
-                f"experts with the activation {self.activation!r} are not supported; choose "
-                "another model"
+                f"activation {self.activation!r} of experts is not supported; choose another model"
             )
         check_rope(self.rope_type, self.rope_scaling, self.rotary_dim)
 

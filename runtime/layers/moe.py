@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ...kernels import ops
+from ...kernels.experts import GELU
 from ...kernels.linear import LinearKernels
 from ...kernels.step_parts import MixtureParts, NoParts, part_or_none
 from .linear import Linear, Stretch
@@ -184,8 +185,8 @@ class FusedMoE(nn.Module):
 
     Attributes:
         names: Names of the gate, up and down projections in the checkpoint.
-        activation: "silu" of the gate, or "relu2": no gate, and the squared ReLU of the up
-            projection.
+        activation: "silu" or "gelu_pytorch_tanh" of the gate, or "relu2": no gate, and the squared
+            ReLU of the up projection.
         limit, weighs_input: See `reference.fused_moe`.
         first: [1] int64, the first expert of this rank, if other ranks hold experts.
     """
@@ -210,12 +211,13 @@ class FusedMoE(nn.Module):
                 f"moe_intermediate_size is {intermediate_size}, but must be at least 1: "
                 "config.json is damaged, download the model again"
             )
-        if activation not in ("silu", "relu2"):
+        if activation not in ("silu", "gelu_pytorch_tanh", "relu2"):
             raise ValueError(
                 f"experts with the activation {activation!r} are not supported; choose another "
                 "model"
             )
-        self.num_experts, self.limit, self.weighs_input = num_experts, limit, weighs_input
+        self.num_experts, self.weighs_input = num_experts, weighs_input
+        self.limit = GELU if activation == "gelu_pytorch_tanh" else limit
         self.register_buffer("first", None)
         gate, up, down = names
         parts = dict.fromkeys((up,) if activation == "relu2" else (gate, up), intermediate_size)

@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..config.model import ModelConfig, patterned_windows
+from ..config.model import ModelConfig, check_size, patterned_windows
 from ..config.model_registry import UnsupportedError
 from ..layers.activation import ACTIVATIONS
 from ..layers.decoder import Decoder
 from ..layers.images import embed_images
 from ..layers.linear import Linear, StoredTensor, weight
 from ..layers.mlp import GatedMLP
+from ..layers.moe import FusedMoE, Router, Routing
 from ..layers.norm import RMSNorm
 from ..layers.own_inputs import OwnInputDecoder
 from ..layers.rotary import Rotary, Rotations
@@ -33,6 +34,7 @@ from ..layers.shared_attention import (
 )
 from .causal_lm import gguf_names
 from .checkpoint import renamed
+from .experts import MERGED, take_apart
 from .gemma2 import GGUF_SANDWICH
 from .gemma3 import Gemma3ForCausalLM, local_theta, rope_of_kind
 
@@ -46,6 +48,14 @@ _GGUF_LAYER = {
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
     "layer_output_scale": "layer_scalar",
+}
+# Names of parts of a layer with experts in checkpoints, and here.
+_EXPERTS = {
+    r"\.router\.proj\.": ".mixture.router.",
+    r"\.router\.scale$": ".mixture.router_norm.weight",
+    r"\.router\.per_expert_scale$": ".mixture.expert_scale",
+    r"\.pre_feedforward_layernorm_2\.": ".mixture.norm.",
+    r"(layers\.\d+)\.experts\.": r"\1.mixture.experts.",
 }
 # Transformers' rotation of layers with full attention.
 _ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
@@ -73,8 +83,12 @@ class Gemma4Config(ModelConfig):
     per_layer_config: dict[str, Any] | None = None
     use_bidirectional_attention: str | None = None
     enable_moe_block: bool = False
+    num_experts: int | None = None
+    top_k_experts: int | None = None
+    moe_intermediate_size: int | None = None
     image_token_id: int | None = None
     pad_token_id: int | None = 0
+    expert_activations: ClassVar[tuple[str, ...]] = ("silu", "gelu_pytorch_tanh")
 
     def __post_init__(self) -> None:
         ModelConfig.__post_init__(self)
@@ -82,6 +96,14 @@ class Gemma4Config(ModelConfig):
             *("final_logit_softcapping", "vocab_size_per_layer_input", "global_head_dim"),
             "num_global_key_value_heads",
         )
+        if self.enable_moe_block:
+            for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+                if type(value := getattr(self, name)) is not int:
+                    raise ValueError(
+                        f"{name} must be a whole number, got {value!r:.60}; download the model "
+                        "again"
+                    )
+                check_size(name, value)
         check_shared(self, self.num_kv_shared_layers)
 
     def of_layer(self, layer: int) -> Gemma4Config:
@@ -116,6 +138,31 @@ def _global_sizes(config: Any, windows: Sequence[int | None]) -> dict[str, Any]:
     }
 
 
+class Gemma4Experts(nn.Module):
+    """Maps x [T, hidden], before the norm of the dense layer, to the sum of a token's experts."""
+
+    def __init__(self, config: Gemma4Config) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.norm_eps
+        experts, top_k = config.num_experts, config.top_k_experts
+        assert experts is not None and top_k is not None
+        assert config.moe_intermediate_size is not None
+        routing = Routing(experts, top_k, least_sum=0.0)
+        self.router_norm = RMSNorm(size, eps)
+        self.root = size**-0.5
+        self.router = Router(size, routing)
+        self.expert_scale = weight(experts)
+        self.norm = RMSNorm(size, eps)
+        self.experts = FusedMoE(
+            size, config.moe_intermediate_size, experts, activation=config.activation
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids, weights = self.router.choose(self.router_norm(x) * self.root)
+        result: torch.Tensor = self.experts(self.norm(x), ids, weights * self.expert_scale[ids])
+        return result
+
+
 class Gemma4Layer(nn.Module):
     def __init__(self, config: Gemma4Config, attention: SharedAttention, mlp: nn.Module) -> None:
         super().__init__()
@@ -127,6 +174,10 @@ class Gemma4Layer(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(size, eps)
         self.layer_scalar = weight(1)
+        self.mixture = Gemma4Experts(config) if config.enable_moe_block else None
+        if self.mixture is not None:
+            self.post_feedforward_layernorm_1 = RMSNorm(size, eps)
+            self.post_feedforward_layernorm_2 = RMSNorm(size, eps)
         if width:
             self.per_layer_input_gate = Linear(size, width)
             self.per_layer_projection = Linear(width, size)
@@ -142,7 +193,11 @@ class Gemma4Layer(nn.Module):
         """
         attended = self.self_attn.attend(self.input_layernorm(x), rotations, kept)
         fed, x = self.pre_feedforward_layernorm.add(self.post_attention_layernorm(attended), x)
-        x = x + self.post_feedforward_layernorm(self.mlp(fed))
+        result = self.mlp(fed)
+        if self.mixture is not None:
+            dense = self.post_feedforward_layernorm_1(result)
+            result = dense + self.post_feedforward_layernorm_2(self.mixture(x))
+        x = x + self.post_feedforward_layernorm(result)
         if own_input is not None:
             gated = self.activation(self.per_layer_input_gate(x)) * own_input
             x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
@@ -215,11 +270,6 @@ class Gemma4ForCausalLM(Gemma3ForCausalLM):
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        if config.enable_moe_block:
-            raise UnsupportedError(
-                "experts of Gemma 4 (enable_moe_block) are not supported; choose a model of 31B, "
-                "E4B or E2B"
-            )
         if config.use_bidirectional_attention not in (None, "vision"):
             raise ValueError(
                 "use_bidirectional_attention must be null or vision, got "
@@ -275,7 +325,8 @@ class Gemma4ForCausalLM(Gemma3ForCausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        return without_shared(tensors, config.num_layers - config.num_kv_shared_layers)
+        found = without_shared(tensors, config.num_layers - config.num_kv_shared_layers)
+        return take_apart(renamed(found, _EXPERTS), MERGED)
 
     def make_rotaries(self) -> Sequence[nn.Module]:
         config = self.config

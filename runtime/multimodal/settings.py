@@ -1,10 +1,10 @@
 """Checks what a model's files say of images, before anything is made of it.
 
-The files come from strangers. Numbers of the wrong type, zeros and huge numbers would otherwise end
-in errors of requests, in processes without memory, or in images of millions of positions:
-
     settings = read_settings(folder)              # of the image processor
     check_settings(family, settings)              # raises ValueError
+
+The files come from strangers. Numbers of the wrong type, zeros and huge numbers would otherwise end
+in errors of requests, in processes without memory, or in images of millions of positions.
 """
 
 from __future__ import annotations

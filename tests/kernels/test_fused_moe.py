@@ -42,6 +42,8 @@ def looped(
             opened, passed = F.linear(given, gate, gate_bias), F.linear(given, up, up_bias)
             if not len(gate):
                 between = F.relu(passed).square()
+            elif limit < 0:
+                between = F.gelu(opened, approximate="tanh") * passed
             elif limit:
                 opened, passed = opened.clamp(max=limit), passed.clamp(-limit, limit)
                 between = opened * torch.sigmoid(1.702 * opened) * (passed + 1)
@@ -100,7 +102,7 @@ class Layer:
         return looped(self.x, self.ids, self.weights, layers, limit, weighs_input)
 
 
-FORMS = [(0.0, False), (1.5, False), (0.0, True)]
+FORMS = [(0.0, False), (1.5, False), (0.0, True), (reference.GELU, False)]
 
 
 @settings(max_examples=30)

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.on_gpu
         (1, 8, 3, 0.0, False, 2),
         (5, 3, 2, 1.5, False, 2),
         (40, 1, 1, 0.0, True, 2),
+        (5, 3, 2, reference.GELU, False, 2),
         # Without gates.
         (5, 3, 2, 0.0, False, 1),
         # Several chunks of pairs, and more than one block of rows per expert.

@@ -98,6 +98,11 @@ void Mixture::activate(const float* gates, const float* ups, float limit, bf16* 
     for (int r = 0; r < kPanel; ++r) to[r] = rounded(silu(as_rounded(gates[r])) * as_rounded(ups[r]));
     return;
   }
+  if (limit < 0.0f) {
+#pragma omp simd
+    for (int r = 0; r < kPanel; ++r) to[r] = rounded(gelu_tanh(as_rounded(gates[r])) * as_rounded(ups[r]));
+    return;
+  }
 #pragma omp simd
   for (int r = 0; r < kPanel; ++r) {
     const float gate = std::min(as_rounded(gates[r]), limit), up = std::min(std::max(as_rounded(ups[r]), -limit), limit);

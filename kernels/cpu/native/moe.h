@@ -12,7 +12,7 @@ struct Experts {
   // The rows of one expert after those of another: [count][gates, ups], [count][N]. Without gates there are only ups.
   Linear gate_up, down;
   int32_t count, weighs_input;
-  float limit;  // Limit of gates and ups. 0 means silu(gate) * up, else GPT-OSS's (up + 1) * gate * sigmoid(1.702 * gate).
+  float limit;  // Limit of gates and ups. 0: silu(gate) * up. Below 0: gelu(gate) * up. Above: GPT-OSS's (up + 1) * gate * sigmoid(1.702 * gate).
 };
 
 // How experts are chosen by a router's scores [count of all ranks].

@@ -48,7 +48,7 @@ def test_older_and_newer_files_say_the_sizes_in_two_ways(folder: Path, tmp_path:
     [
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4, but some of those of 6 layers"),
         ({"use_bidirectional_attention": "all"}, "must be null or vision, got 'all'"),
-        ({"enable_moe_block": True}, r"experts of Gemma 4 \(enable_moe_block\) are not supported"),
+        ({"enable_moe_block": True}, "num_experts must be a whole number, got None"),
         ({"per_layer_config": {"0": {"head_dim": 8}}}, "the same sizes for all layers with full"),
         ({"per_layer_config": {"2": 1, "5": 1}}, "the same sizes for all layers with full"),
         ({"sliding_window": None}, "it has no sliding_window"),
@@ -64,14 +64,9 @@ def test_what_is_no_gemma_4_of_ours_is_refused(
 
 
 def test_images_for_code_that_takes_texts_alone_are_refused(tmp_path: Path) -> None:
-    """Transformers' code computes the experts. Its forward would leave the images out."""
-    experts = {
-        "enable_moe_block": True,
-        "num_experts": 4,
-        "top_k_experts": 2,
-        "moe_intermediate_size": 32,
-    }
-    folder = make_tiny_vision(tmp_path, "gemma4-large", text_config=experts)
+    """Transformers' code computes the activation. Its forward would leave the images out."""
+    activation = {"hidden_activation": "tanh"}
+    folder = make_tiny_vision(tmp_path, "gemma4-large", text_config=activation)
     with pytest.raises(ValueError, match="takes texts alone; add --disable-vision"):
         build_engine(EngineConfig(model_path=str(folder), max_total_tokens=512), progress=False)
     llm = LLM(str(folder), max_total_tokens=512, disable_vision=True, num_threads=1)

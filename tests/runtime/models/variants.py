@@ -73,6 +73,16 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3n": ("gemma3n_text", GEMMA3N),
     "gemma4": ("gemma4_text", GEMMA4),
     "gemma4-large": ("gemma4_text", GEMMA4_LARGE),
+    "gemma4-moe": (
+        "gemma4_text",
+        {
+            **GEMMA4_LARGE,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "phi3": ("phi3", {"sliding_window": 24, "partial_rotary_factor": 0.5}),
     "phi3-longrope": ("phi3", PHI_LONG),
     "gemma3-vision": (
@@ -474,16 +484,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"n_positions": 4096}),
-    "gemma4-moe": (
-        "gemma4_text",
-        {
-            **GEMMA4_LARGE,
-            "enable_moe_block": True,
-            "num_experts": 8,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 32,
-        },
-    ),
     "dots1": (
         "dots1",
         {

@@ -46,6 +46,7 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "llama4": [*_SIZE, *_TILES],
     "gemma4": _GEMMA4,
     "gemma4-large": _GEMMA4,
+    "gemma4-moe": _GEMMA4,
     "mistral3": [*_EDGE, *_PATCH],
     "pixtral": [*_EDGE, *_PATCH],
     "llava_onevision": [
