@@ -29,6 +29,9 @@ MakesService = Callable[[Any, subprocess.Popen[bytes]], Callable[[], Service]]
 # Seconds for which requests are refused after a failed load. The next request tries again.
 RETRY_SECONDS = 30.0
 _LEAST_SLEEP = 1.0  # Seconds of `keep_alive` from which on an idle model sleeps.
+# Seconds in which a model falls asleep or wakes, or those of its start if they are more: both take
+# less time than a start.
+_CHANGE_SECONDS = 60.0
 # Histogram bounds in seconds.
 _LOAD = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 15, 20, 30, 45, 60, 120, 300, 600)
 
@@ -100,6 +103,7 @@ class Member:
         self.unloads: dict[Closing, int] = dict.fromkeys(Closing, 0)
         self.failures = 0
         self._sleeps = False
+        self._start_seconds = 0.0  # Time that the last start took.
         self._adopt, self._changed, self._service_of = adopt, changed, service_of
         self._watch: asyncio.Task[None] | None = None
 
@@ -188,6 +192,7 @@ class Member:
                 await engine.start()
                 if not await engine.wait_ready():
                     raise ValueError(engine.failure)
+                self._start_seconds = time.monotonic() - began
             self.resident = await asyncio.to_thread(resident_memory, self.engine_pids)
             engines = max(1, len(engine.replicas))
             weights = engines * engine.info.weight_bytes
@@ -232,22 +237,34 @@ class Member:
         """Let the engine sleep. Return False if it cannot."""
         if not isinstance(self.config.server.engine, EngineConfig):
             return False
-        self._sleeps = await self._control(Sleep(level=1))
+        async with asyncio.timeout(self._change_seconds):
+            self._sleeps = await self._control(Sleep(level=1))
         if self._sleeps:
             self.resident = await asyncio.to_thread(resident_memory, self.engine_pids)
         return self._sleeps
 
     async def _wake(self) -> bool:
         """Wake a sleeping engine. If it does not sleep, or cannot be woken, end it and return
-        False.
+        False. Raise `ValueError` if it gives no answer.
         """
         if not self._sleeps:
             return False
         self._sleeps = False
-        if self._text_engine.asleep and await self._control(WakeUp()):
-            return True
+        try:
+            async with asyncio.timeout(self._change_seconds):
+                if self._text_engine.asleep and await self._control(WakeUp()):
+                    return True
+        except TimeoutError:
+            raise ValueError(
+                f"it did not wake within {self._change_seconds:.0f} s, so its process was ended; "
+                "the next try starts another one"
+            ) from None
         await self._stop(at_once=True)
         return False
+
+    @property
+    def _change_seconds(self) -> float:
+        return max(_CHANGE_SECONDS, self._start_seconds)
 
     async def _control(self, message: Sleep | WakeUp) -> bool:
         """Return whether all engines of the model have done it."""

@@ -154,6 +154,36 @@ async def test_a_crash_while_it_wakes_starts_it_anew(
         assert (engine.starts, engine.stops) == (2, 1)
 
 
+async def test_a_model_that_does_not_wake_is_refused_and_then_started_anew(
+    scripted: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(scripted, "a", idle_unload=0.05) as client:
+        await asleep(scripted, client)
+        engine = scripted.engines["a"]
+        monkeypatch.setattr(member_module, "_CHANGE_SECONDS", 0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "control", lambda message: asyncio.Event().wait())
+            refused = await asyncio.wait_for(ask(client, "a"), 5)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
+        error = refused.json()["error"]
+        assert error["code"] == "model_failed" and "did not wake within 0 s" in error["message"]
+        assert (await states(client))["a"] == "failed" and engine.stops == 1
+        scripted.fleet.members["a"].retry_at = 0.0
+        assert (await ask(client, "a")).status_code == 200
+        assert engine.starts == 2
+
+
+async def test_a_model_that_does_not_fall_asleep_is_ended(
+    scripted: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_module, "_CHANGE_SECONDS", 0.1)
+    async with served(scripted, "a", idle_unload=0.05) as client:
+        await ask(client, "a")
+        monkeypatch.setattr(scripted.engines["a"], "control", lambda _: asyncio.Event().wait())
+        await until(lambda: scripted.fleet.members["a"].state is MemberState.UNLOADED)
+        assert scripted.engines["a"].stops == 1
+
+
 async def test_one_that_is_given_up_asleep_fails(scripted: ScriptedFleet) -> None:
     async with served(scripted, "a", idle_unload=0.05) as client:
         await asleep(scripted, client)
