@@ -150,10 +150,10 @@ class BlockPool:
                     self._leave_idle(block)
                     self._evict(block)
 
-    def keep(self, block: Block, seconds: float) -> None:
+    def keep(self, block: Block, seconds: float, client: str) -> None:
         """Evict a cached block after others, if memory is needed meanwhile."""
         if block.number:
-            self._pins.keep(block, seconds)
+            self._pins.keep(block, seconds, client)
 
     def _leave_idle(self, block: Block) -> None:
         self._idle.pop(block, None)

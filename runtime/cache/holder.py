@@ -17,6 +17,7 @@ class Holder(Protocol):
     num_computed: int
     prompt_logprobs_due: bool
     keep: list[tuple[int, float]]
+    client: str
 
     pages: list[int]
     shared_pages: int

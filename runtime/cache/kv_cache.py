@@ -256,10 +256,10 @@ class KVCache:
             if not 0 < end <= request.shared_pages:
                 continue
             node = self.tree.cut(self.tree.path(request.node), end)
-            self.tree.pin(node, seconds)
+            self.tree.pin(node, seconds, request.client)
             path = self.tree.path(node)
             # The same prompt continues before its last token, a longer one behind it.
             first = min(end, (request.num_prompt - 1) // self.page_size)
             for number, manager in enumerate(self.managers):
                 column = [block for node in path for block in node.columns[number]]
-                manager.keep(column[manager.continues(first) :], seconds)
+                manager.keep(column[manager.continues(first) :], seconds, request.client)

@@ -122,8 +122,8 @@ class CacheManager(Protocol):
         """Return the first page whose block is read by a request that continues `end` pages."""
         return 0
 
-    def keep(self, blocks: list[Any], seconds: float) -> None:
-        """Evict these blocks of a column after others, if memory is needed meanwhile."""
+    def keep(self, blocks: list[Any], seconds: float, client: str) -> None:
+        """Evict these blocks of a column after others, if memory is needed meanwhile (`Pins`)."""
         return None
 
     def allocate(self, count: int) -> list[Any] | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 # Added to the last use of what is pinned, so that everything else is evicted first.
 LAST = 2**62
@@ -29,13 +30,19 @@ class Pinnable(Protocol):
 T = TypeVar("T", bound=Pinnable)
 
 
+class _Pin(NamedTuple):
+    until: float
+    client: str
+
+
 class Pins(Generic[T]):
     """The pinned nodes or blocks, which are evicted after all others.
 
-    All of them together have at most `most` pages. Beyond that, those that were pinned least
-    recently lose their pin.
+    All of them together have at most `most` pages. Beyond that, the client with the most pages
+    loses the pins that it asked for least recently, so a client displaces its own pins before
+    those of clients that have fewer.
 
-    >>> pins.keep(node, seconds=300)
+    >>> pins.keep(node, seconds=300, client="key")
     >>> node in pins  # Another node is evicted if there is one.
     >>> pins.ended()  # Nodes that may be evicted like others again.
     """
@@ -43,54 +50,68 @@ class Pins(Generic[T]):
     def __init__(self, most: int, clock: Clock) -> None:
         self.pages = 0
         self._most, self._clock = most, clock
-        self._until: dict[T, float] = {}  # By the time of the last pin.
+        self._pins: dict[T, _Pin] = {}
+        # The items of each client, by the time of the last pin, and their pages.
+        self._of_client: dict[str, dict[T, None]] = {}
+        self._pages: Counter[str] = Counter()
         self._first_end = math.inf  # No pin ends before.
 
     def __contains__(self, item: T) -> bool:
-        return item in self._until
+        return item in self._pins
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._until)
+        return iter(self._pins)
 
-    def keep(self, item: T, seconds: float) -> None:
+    def keep(self, item: T, seconds: float, client: str) -> None:
         """Pin for at least this time from now on."""
         until = max(self._clock.now + seconds, self.drop(item))
-        self._add(item, until)
+        self._add(item, _Pin(until, client))
 
     def inherit(self, item: T, source: T) -> None:
         """Pin pages that were a part of `source`, as long as `source`. It has lost them already."""
-        if source in self._until:
-            self.pages -= item.num_pages
-            self._add(item, self._until[source])
+        if source in self._pins:
+            pin = self._pins[source]
+            self._count(pin.client, -item.num_pages)
+            self._add(item, pin)
 
     def drop(self, item: T) -> float:
         """End a pin, if there is one. Return when it would have ended."""
-        until = self._until.pop(item, None)
-        if until is None:
+        pin = self._pins.pop(item, None)
+        if pin is None:
             return 0.0
-        self.pages -= item.num_pages
-        return until
+        self._count(pin.client, -item.num_pages)
+        own = self._of_client[pin.client]
+        del own[item]
+        if not own:
+            del self._of_client[pin.client], self._pages[pin.client]
+        return pin.until
 
     def shrink(self, item: T, pages: int) -> None:
         """Record that `item` is about to lose so many pages."""
-        if item in self._until:
-            self.pages -= pages
+        if item in self._pins:
+            self._count(self._pins[item].client, -pages)
 
     def ended(self) -> list[T]:
         """Return what is not pinned any more, least recently pinned first."""
         found: list[T] = []
         while self.pages > self._most:
-            found.append(next(iter(self._until)))
+            largest = max(self._pages, key=self._pages.__getitem__)
+            found.append(next(iter(self._of_client[largest])))
             self.drop(found[-1])
         if self._clock.now >= self._first_end:
-            over = [item for item, until in self._until.items() if until <= self._clock.now]
+            over = [item for item, pin in self._pins.items() if pin.until <= self._clock.now]
             for item in over:
                 self.drop(item)
             found += over
-            self._first_end = min(self._until.values(), default=math.inf)
+            self._first_end = min((pin.until for pin in self._pins.values()), default=math.inf)
         return found
 
-    def _add(self, item: T, until: float) -> None:
-        self._until[item] = until
-        self._first_end = min(self._first_end, until)
-        self.pages += item.num_pages
+    def _add(self, item: T, pin: _Pin) -> None:
+        self._pins[item] = pin
+        self._of_client.setdefault(pin.client, {})[item] = None
+        self._count(pin.client, item.num_pages)
+        self._first_end = min(self._first_end, pin.until)
+
+    def _count(self, client: str, pages: int) -> None:
+        self._pages[client] += pages
+        self.pages += pages

@@ -224,10 +224,10 @@ class RadixCache:
                 self._touch(node)
             node = node.parent
 
-    def pin(self, node: Node, seconds: float) -> None:
+    def pin(self, node: Node, seconds: float, client: str) -> None:
         """Evict all nodes from the root to `node` after others, if memory is needed meanwhile."""
         while node.parent is not None:
-            self.pins.keep(node, seconds)
+            self.pins.keep(node, seconds, client)
             node = node.parent
 
     def evict(self, count: int) -> int:

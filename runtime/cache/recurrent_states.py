@@ -137,9 +137,9 @@ class RecurrentStates(CacheManager):
     def continues(self, end: int) -> int:
         return max(0, end - 1)
 
-    def keep(self, blocks: list[Block], seconds: float) -> None:
+    def keep(self, blocks: list[Block], seconds: float, client: str) -> None:
         for block in blocks:
-            self._blocks.keep(block, seconds)
+            self._blocks.keep(block, seconds, client)
 
     def allocate(self, count: int) -> list[Block] | None:
         blocks = self._blocks.allocate(count)

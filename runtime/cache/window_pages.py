@@ -82,9 +82,9 @@ class WindowPages(CacheManager):
     def continues(self, end: int) -> int:
         return max(0, end - self._span)
 
-    def keep(self, blocks: list[Block], seconds: float) -> None:
+    def keep(self, blocks: list[Block], seconds: float, client: str) -> None:
         for block in blocks:
-            self._blocks.keep(block, seconds)
+            self._blocks.keep(block, seconds, client)
 
     def allocate(self, count: int) -> list[Block] | None:
         blocks = self._blocks.allocate(count)

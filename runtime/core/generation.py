@@ -44,6 +44,7 @@ class GenerateRequest:
         images: The images of the prompt, in order. They do not overlap.
         keep: Prefixes of the prompt that the client wants to find later: numbers of tokens, and
             seconds. If memory is needed meanwhile, other prefixes are evicted first.
+        client: Name of the API key. Clients share the memory of prefixes that are kept.
     """
 
     rid: str
@@ -59,6 +60,7 @@ class GenerateRequest:
     loaded: tuple[int, int] = (0, 0)
     images: list[ImageInput] = field(default_factory=list)
     keep: list[tuple[int, float]] = field(default_factory=list)
+    client: str = ""
 
     @property
     def namespace(self) -> bytes:

@@ -42,7 +42,7 @@ class Request:
             before.
         loaded: That of `GenerateRequest`.
         prompt_logprobs_due: Whether log-probabilities of the prompt are still to be computed.
-        adapter, keep: Those of `GenerateRequest`.
+        adapter, keep, client: Those of `GenerateRequest`.
         adapter_slot: Where the device has the adapter while the request runs; -1: nowhere.
         images: The images of the prompt, in order. The last one ends before `images_end`.
         turns: The positions [prompt] by which tokens of the prompt are rotated, if these are others
@@ -86,7 +86,7 @@ class Request:
         self.loaded = message.loaded
         self.predicted = 0, 0
         self.adapter, self.adapter_slot = message.adapter, -1
-        self.keep = message.keep
+        self.keep, self.client = message.keep, message.client
         self.images = message.images
         self.images_end = self.images[-1].end if self.images else 0
         self._image_names = [(image.start, image.end, image.names()) for image in self.images]

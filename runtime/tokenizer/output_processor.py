@@ -88,7 +88,7 @@ class RequestState:
         name: The client's name of the request, if it is not the id.
         belongs_to: Ids of the client's requests that contain this request. They abort it, too.
         deliver: Called with each output.
-        prediction_ids, tenant, adapter, images, keep: See `GenerateRequest`.
+        prediction_ids, tenant, adapter, images, keep, client: See `GenerateRequest`.
         affinity: Requests with the same text go to the same replica. "": any replica.
         adapter_name: The name by which the client chose the adapter.
         accepted_prediction, rejected_prediction: Sums of `TokenOutput.predicted`.
@@ -114,6 +114,7 @@ class RequestState:
         adapter_name: str = "",
         images: Sequence[ImageInput] = (),
         keep: Sequence[tuple[int, float]] = (),
+        client: str = "",
         affinity: str = "",
     ) -> None:
         self.rid = rid
@@ -126,7 +127,7 @@ class RequestState:
         self.belongs_to = belongs_to
         self.prediction_ids, self.tenant, self.adapter = prediction_ids, tenant, adapter
         self.adapter_name = adapter_name
-        self.images, self.keep, self.affinity = images, keep, affinity
+        self.images, self.keep, self.client, self.affinity = images, keep, client, affinity
         self.accepted_prediction = self.rejected_prediction = 0
         self.output_ids: list[int] = []
         self.finished = False
@@ -171,6 +172,7 @@ class RequestState:
             adapter=self.adapter,
             images=list(self.images),
             keep=list(self.keep),
+            client=self.client,
         )
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:

@@ -224,13 +224,18 @@ def check_access(model: str) -> None:
         raise NotFound(message, param="model", code="model_not_found")
 
 
+def client_name() -> str:
+    """Return the name of the key of the current request; "" without keys."""
+    key = current_key.get()
+    return "" if key is None else key.name
+
+
 def tenant(salt: str | None, *, shared: bool) -> str:
     """Return a name for the requests with which the current one may share cached prefixes.
 
     These have the same salt and, unless `shared` is set, the same key.
     """
-    key = current_key.get()
-    owner = "" if key is None or shared else key.name
+    owner = "" if shared else client_name()
     return owner if salt is None else f"{owner}\0{salt}"
 
 

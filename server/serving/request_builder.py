@@ -11,7 +11,7 @@ from ...runtime.core.adapter_info import AdapterInfo
 from ...runtime.core.images import ImageInput
 from ...runtime.core.sampling_params import SamplingParams
 from ...runtime.tokenizer.output_processor import RequestState, TextOptions
-from ..auth.accounts import allowed_priority, tenant
+from ..auth.accounts import allowed_priority, client_name, tenant
 from ..core.errors import InvalidRequest
 from ..core.limits import MAX_PROMPT_LOGPROBS, MAX_STREAMED_PROMPT_LOGPROBS
 from ..core.schemas import SamplingFields
@@ -63,8 +63,7 @@ def build_requests(
 
     Args:
         max_tokens: An upper limit, which a long prompt lowers. None is the server's default.
-        visible, prediction, images, keep: See `TextOptions` and `GenerateRequest`.
-        affinity: See `RequestState`.
+        visible, prediction, images, keep, affinity: See `TextOptions` and `RequestState`.
         values: Parameters whose names differ between families, by the names of `SamplingParams`.
     """
     # 1. The prompt and the token ids belong to the model's vocabulary, and the answer has room.
@@ -115,6 +114,7 @@ def build_requests(
             adapter_name="" if adapter is None else adapter.name,
             images=images,
             keep=keep,
+            client=client_name(),
             affinity=affinity,
         )
         for sample, name in enumerate(called)

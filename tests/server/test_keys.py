@@ -324,7 +324,7 @@ async def test_prefixes_are_shared_by_key_and_salt_on_each_api(
     groups = set()
     for secret in (SECRET, OTHER):
         for salt in (None, "one", "two"):
-            tenants = set()
+            tenants, clients = set(), set()
             async with asking.client(secret) as client:
                 for url, body in (
                     ("/v1/completions", ASKED),
@@ -340,7 +340,10 @@ async def test_prefixes_are_shared_by_key_and_salt_on_each_api(
                     answer = await client.post(url, json=asked)
                     assert answer.status_code == 200, answer.text
                     tenants.add(scripted.requests[-1].tenant)
+                    # Kept prefixes are divided among keys in both cases.
+                    clients.add(scripted.requests[-1].client)
             assert len(tenants) == 1
+            assert clients == {"others" if secret == OTHER else "team"}
             groups |= tenants
     assert len(groups) == (3 if shared else 6)
     async with asking.client() as client:

@@ -32,10 +32,16 @@ def text(number: int, pages: int = 5) -> list[int]:
     return [number] * (PAGE * pages) + [0]
 
 
-def asked(cache: KVCache, tokens: list[int], keep: list[tuple[int, float]] | None = None) -> int:
+def asked(
+    cache: KVCache,
+    tokens: list[int],
+    keep: list[tuple[int, float]] | None = None,
+    client: str = "",
+) -> int:
     """Compute a prompt. Return how many of its tokens were found."""
+    params = SamplingParams(max_new_tokens=1)
     message = GenerateRequest(
-        rid="r", input_ids=tokens, params=SamplingParams(max_new_tokens=1), keep=keep or []
+        rid="r", input_ids=tokens, params=params, keep=keep or [], client=client
     )
     request = Request(message, seed=0, stop_ids=frozenset(), max_tokens=1000)
     cache.attach(request)
@@ -97,6 +103,21 @@ def test_a_client_that_pins_everything_leaves_half_to_others(cache: KVCache) -> 
     asked(cache, text(5), [(PAGE * 5, 300)])
     others(cache, 10)
     assert asked(cache, text(5)) == PAGE * 5
+
+
+def test_a_client_displaces_its_own_pins_before_those_of_others(cache: KVCache) -> None:
+    """Half of the cache holds four of these prefixes."""
+    asked(cache, text(1), [(PAGE * 5, 300)], "small")
+    for number in range(100, 160):
+        asked(cache, text(number), [(PAGE * 5, 86400)], "large")
+    others(cache, 10)
+    assert asked(cache, text(1)) == PAGE * 5
+    # It gets the share of the largest as it asks for more, and then displaces its own.
+    for number in range(2, 5):
+        asked(cache, text(number), [(PAGE * 5, 300)], "small")
+    others(cache, 40)
+    found = [asked(cache, text(number)) for number in (1, 2, 3, 4, 158, 159)]
+    assert found[0] == 0 and found[-1] == PAGE * 5
 
 
 def test_pins_in_small_steps_take_half_at_most(cache: KVCache) -> None:

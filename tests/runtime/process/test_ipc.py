@@ -148,6 +148,7 @@ STRATEGIES = {
         params=PARAMS,
         priority=INTEGERS,
         arrival_time=NUMBERS,
+        client=st.text(max_size=5),
     ),
     StepOutput: st.builds(
         StepOutput,
