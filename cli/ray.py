@@ -38,12 +38,16 @@ _ROUTERS = (
 _RUNNING = 256  # Assumed running sequences of an engine before it reports its limit.
 _INGRESS_REQUESTS = 100_000
 _ELSEWHERE = "it keeps files on one machine, and replicas do not share them"
+_ONE = "a request that changes a running engine reaches one replica only"
 _NOT_HERE = {
     "host": "Ray opens the port; set it in Ray's http_options",
     "port": "Ray opens the port; set it in Ray's http_options",
     "nnodes": "Ray places each replica on one machine",
     "batch_dir": _ELSEWHERE,
     "responses_store": _ELSEWHERE,
+    "enable_sleep_mode": _ONE,
+    "lora_root": f"{_ONE}: name its adapters in lora-modules",
+    "weights_root": _ONE,
 }
 
 

@@ -15,6 +15,8 @@ import psutil
 import pytest
 import yaml
 from server_process import free_port
+from tiny_adapters import make_adapter
+from tiny_models import make_tiny_model
 
 ray = pytest.importorskip("ray")
 
@@ -181,12 +183,52 @@ def test_an_engine_that_ends_within_a_replica_loses_no_request(two: str) -> None
     assert len(replicas()) == 2
 
 
+def test_each_replica_answers_by_every_adapter(
+    url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of eight prompts that begin differently, each replica gets some."""
+    folder = tmp_path_factory.mktemp("adapters")
+    model = make_tiny_model(folder / "model", "llama")
+    adapters = [make_adapter(folder / name, model, seed=seed) for seed, name in enumerate("ab")]
+    named = ",".join(f"{path.name}={path}" for path in adapters)
+    settings = {"model_path": str(model), "dtype": "float32", "lora-modules": named}
+    serve.run(
+        build({**ARGS, **settings, "num_replicas": 2, "served-model-name": "base"}), name="app"
+    )
+    listed = httpx.get(f"{url}/v1/models", timeout=60).json()["data"]
+    assert {each["id"]: each.get("parent") for each in listed} == {
+        "base": None, "a": "base", "b": "base"
+    }  # fmt: skip
+
+    def answer(name: str, number: int) -> str:
+        body = {"model": name, "prompt": [number] * 20, "max_tokens": 6, "temperature": 0}
+        found = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        assert found["model"] == name
+        return str(found["choices"][0]["text"])
+
+    texts = {
+        name: [[answer(name, number) for number in range(8)] for _ in range(2)]
+        for name in ("base", "a", "b")
+    }
+    assert all(first == second for first, second in texts.values())
+    assert len({tuple(first) for first, _ in texts.values()}) == 3
+    assert len(engines()) == 2
+    reason = httpx.post(
+        f"{url}/v1/load_lora_adapter",
+        json={"lora_name": "c", "lora_path": str(adapters[0])},
+        timeout=60,
+    )
+    assert reason.status_code in (403, 404), "one replica would have it, and the others not"
+
+
 def test_a_model_that_is_not_there_is_told_before_anything_starts() -> None:
     with pytest.raises(ValueError, match="no-such-model"):
         read_arguments({"model_path": "./no-such-model"})
 
 
-@pytest.mark.parametrize("name", ["port", "batch-dir", "responses-store", "nnodes"])
+@pytest.mark.parametrize(
+    "name", ["port", "batch-dir", "responses-store", "nnodes", "lora-root", "weights-root"]
+)
 def test_flags_that_are_not_for_replicas_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: .*leave it out"):
         read_arguments({name: "2"})
