@@ -12,7 +12,7 @@ from .kv_events import KVEventsConfig
 from .lora import LoRAConfig
 from .model_registry import ModelCode
 from .nodes import check_experts, check_nodes
-from .options import check_options, check_threads, option
+from .options import check_options, check_seconds, check_threads, option
 from .plug_ins import PlugInsConfig
 from .quantization_registry import ON_LOAD, find_formats
 from .speculation import HEADS, SpeculationConfig
@@ -212,6 +212,12 @@ class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig, PlugInsConfig, Vi
         group=MEMORY,
         metavar="N",
     )
+    mixed_step_seconds: float = option(
+        0.2,
+        "time of a step with prompts that answers wait for, or of four decodes; 0: no limit",
+        group=MEMORY,
+        metavar="S",
+    )
     disable_overlap_schedule: bool | None = option(
         None,
         "plan a step only after the previous one is done; default: by device; always on for a CPU",
@@ -353,8 +359,8 @@ class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig, PlugInsConfig, Vi
                 "take auto"
             )
         check_nodes(self.tp_size, self.nnodes, self.node_rank, self.dist_init_addr)
-        if not 1 <= self.dist_timeout < float("inf"):
-            raise ValueError(f"--dist-timeout must be at least 1 second, got {self.dist_timeout}")
+        check_seconds("--dist-timeout", self.dist_timeout, 1)
+        check_seconds("--mixed-step-seconds", self.mixed_step_seconds, 0)
         check_lists(self.cpu_bind)
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
             raise ValueError(

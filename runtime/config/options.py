@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import field, fields
 from typing import Any
@@ -46,6 +47,13 @@ def check_options(config: Any, positive: Sequence[str]) -> None:
             raise ValueError(f"{flag} must be at least 1, got {value}")
         if value is not None and choices and value not in choices:
             raise ValueError(f"{flag} must be one of {', '.join(choices)}, got {value}")
+
+
+def check_seconds(flag: str, seconds: float, least: int) -> None:
+    """Raise `ValueError` for a time that is shorter or not finite."""
+    if not least <= seconds < math.inf:
+        unit = "second" if least == 1 else "seconds"
+        raise ValueError(f"{flag} must be at least {least} {unit}, got {seconds}")
 
 
 def check_threads(asked: int | None) -> None:

@@ -17,6 +17,7 @@ from ..speculative.build import make_speculation
 from ..tokenizer.tokenizer import load_tokenizer
 from .core import EngineCore
 from .graph_startup import GraphStartup
+from .prompt_pace import PromptPace
 
 
 class Engine(NamedTuple):
@@ -89,6 +90,9 @@ def build_engine(
             runner.device,
         ),
         speculation=make_speculation(config, runner, cache, progress=progress)
+        if ranks.rank == 0
+        else None,
+        pace=PromptPace(config.mixed_step_seconds, lambda: runner.graphs.prefill_sizes)
         if ranks.rank == 0
         else None,
     )

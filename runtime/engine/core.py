@@ -30,6 +30,7 @@ from ..sampling.sampler import NO_TOKEN
 from ..speculative.speculation import Speculation, num_alike
 from .admission import admit
 from .extension import take
+from .prompt_pace import PromptPace
 from .scheduler import Scheduler, StepInFlight, has_begun
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class EngineCore:
         grammars: Grammars | None = None,
         speculation: Speculation | None = None,
         plug_ins: PlugIns | None = None,
+        pace: PromptPace | None = None,
     ) -> None:
         self._runner, self._ranks, self._images = runner, ranks, runner.images
         self.cache = cache
@@ -70,7 +72,7 @@ class EngineCore:
         self._context_length, self._draw_seed = context_length, draw_seed
         self._overlap = overlap
         self.grammars, self._speculation = grammars, speculation
-        self._plug_ins = plug_ins
+        self._plug_ins, self._pace = plug_ins, pace
         self._in_flight: PendingStep | None = None
         self._outputs: list[TokenOutput] = []  # Returned by the current `step`.
         self._computing: list[Request] = []  # Blamed if the current step raises.
@@ -137,20 +139,25 @@ class EngineCore:
         self._scheduler.holds = False
 
     def step(
-        self, proposals: dict[str, list[int]] | None = None, allowance: float = 0.0
+        self,
+        proposals: dict[str, list[int]] | None = None,
+        allowance: float = 0.0,
+        mixed_tokens: int | None = None,
     ) -> StepOutput:
         """Launch one batch and return the tokens of the previous one.
 
         Without overlap, return the tokens of the batch itself. Other ranks get rank 0's `proposals`
-        by request, or None if the step before is still in flight, and its `allowance` for encoding
-        images (`Encodings.pace`).
+        by request, or None if the step before is still in flight, its `allowance` for encoding
+        images (`Encodings.pace`), and its limit of steps with prompts (`PromptPace`).
         """
         try:
             if self._ranks.rank == 0:
                 proposals = self._propose()
                 if self._images is not None and self._images.pending:
                     allowance = self._images.pace.allowance(self._steps)
-                self._ranks.call("step", proposals, allowance)
+                mixed_tokens = None if self._pace is None else self._pace.limit()
+                self._ranks.call("step", proposals, allowance, mixed_tokens)
+            self._scheduler.mixed_tokens = mixed_tokens
             self._advance(proposals, allowance)
         except Exception as error:
             self._isolate(error)
@@ -319,6 +326,8 @@ class EngineCore:
         """Read a step and append the tokens of its requests that have not ended meanwhile."""
         self._computing = [request for request, _ in step.scheduled]
         results = step.read()
+        if self._pace is not None:
+            self._pace.read(step)
         if self._speculation is not None:
             self._speculation.costs.read(step)
         for result in results:

@@ -73,6 +73,8 @@ class Scheduler:
         prompt_tokens, cached_tokens: Totals of the requests that have started.
         preemptions: Total number of preemptions.
         holds: Whether only requests that have begun may run.
+        mixed_tokens: Most tokens of a step with prompts that answers wait for, but each prompt step
+            has a quantum (`FairShares`). None: as of other steps.
         started: When requests first ran, by `time.monotonic`. The core empties it.
     """
 
@@ -94,6 +96,7 @@ class Scheduler:
         self._max_running = max_running_requests
         self._shares = FairShares(token_budget)
         self._in_flight = self.holds = False
+        self.mixed_tokens: int | None = None
         # The first request whose adapter finds no slot, and for how many steps it has been it.
         self._without_slot: Request | None = None
         self._steps_without = 0
@@ -171,7 +174,10 @@ class Scheduler:
             elif request.num_computed < request.num_prompt or count > self._shares.quantum:
                 left[request] = ready
                 coming[self._next_page(request)] = request.priority
-        budget = self._token_budget - len(self.running) + len(left) + len(held)
+        answers = len(self.running) - len(left) - len(held)
+        budget = self._token_budget - answers
+        if answers and self.mixed_tokens is not None:
+            budget = min(budget, max(self.mixed_tokens - answers, self._shares.quantum))
         total = sum(left.values())
         may_start = filter(self._may_run, self.waiting)
         for request in islice(may_start, max(0, self._max_running - len(self.running))):

@@ -104,6 +104,8 @@ class PendingStep:
         self.is_overlapped, self.began = previous is not None, time.perf_counter()
         # Whether all requests continue their answers.
         self.is_decode = all(batch.reach_end) and batch.has_decodes
+        self.has_prompts = any(each.num_computed < each.num_prompt for each, _ in scheduled)
+        self.is_mixed = self.has_prompts and batch.has_decodes
         # Whether answers have rows that give no token: tokens that a grammar forced, or that are
         # computed again. Such rows cost less than others.
         self.has_given_rows = batch.num_tokens > len(batch.samplers) and any(

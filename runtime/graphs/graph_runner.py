@@ -148,6 +148,12 @@ class GraphRunner:
         return _MANY_ROWS if self.kernels is None else self.kernels.max_tokens
 
     @property
+    def prefill_sizes(self) -> list[int]:
+        """Numbers of tokens for which prefills without adapters are captured, ascending."""
+        graphs = self.base.prefill_graphs
+        return [] if graphs is None else graphs.captured
+
+    @property
     def num_pending(self) -> int:
         """Number of sizes that are not captured yet."""
         return sum(len(graphs.pending()) for graphs in self.phases())

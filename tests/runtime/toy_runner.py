@@ -17,6 +17,7 @@ from piecework.runtime.core.generation import TokenOutput
 from piecework.runtime.core.request import Scheduled
 from piecework.runtime.distributed.ranks import ALONE, Ranks
 from piecework.runtime.engine.core import EngineCore
+from piecework.runtime.engine.prompt_pace import PromptPace
 from piecework.runtime.executor.step import PendingStep
 from piecework.runtime.graphs.graph_runner import GraphCounts
 from piecework.runtime.sampling.grammar_cache import Grammars
@@ -221,6 +222,7 @@ def make_core(
     ranks: Ranks = ALONE,
     speculation: Speculation | None = None,
     grammars: Grammars | None = None,
+    pace: PromptPace | None = None,
 ) -> tuple[EngineCore, ToyRunner]:
     runner = runner_class(num_pages, page_size)
     core = EngineCore(
@@ -244,6 +246,7 @@ def make_core(
         ranks=ranks,
         speculation=speculation,
         grammars=grammars,
+        pace=pace,
     )
     return core, runner
 

@@ -1,0 +1,122 @@
+"""Steps that compute a prompt while answers wait take a bounded time, and all texts stay."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+import torch
+from toy_runner import ToyRunner, continuation, make_core
+
+from piecework.runtime.core.batch import Batch
+from piecework.runtime.core.generation import GenerateRequest
+from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.engine.core import EngineCore
+from piecework.runtime.engine.prompt_pace import PromptPace
+
+PROMPT, ANSWER = [position % 97 for position in range(1500)], list(range(20))
+
+
+class Clock:
+    """A clock that only steps move."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    return clock
+
+
+def make(clock: Clock, pace: PromptPace, seconds: float = 4e-3) -> EngineCore:
+    class SlowRunner(ToyRunner):
+        """A step takes `seconds`, and 1 ms more for each of its tokens."""
+
+        def forward(self, batch: Batch) -> torch.Tensor:
+            clock.now += seconds + 1e-3 * batch.num_tokens
+            return super().forward(batch)
+
+    core, _ = make_core(num_pages=600, token_budget=1024, runner_class=SlowRunner, pace=pace)
+    return core
+
+
+def request(rid: str, prompt: list[int], count: int) -> GenerateRequest:
+    params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
+    return GenerateRequest(rid=rid, input_ids=prompt, params=params)
+
+
+def gaps_beside_prompt(core: EngineCore, clock: Clock) -> tuple[list[float], float]:
+    """Return the times between tokens of an answer while a prompt is computed, and the prompt's."""
+    core.add(request("answer", ANSWER, 300))
+    got: dict[str, list[int]] = {}
+    times = list[float]()
+    while "prompt" not in got:
+        if len(times) == 3:
+            core.add(request("prompt", PROMPT, 1))
+        for output in core.step().outputs:
+            got.setdefault(output.rid, []).extend(output.token_ids)
+            if output.rid == "answer":
+                times.append(clock.now)
+    assert got["prompt"] == continuation(PROMPT, 1)
+    assert got["answer"] == continuation(ANSWER, len(got["answer"]))
+    return [after - before for before, after in itertools.pairwise(times[2:])], (
+        clock.now - times[2]
+    )
+
+
+def test_an_answer_waits_for_steps_of_bounded_time(clock: Clock) -> None:
+    gaps, seconds = gaps_beside_prompt(make(clock, PromptPace(0.1, clock=clock)), clock)
+    assert max(gaps) < 0.11
+    assert seconds < 1.1 * len(PROMPT) * 1e-3
+
+
+def test_a_goal_of_zero_fills_steps(clock: Clock) -> None:
+    gaps, _ = gaps_beside_prompt(make(clock, PromptPace(0.0, clock=clock)), clock)
+    assert max(gaps) > 1.0
+
+
+def test_where_decodes_are_slow_a_step_may_take_four_of_them(clock: Clock) -> None:
+    core = make(clock, PromptPace(1e-3, clock=clock), seconds=0.049)
+    gaps, seconds = gaps_beside_prompt(core, clock)
+    assert 3 * 0.05 < max(gaps) < 5 * 0.05
+    assert seconds < 1.5 * len(PROMPT) * 1e-3
+
+
+def test_steps_that_waste_time_become_longer(clock: Clock) -> None:
+    """As where cores are busy, and each of a step's many parallel parts waits for all threads."""
+    pace = PromptPace(0.1, clock=clock)
+    core = make(clock, pace, seconds=0.1)
+    core.add(request("alone", PROMPT[::-1], 1))
+    while core.has_work:
+        core.step()
+    alone = clock.now
+    gaps, seconds = gaps_beside_prompt(core, clock)
+    # Four decodes would take 0.4 s, and a goal of 0.1 s would leave a quantum of 32 tokens.
+    assert max(gaps) < 0.6
+    assert seconds < 1.7 * alone
+
+
+def test_a_prompt_that_no_answer_waits_for_fills_steps(clock: Clock) -> None:
+    core = make(clock, PromptPace(0.1, clock=clock))
+    for rid in ("first", "second"):
+        core.add(request(rid, PROMPT, 1))
+        began, steps = clock.now, core.stats().steps_total
+        while core.has_work:
+            core.step()
+        assert core.stats().steps_total - steps <= 2
+        assert clock.now > began
+
+
+def test_steps_have_the_length_of_a_captured_graph(clock: Clock) -> None:
+    core = make(clock, PromptPace(0.1, lambda: [16, 64, 128, 512], clock=clock))
+    runner = core._runner
+    gaps_beside_prompt(core, clock)
+    assert isinstance(runner, ToyRunner)
+    lengths = runner.step_tokens[3:]
+    assert lengths[2:-1] == [64] * len(lengths[2:-1])
