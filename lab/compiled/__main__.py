@@ -2,8 +2,8 @@
 
 python -m piecework.lab.compiled                      # every kernel, every target: minutes each
 python -m piecework.lab.compiled --targets 86 --quick # some kernels
-python -m piecework.lab.compiled --targets 90 --json > rows
-python -m piecework.lab.compiled --targets --read rows --write docs/performance-cuda.md
+python -m piecework.lab.compiled --rows FILE          # goes on where an earlier run was stopped
+python -m piecework.lab.compiled --targets --rows FILE --write docs/performance-cuda.md
 
 Prints a line per kernel, and ends with code 1 if a kernel does not compile, or needs more shared
 memory than a block may have.
@@ -62,20 +62,18 @@ class Row(NamedTuple):
         return f"{self.instructions * self.warps * 1024 / self.loop_bytes:.0f}"
 
 
-def rows(target: int, chosen: Iterable[cases.Case]) -> Iterator[Row]:
+def rows(target: int, chosen: Iterable[cases.Case]) -> Iterator[list[Row]]:
+    """Yield the rows of one case after another."""
     with targets.recording(target) as recorder:
         for case in chosen:
-            recorder.case = case.name
-            done = len(recorder.found)
+            recorder.begin(case.name)
             case.call()
-            for found in recorder.found[done:]:
-                if found.error is not None:
-                    yield Row(target, case.name, found.name, found.error)
-                else:
-                    yield _row(target, found)
+            yield [_row(target, found) for found in recorder.found]
 
 
 def _row(target: int, found: targets.Recorded) -> Row:
+    if found.error is not None:
+        return Row(target, found.case, found.name, found.error)
     usage, kernel = sass.usage(found.kernel), found.kernel
     return Row(
         target,
@@ -163,20 +161,36 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="only some cases")
     parser.add_argument("--cases", nargs="+", help="only cases whose names contain one of these")
     parser.add_argument("--json", action="store_true", help="print each row as JSON")
-    parser.add_argument("--read", type=Path, nargs="+", help="rows that runs with --json printed")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        help="a file that gets the rows, and whose cases are not compiled again",
+    )
     parser.add_argument("--write", type=Path, help="a page whose table gets the figures")
     args = parser.parse_args(arguments)
-    found = [Row(**json.loads(line)) for path in args.read or () for line in path.open()]
+    found = _read(args.rows)
     for target in args.targets:
-        for row in rows(target, _chosen(args.quick, args.cases)):
-            found.append(row)
-            print(json.dumps(row._asdict()) if args.json else _line(row), flush=True)
+        done = {row.case for row in found if row.target == target}
+        chosen = (case for case in _chosen(args.quick, args.cases) if case.name not in done)
+        for new in rows(target, chosen):
+            found += new
+            for row in new:
+                print(json.dumps(row._asdict()) if args.json else _line(row), flush=True)
+            if args.rows:
+                with args.rows.open("a") as file:
+                    file.write("".join(json.dumps(row._asdict()) + "\n" for row in new))
     if args.write:
         _write(args.write, found)
     faults = [row for row in found if row.fault]
     for row in faults:
         print(f"{row.target}: {row.case}: {row.kernel}: {row.fault}", file=sys.stderr)
     return bool(faults)
+
+
+def _read(path: Path | None) -> list[Row]:
+    if path is None or not path.exists():
+        return []
+    return [Row(**json.loads(line)) for line in path.open()]
 
 
 def _chosen(quick: bool, names: list[str] | None) -> Iterator[cases.Case]:

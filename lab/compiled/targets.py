@@ -62,13 +62,16 @@ class Recorder:
 
     Attributes:
         case: Name of the calls that are recorded now.
-        found: Every kernel once, in the order of the first launches.
+        found: Every kernel of the case once, in the order of the first launches.
     """
 
     capability: int
     case: str = ""
     found: list[Recorded] = field(default_factory=list)
     _hashes: set[str] = field(default_factory=set)
+
+    def begin(self, case: str) -> None:
+        self.case, self.found, self._hashes = case, [], set()
 
     def add(self, name: str, kernel: Any) -> None:
         if kernel.hash not in self._hashes:

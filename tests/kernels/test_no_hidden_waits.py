@@ -12,11 +12,13 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _KINDS = ("chunked", "latent", "paged", "sparse", "varlen")
-_TRITON = ("attention", "attention_layer", "attention_plan", "launches", "linear", "moe", "ops")
+_TRITON = ("attention", "attention_layer", "attention_plan", "launches", "linear", "lora", "moe")
+_OTHERS = ("quantize", "recurrent", "sampling")
+_CUDA = ("attention", "fp4", "fp4_products", "latent_attention", "products")
 _FILES = (
     *(f"kernels/{kind}_attention.py" for kind in _KINDS),
-    *(f"kernels/triton/{name}.py" for name in (*_TRITON, "quantize", "recurrent", "sampling")),
-    *(f"kernels/cuda/{name}.py" for name in ("attention", "latent_attention", "products")),
+    *(f"kernels/triton/{name}.py" for name in (*_TRITON, "ops", "packed", *_OTHERS)),
+    *(f"kernels/cuda/{name}.py" for name in _CUDA),
     "kernels/state_plan.py",
     "runtime/core/batch.py",
     "runtime/core/page_tables.py",

@@ -8,28 +8,94 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from piecework.lab.compiled import cases
+from piecework.lab.compiled.__main__ import Row, main
+
+# Prints the kernels that no case launches.
+_NAMES = """
+import importlib, pkgutil
+from unittest.mock import patch
+from triton.runtime.jit import JITFunction
+import piecework.kernels.triton as folder
+from piecework.lab.compiled import cases, targets
+defined, launched = set(), set()
+for each in pkgutil.iter_modules(folder.__path__):
+    found = vars(importlib.import_module(f"{folder.__name__}.{each.name}")).values()
+    defined |= {value.fn.__name__ for value in found if isinstance(value, JITFunction)}
+record = lambda self, *args, **others: launched.add(self.fn.__name__)
+with targets.recording(90), patch.object(JITFunction, "run", record):
+    for case in cases.cases():
+        case.call()
+assert len(launched) > 20
+print(*(name for name in defined - launched if name.endswith("_kernel")))
+"""
 _MATRIX = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 
-def _compiled(*arguments: str) -> list[dict[str, Any]]:
-    """Compile in a process of its own, because Triton decides once whether its kernels are
+def _run(*arguments: str) -> str:
+    """Run Python in a process of its own, because Triton decides once whether its kernels are
     interpreted.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "piecework.lab.compiled", "--json", *arguments],
+        [sys.executable, *arguments],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
         timeout=1800,
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout
+
+
+def _compiled(*arguments: str) -> list[dict[str, Any]]:
+    printed = _run("-m", "piecework.lab.compiled", "--json", *arguments)
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_every_kernel_has_a_case() -> None:
+    assert _run("-c", _NAMES).split() == []
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"shared": 99 * 1024}, None),
+        ({"shared": 99 * 1024 + 1}, "101377 bytes of shared memory, of 101376"),
+        ({"error": "CompilationError: x"}, "CompilationError: x"),
+        ({"is_trap": True}, "compiles to a trap"),
+    ],
+)
+def test_a_kernel_that_a_target_refuses_ends_the_command_with_1(
+    row: dict[str, Any], fault: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows").write_text(json.dumps({"target": 86, "case": "a", "kernel": "b", **row}))
+    code = main(["--targets", "--rows", str(tmp_path / "rows")])
+    assert code == (fault is not None)
+    assert capsys.readouterr().err == ("" if fault is None else f"86: a: b: {fault}\n")
+
+
+def test_a_run_goes_on_where_another_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    def rows(target: int, chosen: Iterable[cases.Case]) -> Iterator[list[Row]]:
+        for case in chosen:
+            compiled.append(case.name)
+            yield [Row(target, case.name, "a_kernel")]
+
+    monkeypatch.setattr("piecework.lab.compiled.__main__.rows", rows)
+    flags = ["--targets", "90", "--rows", str(tmp_path / "rows"), "--cases"]
+    assert main([*flags, "Gemma 2"]) == main([*flags, "Gemma"]) == 0
+    assert compiled == ["Gemma 2", "Gemma 3"]
 
 
 def test_large_heads_fit_a_small_gpu() -> None:
