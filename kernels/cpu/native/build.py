@@ -84,7 +84,8 @@ def prepare_kernels(names: Callable[[], Iterable[str]]) -> None:
     Other parts are compiled one after another when they are asked for. `names` may return names
     that are no parts.
     """
-    if _are_missing():
+    is_loaded = load_kernels.cache_info().currsize > 0
+    if not is_loaded and _are_missing():
         _prepared.extend(set(names()).intersection(parts.all_parts()) - {CORE})
         load_kernels()
 
