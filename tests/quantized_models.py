@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from sparse import sparse
 from tiny_models import CONFIGS
 from torch import fx, nn
 
@@ -30,6 +33,14 @@ ARCHITECTURES = [
 ]
 """Mistral and Qwen2 run the ops of Llama: they are left to the long runs."""
 CONTEXT = PassContext(frozenset())
+
+
+def models_with(schemes: Sequence[str | None]) -> list[Any]:
+    """Return parameters (architecture, scheme). In the default run each scheme has one model."""
+    kept = [(("llama", "qwen3")[place % 2], scheme) for place, scheme in enumerate(schemes)]
+    return sparse(product(sorted(CONFIGS), schemes), kept=kept)
+
+
 SCHEMES = ["static int8", "per token int8", "blocks fp8", "static fp8", "fp4"]
 _ROW_SIZES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 

@@ -54,20 +54,39 @@ class Small(nn.Module):
         return y + self.project(x.bfloat16())
 
 
+class InBfloat16(nn.Module):
+    """What a piece of a model computes between two products: sums and a gate, each rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        for name, shape in (("embedding", (32, 16)), ("weight", (32, 16)), ("out", (16, 16))):
+            numbers = torch.randn(shape, dtype=torch.bfloat16)
+            setattr(self, name, nn.Parameter(numbers, requires_grad=False))
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.embedding[input_ids] * 0.3 + positions.unsqueeze(-1).bfloat16() * 0.7
+        gate, up = nn.functional.linear(x, self.weight).chunk(2, -1)
+        y = x + nn.functional.linear(nn.functional.silu(gate) * up, self.out)
+        return y * 0.1 + x
+
+
 def step(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(num_tokens) * 7 % 32, torch.arange(num_tokens) % 5
 
 
-def make_pieces(folder: Path) -> tuple[PiecewiseForward, PiecesReport]:
+def make_pieces(
+    folder: Path, model: type[nn.Module] = Small, *, keeps_bits: bool = False
+) -> tuple[PiecewiseForward, PiecesReport]:
     maker = PieceMaker(
         platform=CpuPlatform(),
-        compiler=InductorCompiler(),
+        compiler=InductorCompiler(keeps_bits=keeps_bits),
         cache=CompileCache(folder),
         max_tokens=512,
         # A process without a compiler may lack the kernels that the pass needs.
         passes=PassConfig(pack_linear=packed_linear.is_available(), attention_quant=False),
     )
-    return maker.make(Small(), step(6), model_key="small")
+    return maker.make(model(), step(6), model_key=model.__name__)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +105,14 @@ def test_equals_eager_at_any_number_of_tokens(folder: Path, num_tokens: int) -> 
     torch.testing.assert_close(
         pieces(*step(num_tokens)), Small()(*step(num_tokens)), rtol=1e-5, atol=1e-5
     )
+
+
+def test_bfloat16_has_the_bits_of_eager(tmp_path: Path) -> None:
+    """A server answers eagerly until its pieces come in: no client may see that they do."""
+    pieces, report = make_pieces(tmp_path, InBfloat16, keeps_bits=True)
+    assert list(report.compile_seconds) == [0]
+    for num_tokens in (1, 6, 63):
+        assert torch.equal(pieces(*step(num_tokens)), InBfloat16()(*step(num_tokens)))
 
 
 def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:

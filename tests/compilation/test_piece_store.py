@@ -237,6 +237,7 @@ def test_kernels_of_another_version_of_the_compiler_are_built_anew(
     assert built[0] == built[1] != built[2]
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_key_cost_a_start_next_to_nothing(tmp_path: Path) -> None:
     """Without Inductor, whose import takes most of a second: a process that serves has no use for
     it.

@@ -11,6 +11,7 @@ from quantized_models import (
     CONTEXT,
     LAYERS,
     SCHEMES,
+    models_with,
     ours,
     quantiser,
     run,
@@ -46,8 +47,7 @@ def own_kernels() -> type:
     return Own
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "scheme"), models_with(SCHEMES))
 def test_each_norm_and_each_silu_takes_its_quantisation_in(architecture: str, scheme: str) -> None:
     found = traced_model(architecture, scheme)
     before = {tokens: run(found, tokens) for tokens in (1, 2, 5, 33)}

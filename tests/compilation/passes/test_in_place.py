@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import toy_forward  # noqa: F401  (registers split ops)
-from quantized_models import ARCHITECTURES, CONTEXT, LAYERS, ours, run, traced_model
+from quantized_models import CONTEXT, LAYERS, models_with, ours, run, traced_model
 from torch import fx, nn
 from torch.nn import functional as F
 
@@ -105,8 +105,9 @@ def test_what_the_forward_writes_over_is_read_by_its_first_name(
     assert torch.equal(computed(found, 6), wanted)
 
 
-@pytest.mark.parametrize("scheme", [None, "static fp8", "per token int8"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "scheme"), models_with([None, "static fp8", "per token int8"])
+)
 def test_models_compute_the_same(architecture: str, scheme: str | None) -> None:
     found = traced_model(architecture, scheme)
     expected = {tokens: run(found, tokens) for tokens in (1, 5, 18)}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch._dynamo
+from sparse import sparse
 from tiny_models import make_tiny_model
 
 from piecework.compilation import piece_maker
@@ -42,8 +43,8 @@ NO_PIECES = {
     "damaged": ("not_in_cache", "lacks"),
 }
 """By fault, the reason that is counted, and what the line in the log says."""
-OTHERS = ("all pieces", "full disk", "disk full in the end", "other keys")
-"""Other ways to steps without pieces than those of the default run."""
+USUAL = ("untraceable",)
+"""Those of the default run. Each starts a process that compiles, which takes seconds."""
 
 
 @pytest.fixture(autouse=True)
@@ -106,10 +107,7 @@ def check(llm: LLM, expected: list[Completion]) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        pytest.param(fault, marks=[pytest.mark.slow] if fault in OTHERS else [])
-        for fault in NO_PIECES
-    ],
+    sparse(NO_PIECES, kept=USUAL),
 )
 def test_without_pieces_steps_stay_eager_with_one_line_and_a_reason_that_is_counted(
     path: Path,

@@ -4,11 +4,13 @@ padded ones and all others.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from compiled_here import CompiledHere
+from sparse import sparse
 from tiny_models import make_tiny_model
 
 from piecework.compilation.capture import Graphs
@@ -65,15 +67,12 @@ def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
 
 
 @pytest.mark.parametrize(
-    "architecture",
-    [
-        "llama",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen2")),
-        "qwen3",
-    ],
+    ("architecture", "in_pieces", "padding"),
+    sparse(
+        product(("llama", "mistral", "qwen2", "qwen3"), (False, True), (1.0, 2.0)),
+        kept=[("llama", False, 1.0), ("qwen3", True, 2.0)],
+    ),
 )
-@pytest.mark.parametrize("in_pieces", [False, True], ids=["of the model", "of its pieces"])
-@pytest.mark.parametrize("padding", [1.0, 2.0], ids=["exact sizes", "padded"])
 def test_decode_graphs_give_what_eager_gives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -84,12 +84,16 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
 @pytest.mark.parametrize(
     ("architecture", "platform"),
     [
-        ("llama", CpuPlatform),
         ("qwen3", RecordingPlatform),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
-                *(("mistral", CpuPlatform), ("qwen2", CpuPlatform), ("qwen3", CpuPlatform)),
+                *(
+                    ("llama", CpuPlatform),
+                    ("mistral", CpuPlatform),
+                    ("qwen2", CpuPlatform),
+                    ("qwen3", CpuPlatform),
+                ),
                 *((name, RecordingPlatform) for name in ("llama", "mistral", "qwen2")),
             )
         ),
@@ -295,7 +299,7 @@ def test_two_engines_start_on_one_cache(
     ("backend", "stride"),
     [
         # At each second moment there is a first request or, by turns, a second one.
-        ("piecewise", 4),
+        ("piecewise", 8),
         pytest.param("piecewise", 1, marks=pytest.mark.slow),
         pytest.param("breakable", 1, marks=pytest.mark.slow),
     ],

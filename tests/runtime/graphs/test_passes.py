@@ -5,6 +5,7 @@ and what lies in padded rows changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from compiled_here import CompiledHere
 from quantized_checkpoints import make_fp8
 from recording_platform import RecordingPlatform
+from sparse import sparse
 from tiny_models import make_tiny_model
 
 from piecework import PassConfig
@@ -60,10 +62,11 @@ def run(
 
 # Of numbers that are scaled by token, tests/compilation/passes has each fusion.
 @pytest.mark.parametrize(
-    "kind", ["static fp8", pytest.param("int8 by token", marks=pytest.mark.slow)]
+    ("kind", "lowered"),
+    sparse(product(("static fp8", "int8 by token"), (True, False)), kept=[("static fp8", True)]),
 )
 def test_fusions_change_no_answer(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, lowered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
@@ -77,13 +80,12 @@ def test_fusions_change_no_answer(
         settings["quantization"] = "int8"
     plain, matches = run(path, PassConfig(**dict.fromkeys(FUSIONS, False)), **settings)
     assert not set(matches) & set(FUSIONS)
-    for lowered in (True, False):
-        passes = PassConfig(**FUSIONS, lower=lowered, in_place=lowered)
-        fused, matches = run(path, passes, **settings)
-        assert matches["norm_quant"] == 2 * LAYERS and matches["silu_quant"] == LAYERS
-        assert matches["attention_quant"] == (LAYERS if kind == "static fp8" else 0)
-        assert (matches.get("in_place", 0) > 0) == lowered
-        assert fused == plain, f"lowered: {lowered}"
+    passes = PassConfig(**FUSIONS, lower=lowered, in_place=lowered)
+    fused, matches = run(path, passes, **settings)
+    assert matches["norm_quant"] == 2 * LAYERS and matches["silu_quant"] == LAYERS
+    assert matches["attention_quant"] == (LAYERS if kind == "static fp8" else 0)
+    assert (matches.get("in_place", 0) > 0) == lowered
+    assert fused == plain
 
 
 @pytest.mark.skipif(native_linear() is None, reason="no CPU kernels")

@@ -105,8 +105,7 @@ def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
             pytest.param("4,16,33", family, marks=pytest.mark.slow)
             for family in ("llama", "mistral", "qwen3")
         ),
-        (None, "llama"),
-        pytest.param(None, "qwen3", marks=pytest.mark.slow),
+        *(pytest.param(None, family, marks=pytest.mark.slow) for family in ("llama", "qwen3")),
     ],
 )
 def test_pieces_give_what_eager_gives(
@@ -130,7 +129,7 @@ def test_equal_layers_are_one_piece(tmp_path: Path) -> None:
     assert shallow == deep == 3
 
 
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("own_cache", "compiled_here")
 def test_a_second_start_traces_and_compiles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,14 +429,10 @@ def test_two_prefill_backends_at_once_are_refused() -> None:
 @pytest.mark.parametrize(
     ("architecture", "dtype", "layers"),
     [
-        # Two pieces, with all that is between the products of the third.
-        ("llama", "bfloat16", 1),
-        *(
-            pytest.param(*case, 3, marks=pytest.mark.slow)
-            for case in [("llama", "float32"), ("llama", "bfloat16"), ("qwen3", "bfloat16")]
-        ),
+        *(("llama", "float32", 3), ("llama", "bfloat16", 3), ("qwen3", "bfloat16", 3)),
     ],
 )
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 def test_inductors_pieces_give_the_bits_that_eager_gives(
     architecture: str, dtype: str, layers: int, tmp_path: Path
