@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import httpx
+from examples import examples
 from http_fixtures import client_of, make_app
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -170,7 +171,11 @@ def check(response: httpx.Response) -> None:
     assert not ENGINE.dropped
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(100, exploring=300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(request=REQUESTS)
 @example(request=("/v1/completions", {"seed": 2**63 - 1, "n": 2}, None))
 def test_any_object_is_answered(request: tuple[str, dict[str, Any], Any]) -> None:
@@ -181,7 +186,7 @@ def test_any_object_is_answered(request: tuple[str, dict[str, Any], Any]) -> Non
     check(asyncio.run(post(path, json.dumps(body).encode())))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, exploring=150), deadline=None)
 @given(
     # A conversation may be created without a body.
     path=st.sampled_from(sorted({*MODELS} - {"/v1/conversations"})),

@@ -194,6 +194,7 @@ def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(life: Life)
     assert life.refused.status_code == 503 and "retry-after" in life.refused.headers
 
 
+@pytest.mark.slow
 def test_what_runs_after_the_drain_timeout_is_cut_off(model: str) -> None:
     with ready(model, "--drain-timeout", "0.1") as server, server.stream() as lines:
         server.process.send_signal(signal.SIGTERM)
@@ -233,6 +234,7 @@ def test_an_engine_that_cannot_start_is_one_line(model: str) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_an_engine_that_crashes_again_and_again_is_given_up_in_json_where_the_log_is(
     model: str,
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from speech_here import client_here, encoded, load, wav
@@ -60,7 +61,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         yield lambda *given: runner.run(send(*given))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(10, exploring=25))
 @given(st.sampled_from(["/v1/audio/transcriptions", "/v1/audio/translations"]), FIELDS, files())
 def test_any_form_is_answered_or_refused(
     ask: Ask, path: str, fields: dict[str, object], file: bytes

@@ -11,7 +11,8 @@ from piecework.runtime.llm import LLM
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
+    """Its tokenizer alone knows the end token."""
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", eos_token_id=None))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from piecework.server.engine.state import EngineState, EngineUnavailable
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.mark.slow
 async def test_requests_of_adapters_resume_after_a_crash(model: str, tmp_path: Path) -> None:
     """One adapter was loaded while the engine ran, another was unloaded and still has a request."""
     paths = [make_adapter(tmp_path / f"{seed}", Path(model), seed=seed) for seed in range(2)]

@@ -28,7 +28,7 @@ from engine_clients import (
     tokens,
     until,
 )
-from tiny_models import EOS_ID, make_tiny_model
+from tiny_models import EOS_ID
 
 from piecework.runtime.core.generation import FinishReason
 from piecework.runtime.core.sampling_params import SamplingParams
@@ -47,18 +47,14 @@ async def engine(model: str) -> AsyncIterator[EngineClient]:
     await client.stop()
 
 
-async def test_the_tokenizers_own_end_token_reaches_the_engine(tmp_path: Path) -> None:
-    client = await start(str(make_tiny_model(tmp_path, eos_token_id=None)))
-    try:
-        likely = SamplingParams(temperature=0.0, max_new_tokens=9, logit_bias={EOS_ID: 100.0})
-        (*_, last) = await collect(client, request("r", [5, 6], likely))
-        assert (last.finish_reason, last.matched_stop, last.completion_tokens) == (
-            FinishReason.STOP,
-            EOS_ID,
-            1,
-        )
-    finally:
-        await client.stop()
+async def test_the_tokenizers_own_end_token_reaches_the_engine(engine: EngineClient) -> None:
+    likely = SamplingParams(temperature=0.0, max_new_tokens=9, logit_bias={EOS_ID: 100.0})
+    (*_, last) = await collect(engine, request("r", [5, 6], likely))
+    assert (last.finish_reason, last.matched_stop, last.completion_tokens) == (
+        FinishReason.STOP,
+        EOS_ID,
+        1,
+    )
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -199,6 +195,7 @@ async def test_an_engine_that_is_asked_something_as_it_is_stopped_ends_in_order(
     assert not caplog.records
 
 
+@pytest.mark.slow
 async def test_a_setting_that_cannot_work_is_the_users_to_mend(model: str) -> None:
     client = EngineClient(config(model, max_total_tokens=10**12), load_tokenizer(model))
     await client.start()
@@ -207,6 +204,7 @@ async def test_a_setting_that_cannot_work_is_the_users_to_mend(model: str) -> No
     await client.stop()
 
 
+@pytest.mark.slow
 async def test_stopping_while_it_loads_ends_the_process(model: str) -> None:
     client = EngineClient(config(model), load_tokenizer(model))
     await client.start()

@@ -44,6 +44,7 @@ async def own_engine(model: str) -> AsyncIterator[EngineClient]:
     await client.stop()
 
 
+@pytest.mark.slow
 async def test_killed_engine_loses_no_request_and_repeats_no_token(
     own_engine: EngineClient, undisturbed: list[list[int]]
 ) -> None:
@@ -108,8 +109,9 @@ async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(
     "ranks", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["one process", "two ranks"]
 )
 async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
-    model: str, tmp_path: Path, ranks: int
+    model: str, tmp_path: Path, ranks: int, undisturbed: list[list[int]]
 ) -> None:
+    """The others lose no token and repeat none."""
     script = tmp_path / "poisoned.py"
     script.write_text(POISONED_ENGINE)
     client = EngineClient(
@@ -121,7 +123,9 @@ async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
     await client.start()
     try:
         assert await client.wait_ready()
-        healthy = asyncio.create_task(collect(client, request("healthy", [1, 2], params(1, 300))))
+        healthy = asyncio.create_task(
+            collect(client, request("healthy", PROMPTS[1], params(1, 300)))
+        )
         await until(lambda: client.stats.generation_tokens_total > 5)
         prompts = [[5, 6], [5, POISON], [7, 8]]
         jobs = [
@@ -131,7 +135,8 @@ async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
         first, poison, third = [(await job)[-1] for job in jobs]
         assert poison.finish_reason is FinishReason.ERROR and "twice" in (poison.error or "")
         assert first.completion_tokens == third.completion_tokens == 4
-        assert len(tokens(await healthy)) == 300
+        said = tokens(await healthy)
+        assert len(said) == 300 and said[:120] == undisturbed[1]
         assert client.restarts == 2 and client.state is EngineState.READY
     finally:
         await client.stop()

@@ -77,6 +77,7 @@ async def test_requests_go_on_in_the_process_that_has_the_kernels(
     await until(lambda: not psutil.pid_exists(first))
 
 
+@pytest.mark.slow
 async def test_a_compiler_that_fails_is_reported_once_and_the_engine_goes_on(
     engine: EngineClient, compiler: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,6 +105,7 @@ async def test_an_engine_that_crashes_meanwhile_is_restarted_and_replaced(
     await until(lambda: engine.info is not None and engine.info.attention_backend == "native")
 
 
+@pytest.mark.slow
 async def test_a_stop_ends_both_processes(engine: EngineClient) -> None:
     await until(lambda: engine._successor is not None)
     await engine.stop()

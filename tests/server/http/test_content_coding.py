@@ -12,6 +12,7 @@ import httpx
 import pytest
 from http_fixtures import error_of, make_app
 from scripted_engine import ScriptedEngine
+from sparse import sparse
 
 from piecework.server.http.body import MAX_BODY_BYTES
 from piecework.server.http.content_coding import DECODERS
@@ -96,12 +97,12 @@ async def test_no_body_needs_no_decoding(client: httpx.AsyncClient) -> None:
     assert (await client.post("/flush_cache", headers=headers("gzip"))).status_code == 200
 
 
-@pytest.mark.parametrize(("coding", "compress"), [CODINGS[0], CODINGS[3], CODINGS[5]])
+@pytest.mark.parametrize(("coding", "compress"), sparse(CODINGS, kept=[CODINGS[0], CODINGS[5]]))
 async def test_little_is_decoded_of_a_body_that_becomes_too_large(
     scripted: ScriptedEngine, coding: str, compress: object
 ) -> None:
     assert callable(compress)
-    content = compress(b" " * 2**28)
+    content = compress(b" " * 2**27)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(make_app(scripted)), base_url="http://test"
     ) as client:

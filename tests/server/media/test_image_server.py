@@ -88,6 +88,7 @@ def test_another_picture_has_another_prefix(server: ServerProcess) -> None:
     assert shared < usage["prompt_tokens"] - usage["prompt_tokens_details"]["image_tokens"]
 
 
+@pytest.mark.slow
 def test_a_killed_engine_costs_a_request_with_images_nothing_but_time(
     server: ServerProcess,
 ) -> None:
@@ -136,6 +137,7 @@ def test_images_go_with_several_answers_a_grammar_and_tools(server: ServerProces
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.slow
 def test_the_death_of_a_decoder_costs_nothing_but_time(server: ServerProcess) -> None:
     known = answer_of(server, picture_file(seed=9))
     for decoder in decoders(server):
@@ -190,7 +192,7 @@ class Health(threading.Thread):
         self.longest, self.failures = 0.0, 0
 
     def run(self) -> None:
-        while not self._ended.wait(0.005):
+        while not self._ended.wait(0.05):
             began = time.monotonic()
             self.failures += self._client.get("/health").status_code != 200
             self.longest = max(self.longest, time.monotonic() - began)

@@ -100,7 +100,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=examples(30, exploring=60), deadline=None)
+@settings(max_examples=examples(10, exploring=60), deadline=None)
 @given(data=st.data(), thinks=st.sampled_from(("", "gpt_oss", "think")))
 @pytest.mark.parametrize("name", formats())
 def test_any_text_reads_the_same_in_pieces(name: str, data: st.DataObject, thinks: str) -> None:
@@ -197,7 +197,7 @@ def test_texts_of_the_grammar_are_calls_that_validate(name: str, is_special: boo
     )
     walk = Walk(form.grammar(TOOLS, CallRules(required=True, special=special)), special)
     texts = (text for seed in range(60) if (text := walk.text(seed)) is not None)
-    ended = list(islice(texts, 6))
+    ended = list(islice(texts, 4))
     assert len(ended) > 3
     for text in ended:
         calls = read(form, [text])
@@ -234,7 +234,7 @@ VALUES: dict[str, object] = {
 }
 
 
-@settings(max_examples=examples(25, exploring=60), deadline=None)
+@settings(max_examples=examples(10, exploring=60), deadline=None)
 @given(keys=st.lists(NAMES, min_size=1, max_size=3, unique=True), data=st.data())
 @pytest.mark.parametrize("name", (*EACH_PARSER, "qwen3_coder", "gemma4"))
 def test_every_name_that_the_grammar_writes_is_read(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pooling_here import client_here, load
@@ -66,7 +67,7 @@ def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield lambda requests: runner.run(send(requests))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(25, exploring=60))
 @given(st.lists(st.tuples(PATHS, BODIES), min_size=1, max_size=3))
 def test_any_body_is_answered_or_refused(
     ask: Ask, requests: list[tuple[str, dict[str, Any]]]
