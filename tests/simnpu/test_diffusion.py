@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from diffusion_pipelines import FAMILIES, Folder, load, pixels
 from mova_pipeline import BLOCKS, MovaPipeline
+from sparse import sparse
 from torchair_standin import StandIn
 
 from piecework.compilation.regional import CompiledModels
@@ -27,9 +28,7 @@ def asked(family: str) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f == "flux")) for f in FAMILIES]
-)
+@pytest.mark.parametrize("family", sparse(FAMILIES, kept=["wan"]))
 def test_a_pipeline_s_pixels_are_those_of_a_cpu(
     torchair: StandIn, pipeline_folder: Folder, family: str
 ) -> None:

@@ -15,6 +15,7 @@ from compiled_here import CompiledHere
 from packed_models import CASES as PACKED
 from packed_models import written
 from quantized_checkpoints import make_compressed
+from sparse import sparse
 from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
@@ -114,14 +115,11 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], set[str]]] 
 }
 
 
-# Those whose kernels others launch too are for the long run.
-_LONG = ("int8 on load", "gptq of 8 bits", "groups of 16", "q4_0 on load")
+# The others launch no other kernels.
+_USUAL = ("int8 by token", "int8 in float16", "gptq in another order")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each in _LONG)) for each in CHECKPOINTS],
-)
+@pytest.mark.parametrize("name", sparse(CHECKPOINTS, kept=_USUAL))
 def test_graphs_of_quantised_layers_give_the_cpus_answers(
     tmp_path: Path, simnpu: Any, called: Counter[str], name: str
 ) -> None:

@@ -88,6 +88,7 @@ def test_proposals_are_verified_by_the_graphs_of_decodes(
     assert costs._alone.is_known and 0 < costs.plain(2) < 10
 
 
+@pytest.mark.slow
 def test_states_go_back_on_a_device_whose_steps_overlap(tmp_path: Path, simnpu: Any) -> None:
     path = make_tiny_model(tmp_path / "model", "lfm2", **SHORT_CONV)
     expected = _answers(engine(path, "none"), [[]] * 2)
