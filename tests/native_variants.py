@@ -52,6 +52,16 @@ def kinds_of(variant: build.Variant, kinds: list[str]) -> list[str]:
     return kinds if is_usual else [kind for kind in kinds if kind in _FEW_KINDS]
 
 
+def mostly_best() -> list[Any]:
+    """Return all variants as parameters. Those beside the best one are marked slow.
+
+    It is for tests of parts that no other test compiles for each variant.
+    """
+    best, *others = native_variants()
+    slow = [pytest.param(each, marks=pytest.mark.slow, id=each.name) for each in others]
+    return [pytest.param(best, id=best.name), *slow]
+
+
 def variants_with(kinds: list[str]) -> list[Any]:
     """Return parameters (variant, kind). Those that are not of `kinds_of` are marked slow."""
     return [

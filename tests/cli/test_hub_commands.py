@@ -254,7 +254,10 @@ def test_why_a_model_is_not_served_has_room_in_the_list(hub: Hub, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("config", "base"),
-    [(b'{"base_model_name_or_path": "org/base"}', "org/base"), (b"[]", "its base model")],
+    [
+        (b'{"base_model_name_or_path": "org/base"}', "org/base"),
+        pytest.param(b"[]", "its base model", marks=pytest.mark.slow),
+    ],
 )
 def test_an_adapter_is_listed_with_the_model_to_serve(
     hub: Hub, tmp_path: Path, config: bytes, base: str

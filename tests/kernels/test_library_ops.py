@@ -14,6 +14,7 @@ from typing import Any
 import library_ops_standin
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tried_here import TriedHere
@@ -44,7 +45,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "silu_and_mul"])
-@settings(max_examples=40)
+@settings(max_examples=examples(20, exploring=40))
 @given(
     make=LIBRARIES,
     seed=SEEDS,
@@ -76,7 +77,7 @@ def test_an_op_is_the_definition_s_or_not_taken(
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20, exploring=40))
 @given(
     seed=SEEDS,
     tokens=st.integers(0, 3),

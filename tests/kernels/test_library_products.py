@@ -12,6 +12,7 @@ import library_ops_standin
 import products_standin
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tried_here import TriedHere
@@ -72,7 +73,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-@settings(max_examples=60)
+@settings(max_examples=examples(25, exploring=60))
 @given(
     library=st.sampled_from([library_ops_standin.sgl_kernel, torch_products]),
     form=st.sampled_from(FORMS),

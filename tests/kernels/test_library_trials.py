@@ -54,7 +54,7 @@ def seed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
             "poisoned", "an illegal memory access was encountered", marks=pytest.mark.slow
         ),
         pytest.param("hangs", "gave no answer within", marks=pytest.mark.slow),
-        ("import ends it", "ended with exit code 66"),
+        pytest.param("import ends it", "ended with exit code 66", marks=pytest.mark.slow),
     ],
 )
 def test_a_kernel_that_ends_the_process_or_its_context_is_left_out_and_the_next_has_a_new_process(

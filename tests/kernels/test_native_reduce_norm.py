@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shared_ranks import at_once, shared_groups
@@ -35,7 +36,10 @@ def arguments(norm: str, columns: int, dtype: torch.dtype, group: int) -> tuple[
     return (weight, EPS, group, dtype) if norm.endswith("dynamic") else (weight, EPS)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(10, exploring=25),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     # CPUs do not quantise to 4 bits.
     norm=st.sampled_from([norm for norm in NORMS if not norm.endswith("fp4")]),

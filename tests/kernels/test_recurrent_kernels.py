@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_variants import built, native_variants
+from native_variants import built, mostly_best
 from recurrent_cases import (
     SHAPES,
     assert_same_prompts,
@@ -34,7 +34,7 @@ def cases(number: int) -> settings:
     )
 
 
-@pytest.fixture(params=native_variants(), ids=lambda variant: variant.name)
+@pytest.fixture(params=mostly_best())
 def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(recurrent, "load_part", built(request.param).part)
     return recurrent

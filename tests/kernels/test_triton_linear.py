@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_interpreter import DEVICE
@@ -45,7 +46,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=rounding, atol=rounding * size)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8, exploring=25))
 @given(
     seed=SEEDS,
     tokens=TOKENS,
@@ -76,7 +77,7 @@ def test_a_scale_for_all_or_one_a_row_and_one_a_column(
     assert_close(linear.scaled_linear(*arguments), reference.scaled_linear(*arguments))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8, exploring=25))
 @given(
     seed=SEEDS,
     tokens=TOKENS,
@@ -109,7 +110,7 @@ def test_a_scale_for_each_block(
     assert_close(linear.scaled_linear(*arguments), reference.scaled_linear(*arguments))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8, exploring=25))
 @given(
     seed=SEEDS,
     tokens=TOKENS,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_interpreter import DEVICE
@@ -43,7 +44,7 @@ def arguments(
     ]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(8, exploring=20))
 @given(
     seed=st.integers(0, 1000),
     tokens=st.sampled_from([0, 1, 16, 17, 40]),

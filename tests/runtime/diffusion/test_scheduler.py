@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from diffusion_pipelines import Folder, load, pixels
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,7 +94,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(5, exploring=8))
 @given(
     jobs=JOBS,
     gone=st.sets(st.integers(0, 5)),

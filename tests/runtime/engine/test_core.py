@@ -89,7 +89,7 @@ def test_every_request_gets_its_own_tokens(
         assert got.get(f"r{i}", []) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25, exploring=60))
 @given(data=st.data())
 def test_aborted_requests_leave_nothing_behind(data: st.DataObject) -> None:
     core, _ = make_core(num_pages=20, token_budget=16, max_running_requests=4)

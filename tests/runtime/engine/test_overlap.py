@@ -53,7 +53,7 @@ def test_aborts_at_any_moment_change_no_other_answer(
             assert answer.tokens == whole[rid].tokens[: len(answer.tokens)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(15, exploring=40))
 @given(sizes=sizes_of_all_kinds, params=sampling_params(), count=st.integers(2, 5))
 def test_samples_of_one_prompt(sizes: dict[str, Any], params: SamplingParams, count: int) -> None:
     arrivals = [

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_answers import (
@@ -38,7 +39,7 @@ def least_slabs(shared: SharedPages, num_pages: int, page_size: int, token_budge
     return shared.slabs(num_pages - 1, min(num_pages - 1, window)) + 1
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(12, exploring=30))
 @given(
     jobs=jobs_of_several,
     sizes=sizes_of_all_kinds,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from compiled_here import CompiledHere
 from flashinfer_standin import store
+from sparse import sparse
 from tiny_models import make_tiny_model
 
 from piecework.kernels.attention import AttentionBackend
@@ -46,6 +47,9 @@ def on_flashinfer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(attention, "_WORKSPACE_BYTES", 1024)
 
 
+MODELS = ["qwen3", "mistral", "deepseek_v3"]
+
+
 def make(model: Path, **settings: Any) -> LLM:
     defaults = {
         "device": "cpu",
@@ -63,7 +67,7 @@ def generated(llm: LLM) -> list[list[int]]:
     return [completion.token_ids for _ in range(2) for completion in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "mistral", "deepseek_v3"])
+@pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The window of the Mistral is shorter than its longest prompt."""
     overrides = {"mistral": {"sliding_window": 16}, "deepseek_v3": LATENT}.get(request.param, {})
@@ -93,6 +97,7 @@ def test_so_are_those_of_recorded_decodes(
     assert llm.info.graphs.decode_sizes == [1, 2, 4] and llm.core.stats().graph_replays_total > 5
 
 
+@pytest.mark.parametrize("model", sparse(MODELS, kept=["qwen3"]), indirect=True)
 def test_so_are_those_of_pieces(
     model: Path, expected: list[list[int]], on_flashinfer: None
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from native_variants import built, native_variants
+from native_variants import built, mostly_best
 from shared_ranks import at_once, shared_groups
 from tiny_models import make_tiny_model
 
@@ -118,7 +118,7 @@ def test_they_are_the_forward_op_by_op_and_one_processs(
         assert (found[0][1] - alone).abs().mean() < loss
 
 
-@pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", mostly_best())
 def test_threads_of_ranks_stay_together(tmp_path: Path, variant: build.Variant) -> None:
     path = make_tiny_model(tmp_path, architecture="qwen3", intermediate_size=192)
     ranks = [Rank(path, Shard(rank, 2), "none") for rank in range(2)]

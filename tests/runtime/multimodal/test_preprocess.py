@@ -194,6 +194,7 @@ def test_placeholders_in_the_text_of_a_client_are_refused(
     assert answer.image is None and "placeholders (<image>)" in str(answer.error)
 
 
+@pytest.mark.slow
 def test_the_process_answers_until_its_input_closes(folder: Path) -> None:
     with subprocess.Popen(
         [*COMMAND, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

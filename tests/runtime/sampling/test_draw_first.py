@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -88,7 +89,7 @@ def test_what_the_mask_allows_and_a_look_refuses_comes_as_often_as_of_masked_log
     assert abs(found.count(end) / draws - 0.5) < 0.05
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(12, exploring=30))
 @given(seeds=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=6), hot=st.booleans())
 def test_it_is_the_same_alone_and_in_a_crowd(seeds: list[int], hot: bool) -> None:
     logits = torch.randn(len(seeds), VOCAB, generator=torch.Generator().manual_seed(seeds[0] % 99))
@@ -122,7 +123,7 @@ def test_who_is_allowed_nothing_gets_no_token() -> None:
     assert sample(logits, [request(1)]).read()[0].token == NO_TOKEN
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(10, exploring=25))
 @given(data=st.data())
 def test_one_look_says_of_each_token_what_the_mask_says(data: st.DataObject) -> None:
     """Special tokens and the end of the text among them."""

@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLParserLimits
@@ -56,7 +57,7 @@ def generate(llm: LLM, *args: Any) -> list[Completion]:
     return found
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(6, exploring=12))
 @given(seeds=st.lists(st.integers(0, 10_000), min_size=1, max_size=6), hot=st.booleans())
 def test_answers_follow_a_schema_beside_others_without(
     llm: LLM, seeds: list[int], hot: bool

@@ -101,7 +101,7 @@ def test_top_p_over_a_flat_vocabulary_looks_beyond_the_first_candidates() -> Non
     assert max(drawn) > 1024 and len(set(drawn)) > 250
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(20, exploring=60))
 @given(data=st.data())
 def test_a_request_gets_the_same_token_alone_and_in_a_crowd(data: st.DataObject) -> None:
     vocab = data.draw(st.sampled_from([7, 1500]))
@@ -205,7 +205,7 @@ def test_blocks_are_chosen_by_their_sums_to_a_few_steps_of_float32() -> None:
         assert torch.equal(block, torch.arange(len(ends)) + offset)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(20, exploring=50))
 @given(st.lists(st.integers(0, 2**53 - 1), min_size=1, max_size=5))
 def test_a_number_is_split_into_bits_of_their_own(numbers: list[int]) -> None:
     halves = _split(np.array(numbers, np.float64) * 2.0**-53)
