@@ -65,8 +65,10 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
 
 
-_TOGETHER = ("tests/simnpu",)
-"""Folders whose tests stay in one process of several: they share what is dear to make."""
+_TOGETHER = ("tests/simnpu", "tests/test_")
+"""Beginnings of the paths of files whose tests stay in one process of several: they share what is
+dear to make. The files of the root read all sources.
+"""
 _FIRST = (
     *_TOGETHER,
     "tests/server/engine/",
@@ -75,7 +77,6 @@ _FIRST = (
     "tests/server/test_end_to_end",
     "tests/server/test_rank_ends",
     "tests/runtime/graphs/",
-    "tests/test_other_systems",
 )
 """Files that take longest, so that none of them is the last."""
 

@@ -107,9 +107,9 @@ def test_equals_eager_at_any_number_of_tokens(folder: Path, num_tokens: int) -> 
     )
 
 
-def test_bfloat16_has_the_bits_of_eager(tmp_path: Path) -> None:
+def test_bfloat16_has_the_bits_of_eager(folder: Path) -> None:
     """A server answers eagerly until its pieces come in: no client may see that they do."""
-    pieces, report = make_pieces(tmp_path, InBfloat16, keeps_bits=True)
+    pieces, report = make_pieces(folder, InBfloat16, keeps_bits=True)
     assert list(report.compile_seconds) == [0]
     for num_tokens in (1, 6, 63):
         assert torch.equal(pieces(*step(num_tokens)), InBfloat16()(*step(num_tokens)))
