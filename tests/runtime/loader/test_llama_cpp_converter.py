@@ -18,7 +18,9 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from piecework import LLM, SamplingParams
+from piecework.runtime.loader.loader import load_model
 from tests.runtime.models.variants import VARIANTS, YARN
+from tests.runtime.quantization.test_nvfp4 import make_pair
 
 pytestmark = [
     pytest.mark.slow,
@@ -76,11 +78,7 @@ CONVERTED = (
 )
 
 
-@pytest.mark.parametrize("name", CONVERTED)
-def test_a_converted_file_says_what_the_folder_says(name: str, tmp_path: Path) -> None:
-    kind, settings = VARIANTS[name]
-    folder = make_tiny_model(tmp_path / "folder", kind, **settings | CHANGES.get(name, {}))
-    file = tmp_path / "model.gguf"
+def converted(folder: Path, file: Path) -> Path:
     command = [sys.executable, "-c", CONVERT, os.environ["LLAMA_CPP"], str(folder)]
     done = subprocess.run(
         [*command, "--outfile", str(file), "--outtype", "f32"],
@@ -89,6 +87,28 @@ def test_a_converted_file_says_what_the_folder_says(name: str, tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return file
+
+
+@pytest.mark.parametrize("writer", ["compressed", "modelopt"])
+def test_a_converted_checkpoint_of_nvfp4_has_the_same_numbers(writer: str, tmp_path: Path) -> None:
+    numbers, folder = make_pair(tmp_path, writer, "llama", hidden_size=128, intermediate_size=128)
+    for file in numbers.glob("tokenizer*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    cpu, paths = torch.device("cpu"), (numbers, converted(folder, tmp_path / "model.gguf"))
+    wanted, found = (
+        dict(load_model(str(path), torch.float32, cpu, False).named_parameters()) for path in paths
+    )
+    assert found.keys() == wanted.keys()
+    for name, each in wanted.items():
+        torch.testing.assert_close(found[name], each, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_converted_file_says_what_the_folder_says(name: str, tmp_path: Path) -> None:
+    kind, settings = VARIANTS[name]
+    folder = make_tiny_model(tmp_path / "folder", kind, **settings | CHANGES.get(name, {}))
+    file = converted(folder, tmp_path / "model.gguf")
     wanted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         logits = wanted(torch.tensor([PROMPT])).logits[0]
