@@ -1,7 +1,6 @@
 """What a long prompt costs answers that are being streamed, and what they cost the prompt.
 
-    python -m piecework.lab.prompts_beside_answers MODEL --server= \
-        --server="--chunked-prefill-size 256"
+    python -m piecework.lab.prompts_beside_answers --server= --server="--mixed-step-seconds 0"
 
 It starts a server with each set of flags. In each round, every server in turn computes a prompt of
 random tokens alone, and then one beside each number of `--answers`. Each line has the medians over

@@ -95,7 +95,13 @@ class LLM:
             settings["passes"] = str(passes)
         # Pieces may exist at one start and not at another, which would change the last digits of
         # results. The process belongs to the caller, so it is not bound to cores by default.
-        defaults: dict[str, Any] = {"piecewise_cuda_graph": False, "cpu_bind": "none"}
+        # Steps whose tokens depend on time would change the last digits too, and nothing reads an
+        # answer as it grows.
+        defaults: dict[str, Any] = {
+            "piecewise_cuda_graph": False,
+            "cpu_bind": "none",
+            "mixed_step_seconds": 0.0,
+        }
         self.config = EngineConfig(**defaults | own_names({**named, **settings}))
         for name in ("kv_events_config", "kv_disk", "kv_host_memory"):
             if getattr(self.config, name) is not None:

@@ -36,6 +36,11 @@ def test_settings_may_have_the_names_that_vllm_gives_them(llm: LLM) -> None:
         LLM("a", model="b")
 
 
+def test_steps_do_not_depend_on_time_unless_that_is_asked_for(llm: LLM) -> None:
+    assert llm.config.mixed_step_seconds == 0
+    assert llm.core._pace is not None and llm.core._pace.limit() is None
+
+
 def test_max_tokens_is_max_new_tokens() -> None:
     assert SamplingParams(max_tokens=5) == SamplingParams(max_new_tokens=5) != SamplingParams()
     assert (

@@ -236,7 +236,7 @@ def test_flags_that_are_not_for_replicas_are_refused(name: str) -> None:
 
 def test_several_models_are_refused(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text("models:\n- {name: a, model_path: smollm2-135m}\n")
-    with pytest.raises(ValueError, match="a replica has one"):
+    with pytest.raises(ValueError, match="a replica serves one model"):
         read_arguments({"config": str(tmp_path / "models.yaml")})
     with pytest.raises(ValueError, match="--fleet-memory is for several models"):
         read_arguments({"model_path": "smollm2-135m", "fleet-memory": 4})
