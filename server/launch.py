@@ -213,22 +213,19 @@ class Launch:
             print(self._summary(self._engine.info, port, seconds), flush=True)
 
     async def _until_end(self, http: asyncio.Task[None]) -> None:
-        ends = [self._told_to_stop, self._engine.failed]
-        if self._service.media is not None:
-            ends.append(self._service.media.failed)
-        events = [asyncio.create_task(event.wait()) for event in ends]
-        await asyncio.wait([http, *events], return_when=asyncio.FIRST_COMPLETED)
-        for event in events:
-            event.cancel()
+        ends = [
+            asyncio.create_task(self._told_to_stop.wait()),
+            asyncio.create_task(self._service.until_failed()),
+        ]
+        await asyncio.wait([http, *ends], return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
 
     async def _finish_requests(self) -> int:
         """Wait for unfinished requests unless the engine has failed. Return the exit code."""
-        media = self._service.media
-        if self._engine.failed.is_set():
-            code = EXIT_USER_ERROR if self._engine.user_error else EXIT_ENGINE_GONE
-            return self._give_up(str(self._engine.failure), code)
-        if media is not None and media.failed.is_set():
-            return self._give_up(str(media.failure), EXIT_USER_ERROR)
+        if (reason := self._service.failure) is not None:
+            code = EXIT_USER_ERROR if self._service.is_user_error else EXIT_ENGINE_GONE
+            return self._give_up(reason, code)
         _end_by(self._config.drain_timeout + END_TIMEOUT, 0)
         await self._engine.drain(self._config.drain_timeout)
         return 0

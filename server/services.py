@@ -8,7 +8,7 @@ from functools import partial
 
 from ..runtime.config.engine import EngineConfig
 from ..runtime.files.resolve import resolve_model_path
-from ..runtime.multimodal.source import find_source
+from ..runtime.multimodal.source import asked_source
 from ..runtime.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ..runtime.tokenizer.chat_template import ChatTemplates
 from ..runtime.tokenizer.template_reads import template_reads
@@ -71,7 +71,7 @@ def service_of(
 
 def _image_arguments(engine: EngineConfig, model_path: str) -> list[str]:
     """Return the arguments of the process that reads images, or none for a model of text."""
-    if engine.disable_vision or find_source(model_path, engine.mmproj) is None:
+    if asked_source(model_path, engine) is None:
         return []
     names = engine.tokenizer_path, engine.mmproj, engine.gguf_pre_tokenizer
     return [model_path, *(name or "" for name in names)]

@@ -11,16 +11,13 @@ from ...kernels.platform.platform import Platform
 from ..config.engine import EngineConfig
 from .encodings import Encodings
 from .pace import Pace
-from .source import INSTALL, ImageSource, find_source
+from .source import INSTALL, ImageSource, asked_source
 
 
 def _find_source(path: str, config: EngineConfig) -> ImageSource | None:
     """Return where the encoder of a model is that is to take images, or None."""
-    if config.disable_vision or config.load_format == "dummy":
-        return None
-    if config.model_impl == "transformers" or (source := find_source(path, config.mmproj)) is None:
-        return None
-    if config.batch_invariant:
+    source = asked_source(path, config)
+    if source is not None and config.batch_invariant:
         raise ValueError(
             "--batch-invariant takes texts alone: add --disable-vision, or leave it out"
         )

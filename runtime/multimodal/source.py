@@ -26,6 +26,7 @@ from .family import ImageFamily
 from .settings import check_settings, read_settings
 
 if TYPE_CHECKING:
+    from ..config.engine import EngineConfig
     from ..config.quantization_registry import Scheme
     from ..layers.linear import StoredTensor
     from .projectors.projector import Projector
@@ -154,6 +155,21 @@ def find_source(model_path: str | Path, mmproj: str | None = None) -> ImageSourc
             "or add --disable-vision"
         )
     return fitting[0] if fitting else None
+
+
+def asked_source(path: str | Path, config: EngineConfig) -> ImageSource | None:
+    """Return the encoder of images that an engine is to use, or None if its flags say none.
+
+    Raise as `find_source`.
+    """
+    # Random weights have no images to see, and transformers' forward leaves them out.
+    if (
+        config.disable_vision
+        or config.load_format == "dummy"
+        or config.model_impl == "transformers"
+    ):
+        return None
+    return find_source(path, config.mmproj)
 
 
 @contextmanager

@@ -304,11 +304,11 @@ class Member:
 
     async def _until_it_fails(self) -> None:
         assert self.service is not None
-        engine = self.service.engine
-        await engine.failed.wait()
+        service = self.service
+        await service.until_failed()
         if self.may_unload:
             self._watch = None
-            await self._fail(engine.failure or "its engine is gone")
+            await self._fail(str(service.failure))
             self._changed()
 
     async def _fail(self, reason: str) -> None:

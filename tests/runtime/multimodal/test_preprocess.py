@@ -14,9 +14,12 @@ import pytest
 from PIL import Image
 from tiny_vision import FAMILIES, make_tiny_vision, picture, picture_file
 
+from piecework.runtime.config.engine import EngineConfig
 from piecework.runtime.core.images import ImageFile, Preprocess
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
+from piecework.runtime.multimodal.source import asked_source
 from piecework.runtime.process.message_pipe import pack, read
+from piecework.server.services import _image_arguments
 
 COMMAND = [sys.executable, "-m", "piecework.runtime.multimodal.preprocess_process"]
 
@@ -209,6 +212,23 @@ def test_the_process_answers_until_its_input_closes(folder: Path) -> None:
             assert bool(answer.images) == (file == picture_file())
         process.stdin.close()
         assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "takes"),
+    [
+        ({}, True),
+        ({"disable_vision": True}, False),
+        ({"load_format": "dummy"}, False),
+        ({"model_impl": "transformers"}, False),
+    ],
+)
+def test_flags_that_leave_images_out_are_known_to_both_processes(
+    folder: Path, flags: dict[str, Any], takes: bool
+) -> None:
+    config = EngineConfig(model_path=str(folder), **flags)
+    assert (asked_source(folder, config) is not None) == takes
+    assert bool(_image_arguments(config, str(folder))) == takes
 
 
 def test_a_text_model_ends_the_process_with_one_line(tmp_path: Path) -> None:

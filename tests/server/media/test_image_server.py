@@ -67,6 +67,7 @@ def test_the_client_of_openai_gets_the_same_answer_again_from_the_cache(
     assert card["input_modalities"] == ["text", "image"] and card["image_tokens_1024"] > 0
 
 
+@pytest.mark.slow
 def test_a_folder_of_which_no_image_can_be_made_ends_the_server(tmp_path: Path) -> None:
     """The process that reads images finds it, in a trial."""
     folder = make_tiny_vision(tmp_path)

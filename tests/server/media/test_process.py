@@ -6,14 +6,19 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from piecework.runtime.core.images import Preprocess
+from piecework.server.config.media import MediaConfig
 from piecework.server.core.errors import Unavailable
 from piecework.server.media import process
+from piecework.server.media.media import Media
 from piecework.server.media.process import PreprocessProcesses, ProcessEnded
+from piecework.server.serving.service import Service
 
 # Answers with its own id, unless the text says otherwise.
 SCRIPT = """
@@ -128,3 +133,22 @@ async def test_a_process_that_cannot_work_is_a_503_with_the_reason(kind: str, to
         with pytest.raises(Unavailable, match=told):
             await processes.run(asked())
     await processes.close()
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("broken", "there is no Pillow"), ("silent", None)])
+async def test_only_files_that_make_no_image_fail_the_service(
+    kind: str, reason: str | None
+) -> None:
+    """A process that does not start for another reason is started again later."""
+    processes = PreprocessProcesses([kind])
+    media = Media(MediaConfig(), processes)
+    engine: Any = SimpleNamespace(failed=asyncio.Event(), failure=None, user_error=False)
+    app: Any = SimpleNamespace(state=SimpleNamespace(serving=SimpleNamespace(media=media)))
+    service = Service(engine, app, lambda *_: "")
+    media.start()
+    await service.settle()
+    assert service.failure == reason and media.failed.is_set() == (reason is not None)
+    if reason is not None:
+        await asyncio.wait_for(service.until_failed(), 10)
+        assert service.is_user_error
+    await service.close()
