@@ -44,17 +44,18 @@ def static_fp8(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "settings", "matches"),
     [
-        (llama, {}, {}),
+        pytest.param(llama, {}, {}, marks=pytest.mark.slow),
         (gguf, {}, {}),
         (qwen3, {}, {"norm_rotary": LAYERS}),
         (llama, {"quantization": "int8"}, QUANTISED),
-        (llama, {"quantization": "fp8"}, QUANTISED),
+        pytest.param(llama, {"quantization": "fp8"}, QUANTISED, marks=pytest.mark.slow),
         (static_fp8, {}, QUANTISED | {"attention_quant": LAYERS}),
         (llama, {"tp_size": 2}, {"allreduce_norm": 2 * LAYERS}),
-        (
+        pytest.param(
             llama,
             {"tp_size": 2, "quantization": "int8"},
             QUANTISED | {"allreduce_norm": 2 * LAYERS},
+            marks=pytest.mark.slow,
         ),
         (
             llama,
