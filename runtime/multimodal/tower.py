@@ -18,7 +18,7 @@ from ...kernels.linear import LinearKernels
 from ..layers.linear import StoredTensor
 from ..loader.loader import fill, finish, make_empty
 from ..models.transformers_build import own_layers
-from ..quantization.methods import Kinds, Products, scheme_kinds
+from ..quantization.methods import Kinds, Products, scheme_kinds, stored_kinds
 from .family import ImageFamily
 from .pieces import ATTENTION, cut_layers
 from .source import ImageSource
@@ -76,14 +76,16 @@ def load_tower(
     lacking: Collection[torch.dtype] = (),
 ) -> Tower:
     """Return the encoder of a model. Raises `ValueError` that names what is at fault."""
-    scheme = source.scheme
+    scheme, stored = source.scheme, source.tensors()
 
     def choose(tower: Any) -> Kinds:
+        if any(tensor.blocks is not None for tensor in stored):
+            return stored_kinds(tower, kernels, _of_tower(tower, source.family, stored))
         products = Products(dtype, device, kernels, lacking)
         return scheme_kinds(tower, scheme, "auto" if scheme else "none", products)
 
     tower: Tower = make_empty(lambda: Tower(source), dtype, device, choose)
-    tensors = _of_tower(tower, source.family, source.tensors())
+    tensors = _of_tower(tower, source.family, stored)
     fill(tower, tensors, str(source.path), progress=False)  # type: ignore[arg-type]
     finish(tower, kernels, progress=False)
     return tower.eval()

@@ -418,6 +418,28 @@ def _write_tower(
     finish(writer)
 
 
+def quantize_tower(path: Path) -> int:
+    """Store the matrices of linear layers of a tower as Q8_0. Return how many there are."""
+    reader, kind = gguf.GGUFReader(path), gguf.GGMLQuantizationType.Q8_0
+    writer = gguf.GGUFWriter(path.with_suffix(".new"), "clip")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            sub_type = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type)
+    found = 0
+    for tensor in reader.tensors:
+        is_linear = len(tensor.shape) == 2 and "position" not in tensor.name
+        if is_linear and tensor.shape[0] % 32 == 0:
+            data = gguf.quants.quantize(tensor.data, kind)
+            writer.add_tensor(tensor.name, data, raw_dtype=kind)
+            found += 1
+        else:
+            writer.add_tensor(tensor.name, tensor.data)
+    finish(writer)
+    path.with_suffix(".new").replace(path)
+    return found
+
+
 def _named(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
     for name, array in arrays.items():

@@ -1,4 +1,8 @@
-"""Tensors of a GGUF file with a vision tower. Quantised ones are widened when they are loaded."""
+"""Tensors of a GGUF file with a vision tower.
+
+Quantised ones stay in their blocks if the device's kernels multiply them, or else are widened when
+they are loaded.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import ReaderTensor
+from gguf import GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
 
 from ...files.gguf_reader import FastGGUFReader
 from ...layers.linear import StoredTensor
+
+
+_NUMBERS = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "F64")}
 
 
 def stored_tensors(reader: FastGGUFReader) -> dict[str, StoredTensor]:
@@ -21,8 +28,16 @@ def stored_tensors(reader: FastGGUFReader) -> dict[str, StoredTensor]:
     for tensor in reader.tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape))
         copy_to = partial(_copy, reader.path, tensor, shape)
-        found[tensor.name] = StoredTensor(reader.path, tensor.name, shape, copy_to)
+        stored = StoredTensor(reader.path, tensor.name, shape, copy_to)
+        if tensor.tensor_type not in _NUMBERS and len(shape) == 2:
+            stored = stored._replace(kind=tensor.tensor_type.name, blocks=partial(_blocks, tensor))
+        found[tensor.name] = stored
     return found
+
+
+def _blocks(tensor: ReaderTensor) -> torch.Tensor:
+    """Return a copy of the blocks: [rows, bytes] uint8."""
+    return torch.from_numpy(np.array(tensor.data))
 
 
 def _copy(path: Path, tensor: ReaderTensor, shape: tuple[int, ...], target: torch.Tensor) -> None:
@@ -43,9 +58,14 @@ def joined(parts: Sequence[StoredTensor], dimension: int = 0) -> StoredTensor:
     def copy_to(target: torch.Tensor) -> None:
         target.copy_(torch.cat([part.read() for part in parts], dimension))
 
-    shape = list(parts[0].shape)
+    def blocks() -> torch.Tensor:
+        return torch.cat([part.blocks() for part in parts if part.blocks is not None])
+
+    first, shape = parts[0], list(parts[0].shape)
     shape[dimension] = sum(part.shape[dimension] for part in parts)
-    return parts[0]._replace(shape=tuple(shape), copy_to=copy_to)
+    are_blocks = dimension == 0 and {part.kind for part in parts} == {first.kind}
+    whole = first._replace(shape=tuple(shape), copy_to=copy_to, blocks=blocks)
+    return whole if are_blocks and first.kind is not None else _numbers(whole)
 
 
 def changed(tensor: StoredTensor, change: Callable[[torch.Tensor], torch.Tensor]) -> StoredTensor:
@@ -55,7 +75,7 @@ def changed(tensor: StoredTensor, change: Callable[[torch.Tensor], torch.Tensor]
         target.copy_(change(tensor.read()))
 
     shape = tuple(change(torch.empty(tensor.shape, device="meta")).shape)
-    return tensor._replace(shape=shape, copy_to=copy_to)
+    return _numbers(tensor)._replace(shape=shape, copy_to=copy_to)
 
 
 def constant(beside: StoredTensor, shape: tuple[int, ...], value: float) -> StoredTensor:
@@ -64,4 +84,9 @@ def constant(beside: StoredTensor, shape: tuple[int, ...], value: float) -> Stor
     def copy_to(target: torch.Tensor) -> None:
         target.fill_(value)
 
-    return beside._replace(shape=shape, copy_to=copy_to)
+    return _numbers(beside)._replace(shape=shape, copy_to=copy_to)
+
+
+def _numbers(tensor: StoredTensor) -> StoredTensor:
+    """Return a tensor that is read as numbers alone."""
+    return tensor._replace(kind=None, blocks=None)

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGUFReader
-from mmproj_files import KINDS, write_files
+from mmproj_files import KINDS, quantize_tower, write_files
 from tiny_vision import make_tiny_vision, picture_file
 from vision_engines import Prompt, VisionEngine
 
+from piecework.kernels.cpu.native.linear import native_linear
+from piecework.runtime.layers.linear import Linear
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
 from piecework.runtime.multimodal.projectors import projector
 from piecework.runtime.multimodal.source import find_source
@@ -42,6 +44,36 @@ def test_the_text_after_images_is_that_of_the_folder(family: str, tmp_path: Path
     assert engine.answer(found)[:2] == (tokens, pytest.approx(logprobs, abs=1e-4))
     assert of_others != pytest.approx(logprobs, abs=1e-2)
     engine.end()
+
+
+@pytest.mark.skipif(native_linear() is None, reason="no CPU kernels")
+@pytest.mark.parametrize(
+    ("family", "others"), [("idefics3", 0), ("qwen2_5_vl", 6), ("pixtral", 4)]
+)
+def test_quantised_matrices_of_a_tower_stay_in_their_blocks(
+    family: str, others: int, tmp_path: Path
+) -> None:
+    """`others` is the number of matrices that are joined to another one, as keys and values are to
+    queries, or widened, because their rows are reordered.
+    """
+    folder = make_tiny_vision(tmp_path / "folder", family, **KINDS[family].overrides)
+    model = write_files(folder, family, tmp_path)
+    path = tmp_path / "mmproj-tiny-f32.gguf"
+    quantized = quantize_tower(path)
+    source = find_source(model, str(path))
+    assert source is not None
+    image = Prompt(Preprocessor(str(model), str(folder)), "IMAGE", FILES[0]).images[0]
+    tensors = {name: torch.from_numpy(each.array().copy()) for name, each in image.tensors.items()}
+    found = []
+    for dtype, kernels in ((torch.float32, None), (torch.bfloat16, native_linear())):
+        tower = load_tower(source, dtype, torch.device("cpu"), kernels)
+        with torch.inference_mode():
+            parts = [source.family.features(tower.model, part, dtype)[0]
+                     for part in source.family.parts(tensors)]  # fmt: skip
+        found.append(torch.cat([part.flatten(0, -2) for part in parts]).float())
+    kinds = [each.method.kind for each in tower.modules() if isinstance(each, Linear)]
+    assert kinds.count("Q8_0") == quantized - others > 0
+    assert torch.cosine_similarity(*found).min() > 0.999
 
 
 def without_images(folder: Path, copy: Path) -> Path:
