@@ -256,6 +256,12 @@ def silu_and_mul_quantize_fp4(
     return quantize_fp4(silu_and_mul(x), factor)
 
 
+def attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return attention [B, H, D] of queries q [B, H, D] to all keys k [L, H, D] and values v."""
+    parts = (each.transpose(0, 1)[None] for each in (q, k, v))
+    return F.scaled_dot_product_attention(*parts, scale=scale)[0].transpose(0, 1)
+
+
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """Return the ids [N] int64 of the largest of logits [N, V] float32, the lowest of equals."""
     return logits.argmax(dim=-1)

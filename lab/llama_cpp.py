@@ -66,6 +66,8 @@ class LlamaCpp:
             ("llama_init_from_model", _POINTER),
             ("llama_get_memory", _POINTER),
             ("llama_get_logits", ctypes.POINTER(ctypes.c_float)),
+            ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float)),
+            ("llama_adapter_lora_init", _POINTER),
             ("llama_model_get_vocab", _POINTER),
         ):
             getattr(library, name).restype = result
@@ -100,6 +102,53 @@ class LlamaCpp:
             raise ValueError(f"llama.cpp has no memory for {tokens} tokens")
         library.llama_set_n_threads(context, threads, threads)
         return model, context
+
+    def decode(
+        self,
+        context: ctypes.c_void_p,
+        vocabulary: int,
+        rows: Sequence[tuple[int, int, int]],
+        wanted: Sequence[int],
+    ) -> list[int]:
+        """Compute rows of a token, its position and its sequence. Return the likeliest next tokens
+        of the `wanted` rows.
+        """
+        count = len(rows)
+        token, position, sequence = (
+            (ctypes.c_int32 * count)(*numbers) for numbers in zip(*rows, strict=True)
+        )
+        begin, size = ctypes.addressof(sequence), ctypes.sizeof(ctypes.c_int32)
+        sequences = (_POINTER * count)(*(begin + size * row for row in range(count)))
+        number, flags = (ctypes.c_int32 * count)(*[1] * count), (ctypes.c_int8 * count)()
+        for row in wanted:
+            flags[row] = 1
+        batch = Batch(
+            tokens=count,
+            token=ctypes.addressof(token),
+            pos=ctypes.addressof(position),
+            n_seq_id=ctypes.addressof(number),
+            seq_id=ctypes.addressof(sequences),
+            logits=ctypes.addressof(flags),
+        )
+        if self.library.llama_decode(context, batch):
+            raise ValueError(f"llama.cpp cannot decode {count} tokens")
+        return [self.likeliest(context, vocabulary, row) for row in wanted]
+
+    def likeliest(self, context: ctypes.c_void_p, vocabulary: int, row: int) -> int:
+        """Return the likeliest next token of a row of the last batch. -1: of the last row."""
+        logits = self.library.llama_get_logits_ith(context, row)
+        return int(np.ctypeslib.as_array(logits, (vocabulary,)).argmax())
+
+    def vocabulary(self, model: ctypes.c_void_p) -> int:
+        """Return the number of tokens that a model knows."""
+        library = self.library
+        found = library.llama_vocab_n_tokens(_POINTER(library.llama_model_get_vocab(model)))
+        return int(found)
+
+    def clear(self, context: ctypes.c_void_p) -> None:
+        """Forget all sequences."""
+        library = self.library
+        library.llama_memory_clear(_POINTER(library.llama_get_memory(context)), True)
 
     def logprobs(self, path: str, texts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probability of each token but the first of each text, in nats."""

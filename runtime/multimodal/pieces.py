@@ -29,6 +29,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ...kernels import ops
 from ..layers.linear import Linear
 
 T = TypeVar("T")
@@ -151,15 +152,24 @@ def _attend(
     """Attend as transformers does by torch's own attention, with blocks of query [B, H, L, D]."""
     length = query.shape[2]
     # A causal mask, and a bias, are those of all queries.
-    is_whole = options.get("is_causal", True) or options.get("position_bias") is not None
+    is_causal = options.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    is_whole = is_causal or options.get("position_bias") is not None
+    is_plain = not is_whole and attention_mask is None and len(query) == 1
+    is_plain = is_plain and query.shape[1] == key.shape[1] and not options.get("dropout")
     size = length if is_whole else _rows_of_piece() or length
     found = []
     for begin in range(0, length, size):
         block = query[:, :, begin : begin + size]
-        mask = attention_mask
-        if mask is not None and mask.shape[-2] == length:
-            mask = mask[..., begin : begin + size, :]
-        found.append(sdpa_attention_forward(module, block, key, value, mask, **options)[0])
+        if is_plain:
+            parts = (each[0].transpose(0, 1) for each in (block, key, value))
+            found.append(ops.attend_all(*parts, options["scaling"])[None])
+        else:
+            mask = attention_mask
+            if mask is not None and mask.shape[-2] == length:
+                mask = mask[..., begin : begin + size, :]
+            found.append(sdpa_attention_forward(module, block, key, value, mask, **options)[0])
         _pause(2 * block.numel() * key.shape[2])
     return _joined(found, 1), None
 

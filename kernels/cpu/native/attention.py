@@ -22,7 +22,8 @@ from .build import Kernels, load_kernels
 
 logger = logging.getLogger(__name__)
 
-_FUNCTIONS = {torch.bfloat16: "piecework_attention_bf16", torch.float32: "piecework_attention_f32"}
+# The function of the library for each dtype.
+FUNCTIONS = {torch.bfloat16: "piecework_attention_bf16", torch.float32: "piecework_attention_f32"}
 _POINTERS = (
     *("q", "k", "v", "out", "k_cache", "v_cache", "slots", "table", "query_lens", "seq_lens"),
     *("sinks", "slopes", "numbers", "out_scale"),
@@ -77,7 +78,7 @@ class NativeAttention(TorchAttention):
 
     def __init__(self, library: Kernels) -> None:
         self._library = library
-        self._functions = {dtype: getattr(library, name) for dtype, name in _FUNCTIONS.items()}
+        self._functions = {dtype: getattr(library, name) for dtype, name in FUNCTIONS.items()}
         # Whether the kernels have a dtype of the cache.
         self._caches = {torch.bfloat16: True}
 

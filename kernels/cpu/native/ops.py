@@ -33,6 +33,7 @@ from .recurrent import (
     selective_scan_step,
 )
 from .sampling import argmax, mask_logits, sample_filtered, sample_plain, softmax
+from .whole_attention import attend_all
 
 DTYPES = (torch.bfloat16,)  # Supported dtypes of activations. The reference computes others.
 
@@ -42,6 +43,7 @@ __all__ = [
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
     "argmax",
+    "attend_all",
     "conv_prompts",
     "conv_step",
     "gated_delta_prompts",

@@ -18,7 +18,6 @@ from gguf.quants import dequantize
 from ...files.gguf_reader import FastGGUFReader
 from ...layers.linear import StoredTensor
 
-
 _NUMBERS = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "F64")}
 
 

@@ -47,9 +47,7 @@ def test_the_text_after_images_is_that_of_the_folder(family: str, tmp_path: Path
 
 
 @pytest.mark.skipif(native_linear() is None, reason="no CPU kernels")
-@pytest.mark.parametrize(
-    ("family", "others"), [("idefics3", 0), ("qwen2_5_vl", 6), ("pixtral", 4)]
-)
+@pytest.mark.parametrize(("family", "others"), [("idefics3", 0), ("qwen2_5_vl", 6), ("pixtral", 4)])
 def test_quantised_matrices_of_a_tower_stay_in_their_blocks(
     family: str, others: int, tmp_path: Path
 ) -> None:
