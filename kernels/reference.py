@@ -258,8 +258,8 @@ def silu_and_mul_quantize_fp4(
 
 def attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Return attention [B, H, D] of queries q [B, H, D] to all keys k [L, H, D] and values v."""
-    parts = (each.transpose(0, 1)[None] for each in (q, k, v))
-    return F.scaled_dot_product_attention(*parts, scale=scale)[0].transpose(0, 1)
+    q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)[0].transpose(0, 1)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,9 @@
 
 The first column is a server of Piecework. The second one is llama.cpp's library in one process,
 without a server: a step computes one token of all sequences with the same adapter, as llama-server
-does. A row has the median rates of output tokens, and the median ratio of both in a round with the
-least and the highest one.
+does. Both have one thread. A row has the median processor time of an output token, prompts
+included, and the median ratio of both in a round with the least and the highest one. Processor time
+says more than the clock on a busy machine.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
+import psutil
+
 from ..bench.server_process import first_token, running_server
 from ..bench.target import Target
 from ..runtime.files.gguf_reader import FastGGUFReader
 from ..runtime.files.resolve import resolve_model_path
 from .adapter_load import write_adapter
 from .llama_cpp import LlamaCpp
+from .peers_in_turn import processor_time
 
 _REQUESTS = 8
 # The adapter of each request; None: the base model.
@@ -101,26 +105,28 @@ def _ask(target: Target, prompt: list[int], adapter: int | None, length: int) ->
         return int(json.load(answer)["usage"]["completion_tokens"])
 
 
-def _rates(
+def _times(
     target: Target,
+    process: psutil.Process,
     library: Library,
     adapters: list[int | None],
     turn: int,
     given: argparse.Namespace,
 ) -> tuple[float, float]:
-    """Return the output tokens per second of both."""
+    """Return the processor seconds of an output token of both."""
     # The first token differs, so no prompt begins like another one.
     prompts = [
         [100 + 20 * turn + number, *range(1000, 999 + given.input_len)]
         for number in range(len(adapters))
     ]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        began = time.perf_counter()
+        began = processor_time(process)
         lengths = [given.output_len] * len(prompts)
         own = sum(pool.map(_ask, [target] * len(prompts), prompts, adapters, lengths))
-        between = time.perf_counter()
+        spent = processor_time(process) - began
+    began = time.process_time()
     other = library.generate(prompts, adapters, given.output_len)
-    return own / (between - began), other / (time.perf_counter() - between)
+    return spent / own, (time.process_time() - began) / other
 
 
 def _measure(given: argparse.Namespace) -> None:
@@ -134,21 +140,23 @@ def _measure(given: argparse.Namespace) -> None:
         modules = " ".join(f"a{number}={path}" for number, path in enumerate(paths))
         command = (
             f"{shlex.quote(sys.executable)} -m piecework serve {shlex.quote(str(model))} "
-            f"--log-level warning --max-loras {_REQUESTS} --lora-modules {modules} --port {{port}}"
+            "--log-level warning --num-threads 1 "
+            f"--max-loras {_REQUESTS} --lora-modules {modules} --port {{port}}"
         )
         process, port = stack.enter_context(running_server("piecework", command))
         target = Target(base_url=f"http://127.0.0.1:{port}")
         target = asyncio.run(first_token("piecework", target, process))
-        library = Library(given.folder, model, paths, given.threads)
+        library, server = Library(given.folder, model, paths, 1), psutil.Process(process.pid)
         print("| load | piecework | llama.cpp | ratio |\n|---|---|---|---|")
         for case, adapters in CASES.items():
-            rates = [
-                _rates(target, library, adapters, turn, given) for turn in range(given.rounds + 1)
+            times = [
+                _times(target, server, library, adapters, turn, given)
+                for turn in range(given.rounds + 1)
             ][1:]  # The first round warms up.
-            ours, theirs = (median(each) for each in zip(*rates, strict=True))
-            ratios = sorted(own / other for own, other in rates)
+            ours, theirs = (median(each) for each in zip(*times, strict=True))
+            ratios = sorted(other / own for own, other in times)
             print(
-                f"| {case} | {ours:.0f} tokens/s | {theirs:.0f} tokens/s | {median(ratios):.2f} "
+                f"| {case} | {1000 * ours:.1f} ms | {1000 * theirs:.1f} ms | {median(ratios):.2f} "
                 f"({ratios[0]:.2f} to {ratios[-1]:.2f}) |",
                 flush=True,
             )
@@ -162,7 +170,6 @@ def main() -> int:
     )
     parser.add_argument("folder", help="of llama.cpp's libraries")
     parser.add_argument("--model", default="smollm2-135m", help="a GGUF file or a built-in alias")
-    parser.add_argument("--threads", type=int, default=2, help="of llama.cpp")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3, help="after one that warms up")
     parser.add_argument("--input-len", type=int, default=32)

@@ -1,12 +1,12 @@
-"""Images by llama.cpp's own libraries, in one process: the peer where no llama-server is compiled.
+"""A picture in the vision tower of a GGUF file here, and in llama.cpp's own library:
 
     python -m piecework.lab.vision_gguf /tmp/smolvlm --longest 512
     python -m piecework.lab.llama_images llama-build/bin /tmp/smolvlm/model.gguf \\
         /tmp/smolvlm/mmproj.gguf --rounds 3
 
-It prints the seconds to the first token of a prompt with a new picture of 512 x 512 pixels, and the
-output tokens per second of eight requests, of which half have a picture or none: prompts one after
-another, then all sequences in one batch. Nothing is sent over HTTP. The folder must have libmtmd.
+Both encode the same tile of 512 x 512 random pixels on one thread, in one process, and take turns.
+It prints the processor seconds of each round, and the lowest cosine of two rows that should be
+equal. The folder must have libmtmd.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ import argparse
 import ctypes
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
+from ..kernels.cpu.platform import CpuPlatform
+from ..runtime.multimodal.pieces import Pieces
+from ..runtime.multimodal.source import find_source
+from ..runtime.multimodal.tower import load_tower
 from .llama_cpp import LlamaCpp
 
 _POINTER = ctypes.c_void_p
-_SIDE, _REQUESTS, _CONTEXT = 512, 8, 8192
-# Bytes of `mtmd_context_params` before its number of threads.
-_BEFORE_THREADS = 20
+_SIDE = 512
+_BEFORE_THREADS = 20  # Bytes of `mtmd_context_params` before its number of threads.
+_IMAGE = 1  # `MTMD_INPUT_CHUNK_TYPE_IMAGE`
 
 
 class _Params(ctypes.Structure):
@@ -46,90 +50,81 @@ class _Text(ctypes.Structure):
     ]
 
 
-class Images:
-    """A model with its vision tower, and a context of several sequences."""
+class Peer:
+    """llama.cpp's tower and the first tile of a picture [height, width, 3]."""
 
-    def __init__(self, folder: str, model: str, mmproj: str, threads: int) -> None:
-        self.llama = llama = LlamaCpp(folder)
-        loaded, self.context = llama.load(model, _CONTEXT, 2048, _REQUESTS, threads)
-        self.vocabulary = llama.vocabulary(loaded)
-        self.mtmd = mtmd = ctypes.CDLL(str(next(Path(folder).glob("libmtmd.so*"))))
+    def __init__(self, folder: str, model: str, mmproj: str, picture: np.ndarray) -> None:
+        llama = LlamaCpp(folder)
+        loaded, _ = llama.load(model, 1024, 512)
+        self._mtmd = mtmd = ctypes.CDLL(str(next(Path(folder).glob("libmtmd.so*"))))
         # No lines on the terminal.
         self._log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _POINTER)(lambda *_: None)
         mtmd.mtmd_log_set(self._log, None)
-        mtmd.mtmd_context_params_default.restype = _Params
-        for name in (
-            *("mtmd_init_from_file", "mtmd_bitmap_init", "mtmd_input_chunks_init"),
-            "mtmd_input_chunks_get",
+        for name, result in (
+            ("mtmd_context_params_default", _Params),
+            ("mtmd_init_from_file", _POINTER),
+            ("mtmd_bitmap_init", _POINTER),
+            ("mtmd_input_chunks_init", _POINTER),
+            ("mtmd_input_chunks_get", _POINTER),
+            ("mtmd_input_chunks_size", ctypes.c_size_t),
+            ("mtmd_input_chunk_get_n_tokens", ctypes.c_size_t),
+            ("mtmd_default_marker", ctypes.c_char_p),
+            ("mtmd_get_output_embd", ctypes.POINTER(ctypes.c_float)),
         ):
-            getattr(mtmd, name).restype = _POINTER
-        mtmd.mtmd_default_marker.restype = ctypes.c_char_p
-        mtmd.mtmd_input_chunks_size.restype = ctypes.c_size_t
+            getattr(mtmd, name).restype = result
         params = mtmd.mtmd_context_params_default()
-        params.threads = threads
-        self.tower = _POINTER(mtmd.mtmd_init_from_file(mmproj.encode(), loaded, params))
-        if not self.tower:
+        params.threads = 1
+        self._tower = _POINTER(mtmd.mtmd_init_from_file(mmproj.encode(), loaded, params))
+        if not self._tower:
             raise ValueError(f"llama.cpp cannot load {mmproj}: name a vision tower that it knows")
-        self.marker = mtmd.mtmd_default_marker().decode()
+        height, width, _ = picture.shape
+        bitmaps = (_POINTER * 1)(mtmd.mtmd_bitmap_init(width, height, picture.tobytes()))
+        mark, chunks = mtmd.mtmd_default_marker(), _POINTER(mtmd.mtmd_input_chunks_init())
+        text = _Text(mark, len(mark), add_special=True, parse_special=True)
+        if mtmd.mtmd_tokenize(self._tower, chunks, ctypes.byref(text), bitmaps, ctypes.c_size_t(1)):
+            raise ValueError("llama.cpp cannot read the picture")
+        parts = [
+            _POINTER(mtmd.mtmd_input_chunks_get(chunks, ctypes.c_size_t(number)))
+            for number in range(mtmd.mtmd_input_chunks_size(chunks))
+        ]
+        images = [each for each in parts if mtmd.mtmd_input_chunk_get_type(each) == _IMAGE]
+        self.tiles, self._tile = len(images), images[0]
+        self._rows = mtmd.mtmd_input_chunk_get_n_tokens(self._tile)
 
-    def prompt(self, text: str, pictures: list[np.ndarray], sequence: int) -> tuple[int, int]:
-        """Compute a prompt with the marker for each picture [height, width, 3]. Return the next
-        token, and the length of the sequence.
-        """
-        mtmd = self.mtmd
-        bitmaps = (_POINTER * max(1, len(pictures)))()
-        for number, picture in enumerate(pictures):
-            height, width, _ = picture.shape
-            bitmaps[number] = mtmd.mtmd_bitmap_init(width, height, picture.tobytes())
-        chunks = _POINTER(mtmd.mtmd_input_chunks_init())
-        given = _Text(text.encode(), len(text), add_special=True, parse_special=True)
-        count = ctypes.c_size_t(len(pictures))
-        if mtmd.mtmd_tokenize(self.tower, chunks, ctypes.byref(given), bitmaps, count):
-            raise ValueError("llama.cpp cannot read the prompt")
-        length = ctypes.c_int32()
-        if mtmd.mtmd_helper_eval_chunks(
-            self.tower, self.context, chunks, 0, sequence, 2048, True, ctypes.byref(length)
-        ):
-            raise ValueError("llama.cpp cannot compute the prompt")
-        mtmd.mtmd_input_chunks_free(chunks)
-        for bitmap in bitmaps[: len(pictures)]:
-            mtmd.mtmd_bitmap_free(_POINTER(bitmap))
-        return self.llama.likeliest(self.context, self.vocabulary, -1), length.value
+    def encode(self, width: int) -> np.ndarray:
+        """Return the embeddings [rows, width] of the tile."""
+        if self._mtmd.mtmd_encode_chunk(self._tower, self._tile):
+            raise ValueError("llama.cpp cannot encode the picture")
+        found = self._mtmd.mtmd_get_output_embd(self._tower)
+        return np.ctypeslib.as_array(found, (self._rows, width)).copy()
 
 
-def _picture(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)
+def _own(model: str, mmproj: str, picture: np.ndarray) -> Any:
+    """Return a function that encodes the picture in pieces of 64 rows."""
+    from PIL import Image
 
+    platform, dtype = CpuPlatform(), torch.bfloat16
+    platform.set_up(1)
+    kernels = platform.linear_kernels(dtype, platform.make_attention_backend("native"))
+    source = find_source(model, mmproj)
+    assert source is not None
+    family = source.family
+    tower = load_tower(source, dtype, platform.device(), kernels, platform.lacking_dtypes)
+    arrays = family.process(source.image_processor(), Image.fromarray(picture), "auto")
+    tensors = {name: torch.from_numpy(arrays[name]) for name in family.tensors if name in arrays}
 
-def _prompt(images: Images, words: int, *, has_picture: bool) -> str:
-    mark = images.marker if has_picture else ""
-    return f"<|im_start|>User: {mark}{' hello' * words}<end_of_utterance>\nAssistant:"
+    def encode() -> np.ndarray:
+        parts = list(family.parts(tensors))
+        pieces = Pieces(
+            lambda: [family.features(tower.model, part, dtype)[0] for part in parts],
+            platform.encoder_rows,
+        )
+        while not pieces.is_done:
+            pieces.advance()
+        assert pieces.result is not None
+        return np.asarray(torch.cat([each.flatten(0, -2) for each in pieces.result]).float())
 
-
-def _first_token(images: Images, given: Any, seed: int) -> float:
-    images.llama.clear(images.context)
-    began = time.perf_counter()
-    images.prompt(_prompt(images, given.input_len, has_picture=True), [_picture(seed)], 0)
-    return time.perf_counter() - began
-
-
-def _rate(images: Images, given: Any, pictures: int, seed: int) -> float:
-    """Return the output tokens per second of requests of which `pictures` have a picture."""
-    images.llama.clear(images.context)
-    began = time.perf_counter()
-    tokens, lengths = [], []
-    for number in range(_REQUESTS):
-        has_picture = number < pictures
-        text = _prompt(images, given.input_len, has_picture=has_picture)
-        files = [_picture(100 * seed + number)] if has_picture else []
-        token, length = images.prompt(text, files, number)
-        tokens.append(token)
-        lengths.append(length)
-    for _ in range(given.output_len - 1):
-        rows = list(zip(tokens, lengths, range(_REQUESTS), strict=True))
-        tokens = images.llama.decode(images.context, images.vocabulary, rows, range(_REQUESTS))
-        lengths = [length + 1 for length in lengths]
-    return _REQUESTS * given.output_len / (time.perf_counter() - began)
+    return encode
 
 
 def main() -> None:
@@ -141,23 +136,24 @@ def main() -> None:
     parser.add_argument("folder", help="of llama.cpp's libraries")
     parser.add_argument("model", help="a GGUF file")
     parser.add_argument("mmproj", help="its vision tower")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--input-len", type=int, default=64)
-    parser.add_argument("--output-len", type=int, default=64)
     given = parser.parse_args()
-    images = Images(given.folder, given.model, given.mmproj, given.threads)
-    _first_token(images, given, 0)
-    firsts = [_first_token(images, given, seed) for seed in range(1, given.rounds + 1)]
-    print(
-        f"first token, new image: {median(firsts):.2f} s ({min(firsts):.2f} to {max(firsts):.2f})"
-    )
-    for pictures in (0, _REQUESTS // 2):
-        rates = [_rate(images, given, pictures, seed) for seed in range(1, given.rounds + 1)]
-        print(
-            f"output of {_REQUESTS} requests, {pictures} with an image: {median(rates):.1f} "
-            f"tokens/s ({min(rates):.1f} to {max(rates):.1f})"
-        )
+    picture = np.random.default_rng(0).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)
+    peer = Peer(given.folder, given.model, given.mmproj, picture)
+    encode = _own(given.model, given.mmproj, picture)
+    width = encode().shape[1]
+    own, others = list[float](), list[float]()
+    for _ in range(given.rounds):
+        began = time.process_time()
+        theirs = peer.encode(width)
+        between = time.process_time()
+        ours = encode()
+        others.append(between - began)
+        own.append(time.process_time() - between)
+    lengths = np.linalg.norm(theirs, axis=1) * np.linalg.norm(ours, axis=1)
+    print(f"piecework: {', '.join(f'{each:.2f} s' for each in own)}")
+    print(f"llama.cpp: {', '.join(f'{each:.2f} s' for each in others)}, {peer.tiles} tiles in all")
+    print(f"lowest cosine of two rows: {((theirs * ours).sum(1) / lengths).min():.5f}")
 
 
 if __name__ == "__main__":

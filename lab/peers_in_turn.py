@@ -68,14 +68,14 @@ async def _times(
     workload = Workload(
         random_input_len=load.prompt, random_output_len=load.answer, vocab_size=vocab_size
     )
-    before = _processor(process)
+    before = processor_time(process)
     result = await measure(target, settings, workload)
     if result.completed < load.requests or result.output_tokens != load.requests * load.answer:
         return None
-    return Times(result.duration, _processor(process) - before)
+    return Times(result.duration, processor_time(process) - before)
 
 
-def _processor(process: psutil.Process) -> float:
+def processor_time(process: psutil.Process) -> float:
     """Return the processor time of a process and its descendants."""
     spent = (each.cpu_times() for each in (process, *process.children(recursive=True)))
     return float(sum(each.user + each.system for each in spent))

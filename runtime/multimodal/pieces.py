@@ -163,8 +163,8 @@ def _attend(
     for begin in range(0, length, size):
         block = query[:, :, begin : begin + size]
         if is_plain:
-            parts = (each[0].transpose(0, 1) for each in (block, key, value))
-            found.append(ops.attend_all(*parts, options["scaling"])[None])
+            q, k, v = (each[0].transpose(0, 1) for each in (block, key, value))
+            found.append(ops.attend_all(q, k, v, options["scaling"])[None])
         else:
             mask = attention_mask
             if mask is not None and mask.shape[-2] == length:
