@@ -13,7 +13,7 @@ from http_fixtures import MODEL, events
 
 import piecework
 
-MOST = 118
+MOST = 119
 SERVER = str(Path(piecework.__file__).parent / "server")
 
 
