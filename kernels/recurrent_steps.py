@@ -119,6 +119,18 @@ def gated_delta_step(
 ) -> torch.Tensor:
     """Return `recurrent.gated_delta_net`, [T, H * P] float32."""
     conv = conv_step(x, weights.conv, None, states.conv, slots)
+    return delta_step(conv, b, a, weights, states, slots)
+
+
+def delta_step(
+    conv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    weights: DeltaWeights,
+    states: States,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Return what `gated_delta_step` returns, after the convolution."""
     q, k, v, decay, beta = delta_inputs(conv, b, a, weights, states)
     times = v.shape[1] // q.shape[1]
     q, k = q.repeat_interleave(times, 1), k.repeat_interleave(times, 1)

@@ -12,6 +12,7 @@ import torch
 
 from .. import reference
 from ..ops import TRACED
+from .gated_delta import gated_delta_step
 from .moe import fused_moe
 from .quantized_ops import quantize_dynamic, quantize_static, scaled_linear
 from .refusals import or_else
@@ -23,6 +24,7 @@ __all__ = [
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
     "fused_moe",
+    "gated_delta_step",
     "norm_rotary_embedding",
     "quantize_dynamic",
     "quantize_static",

@@ -22,7 +22,7 @@ from ..platform.device import ALONE, Place
 from ..platform.memory import MemoryUse
 from ..platform.platform import Platform
 from . import ops as npu_ops
-from . import split_norm_rotary
+from . import sgl_kernels, split_norm_rotary
 from .attention import AscendAttention
 from .collectives import NpuGroup
 from .graph import UpdatedGraph
@@ -134,7 +134,7 @@ class NpuPlatform(Platform):
         )
 
     def split_norm_rotary(self) -> torch._ops.OpOverload | str:
-        return split_norm_rotary.obstacle() or split_norm_rotary.OP
+        return sgl_kernels.obstacle() or split_norm_rotary.OP
 
     def quantized_attention_obstacle(self) -> str | None:
         return "no attention kernel of Ascend writes FP8"

@@ -7,31 +7,19 @@ in tests/npu_contract/sgl_kernel_npu.json). It has not run on an NPU here.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from . import ops
 from .refusals import or_else
+from .sgl_kernels import launch
 
-_MODULE = "sgl_kernel_npu.norm.split_qkv_rmsnorm_rope"
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "split_norm_rotary(Tensor qkv, Tensor q_weight, Tensor k_weight, float eps, Tensor cos, "
     "Tensor signed_sin, int heads, int kv_heads) -> (Tensor, Tensor, Tensor)"
 )  # type: ignore[no-untyped-call]
-
-
-def obstacle() -> str | None:
-    """Return why the library cannot be used, or None if it is installed. Nothing is imported."""
-    try:
-        found = find_spec("sgl_kernel_npu") is not None
-    except ValueError:  # A module without a spec.
-        found = True
-    return None if found else "sgl-kernel-npu is not installed"
 
 
 def _plain(
@@ -78,23 +66,19 @@ def split_norm_rotary(
         return None
     # The kernel negates the second half of a head itself and needs both halves of the sine equal.
     sin = signed_sin[..., size // 2 :].repeat(1, 1, 2)
-    try:
-        parts = _kernel()(
-            input=qkv.contiguous(),
-            sin=sin,
-            cos=cos.contiguous(),
-            q_hidden_size=heads * size,
-            kv_hidden_size=kv_heads * size,
-            head_dim=size,
-            eps=eps,
-            q_weight=q_weight,
-            k_weight=k_weight,
-        )
-    except RuntimeError:
-        raise
-    except Exception as error:
-        # Triton raises errors of any type if it cannot compile a kernel.
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    parts = launch(
+        "norm.split_qkv_rmsnorm_rope",
+        "split_qkv_rmsnorm_rope",
+        input=qkv.contiguous(),
+        sin=sin,
+        cos=cos.contiguous(),
+        q_hidden_size=heads * size,
+        kv_hidden_size=kv_heads * size,
+        head_dim=size,
+        eps=eps,
+        q_weight=q_weight,
+        k_weight=k_weight,
+    )
     q, k, v = (part.view(len(part), -1, size) for part in parts)
     return q, k, v
 
@@ -104,11 +88,6 @@ def _meta(qkv: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor, t
     tokens, size = qkv.shape[0], cos.shape[-1]
     q, k, v = (qkv.new_empty(tokens, each, size) for each in (heads, kv_heads, kv_heads))
     return q, k, v
-
-
-@cache
-def _kernel() -> Any:
-    return import_module(_MODULE).split_qkv_rmsnorm_rope
 
 
 _LIBRARY.impl("split_norm_rotary", split_norm_rotary, "PrivateUse1")  # type: ignore[no-untyped-call]

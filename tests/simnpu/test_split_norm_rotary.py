@@ -23,7 +23,7 @@ from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.config import PassConfig
 from piecework.kernels import reference
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.npu import refusals, split_norm_rotary
+from piecework.kernels.npu import refusals, sgl_kernels
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.runtime.core.sampling_params import SamplingParams
@@ -77,11 +77,11 @@ def kernel(simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         monkeypatch.setitem(sys.modules, name, module)
     sys.modules[NAME].split_qkv_rmsnorm_rope = made  # type: ignore[attr-defined]
-    split_norm_rotary._kernel.cache_clear()
+    sgl_kernels.function.cache_clear()
     monkeypatch.setattr(refusals, "refused", {})
     NpuPlatform().set_up(None)
     yield made
-    split_norm_rotary._kernel.cache_clear()
+    sgl_kernels.function.cache_clear()
 
 
 def arguments(dtype: torch.dtype = torch.bfloat16, heads: int = HEADS) -> list[Any]:
@@ -155,7 +155,7 @@ def test_the_pass_runs_where_the_library_is_installed(
     left = ours(found.graph)
     assert left["split_norm_rotary"] == LAYERS and left["norm_rotary_embedding"] == 0
     assert manager.run(traced_model("llama", None).graph, CONTEXT)["split_norm_rotary"] == 0
-    monkeypatch.setattr(split_norm_rotary, "find_spec", lambda name: None)
+    monkeypatch.setattr(sgl_kernels, "find_spec", lambda name: None)
     without = PassManager(PassConfig(), NpuPlatform(), fuses=False)
     assert without.off["split_norm_rotary"] == "sgl-kernel-npu is not installed"
     other = PassManager(PassConfig(), CpuPlatform(), fuses=False)
