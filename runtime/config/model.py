@@ -131,8 +131,7 @@ class ModelConfig:
         has_experts = any(getattr(self, name, 0) for name in _EXPERT_COUNTS)
         if has_experts and self.activation not in self.expert_activations:
             raise UnsupportedError(
-                f"experts with the activation {self.activation!r} are not supported; choose "
-                "another model"
+                f"activation {self.activation!r} of experts is not supported; choose another model"
             )
         check_rope(self.rope_type, self.rope_scaling, self.rotary_dim)
 

@@ -92,7 +92,7 @@ def folder_of(path: Path, name: str, **changes: Any) -> Path:
 def test_experts_with_another_activation_are_refused(name: str, tmp_path: Path) -> None:
     """By our own code: transformers' takes them."""
     folder = folder_of(tmp_path, name, hidden_act="gelu")
-    with pytest.raises(ValueError, match="activation 'gelu' are not supported; choose"):
+    with pytest.raises(ValueError, match="activation 'gelu' of experts is not supported; choose"):
         ModelConfig.from_pretrained(folder)
     if name == "mixtral":
         config = ModelConfig.from_pretrained(folder, code=ModelCode("auto"))
