@@ -213,7 +213,7 @@ class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig, PlugInsConfig, Vi
         metavar="N",
     )
     mixed_step_seconds: float = option(
-        0.2,
+        1.0,
         "time of a step with prompts that answers wait for, or of four decodes; 0: no limit",
         group=MEMORY,
         metavar="S",

@@ -15,7 +15,7 @@ _WIDE = 1024  # Longer steps do not make a token cheaper.
 # A short step may take this many times the least time of a token for each of its tokens. Below the
 # second number, steps become shorter again.
 _WASTE, _THRIFT = 1.5, 1.3
-_MOST_TIMES = 4  # How many times the goal a step may take for that reason.
+_MOST_TIMES = 2  # How many times the goal a step may take for that reason.
 _CHANGE = 1.25  # Factor by which steps become longer or shorter for that reason.
 
 
@@ -27,7 +27,7 @@ class PromptPace:
 
     A step with prompts takes about as long as its tokens, and each running answer gets its next
     token at its end. Where short steps waste time (experts, busy cores) and prompts would take over
-    1.5 times as long, steps become longer, up to four times the goal. Only rank 0 has measured
+    1.5 times as long, steps become longer, up to twice the goal. Only rank 0 has measured
     times, so it tells the others the limit.
     """
 
