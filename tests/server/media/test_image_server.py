@@ -237,5 +237,5 @@ def test_attacks_are_refused_in_bounded_memory_while_the_server_is_well(
         assert three.json()["error"]["code"] == "too_many_images"
     assert health.failures == 0
     # The attacks of the lab measure the longest wait without the time of other programs.
-    assert health.longest < 5.0
+    assert health.longest < 30.0
     assert most - before < 300 * _MIB, (before, most)
