@@ -154,7 +154,7 @@ class LlamaCpp:
         """Log-probability of each token but the first of each text, in nats."""
         library, most = self.library, max(map(len, texts))
         model, context = self.load(path, most, most)
-        vocabulary = library.llama_vocab_n_tokens(_POINTER(library.llama_model_get_vocab(model)))
+        vocabulary = self.vocabulary(model)
         found = [self._text_logprobs(context, text, vocabulary) for text in texts]
         library.llama_free(context)
         library.llama_model_free(model)

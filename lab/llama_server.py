@@ -14,10 +14,8 @@ import argparse
 import ctypes
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from .completions import Call, Engine, serve
-from .llama_cpp import Batch, LlamaCpp
+from .llama_cpp import LlamaCpp
 
 _BATCH = 2048  # Tokens of a step, as llama-server has by default.
 _POINTER = ctypes.c_void_p
@@ -38,13 +36,10 @@ class Llama(Engine):
     """A context of `slots` sequences of `context` tokens each."""
 
     def __init__(self, folder: str, file: str, threads: int, slots: int, context: int) -> None:
-        llama = LlamaCpp(folder)
-        self._library = library = llama.library
+        self._llama = llama = LlamaCpp(folder)
+        self._library = llama.library
         model, self._context = llama.load(file, context * slots, _BATCH, slots, threads)
-        self._vocabulary = library.llama_vocab_n_tokens(
-            _POINTER(library.llama_model_get_vocab(model))
-        )
-        library.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
+        self._vocabulary = llama.vocabulary(model)
         self._free = list(range(slots))
         self._waiting_calls: list[Call] = []
         self._running: list[_Running] = []
@@ -77,36 +72,18 @@ class Llama(Engine):
 
     def _decode(self, parts: list[tuple[_Running, list[int]]]) -> None:
         """Compute the tokens of each request, and choose the next one where the prompt is done."""
-        count = sum(len(tokens) for _, tokens in parts)
-        token, position, number = ((ctypes.c_int32 * count)() for _ in range(3))
-        sequence = [(ctypes.c_int32 * 1)(each.place) for each, tokens in parts for _ in tokens]
-        sequences = (_POINTER * count)(*map(ctypes.addressof, sequence))
-        wanted = (ctypes.c_int8 * count)()
-        at, chosen = 0, []
+        rows, chosen = list[tuple[int, int, int]](), []
         for each, tokens in parts:
             begin = each.given + max(0, len(each.made) - 1)
-            for offset, id_ in enumerate(tokens):
-                token[at], position[at], number[at] = id_, begin + offset, 1
-                at += 1
+            rows += [(id_, begin + offset, each.place) for offset, id_ in enumerate(tokens)]
             if not each.made:
                 each.given += len(tokens)
             if each.given == len(each.call.ids):
-                wanted[at - 1] = 1
-                chosen.append((each, at - 1))
-        batch = Batch(
-            tokens=count,
-            token=ctypes.addressof(token),
-            pos=ctypes.addressof(position),
-            n_seq_id=ctypes.addressof(number),
-            seq_id=ctypes.addressof(sequences),
-            logits=ctypes.addressof(wanted),
-        )
-        if self._library.llama_decode(self._context, batch):
-            raise ValueError(f"llama.cpp cannot decode {count} tokens")
-        for each, place in chosen:
-            logits = self._library.llama_get_logits_ith(self._context, place)
-            row = np.ctypeslib.as_array(logits, (self._vocabulary,))
-            each.made.append(int(row.argmax()))
+                chosen.append((each, len(rows) - 1))
+        wanted = [row for _, row in chosen]
+        found = self._llama.decode(self._context, self._vocabulary, rows, wanted)
+        for (each, _), id_ in zip(chosen, found, strict=True):
+            each.made.append(id_)
 
 
 def main() -> None:

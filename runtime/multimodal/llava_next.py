@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from . import llava_onevision
 from .family import Arrays, ImageFamily
-
-if TYPE_CHECKING:
-    import torch
 
 ARCHITECTURES = ["LlavaNextForConditionalGeneration"]
 
@@ -53,13 +49,5 @@ class Family(llava_onevision.Family):
         found = torch.cat(chosen, dim=-1)
         return [model.multi_modal_projector(found[:, self._strategy == "default" :])[0]]
 
-    def joined(
-        self, model: Any, tensors: dict[str, torch.Tensor], parts: Sequence[list[torch.Tensor]]
-    ) -> list[torch.Tensor]:
-        import torch
-
-        tiles = torch.stack([stages[0] for stages in parts])
-        found, _ = model.pack_image_features(
-            [tiles], tensors["image_sizes"], self._strategy, model.image_newline
-        )
-        return [found[0]]
+    def packing(self, model: Any) -> tuple[Any, ...]:
+        return self._strategy, model.image_newline

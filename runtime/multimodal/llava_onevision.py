@@ -131,7 +131,9 @@ class Family(ImageFamily):
         import torch
 
         tiles = torch.stack([stages[0] for stages in parts])
-        found, _ = model.pack_image_features(
-            [tiles], tensors["image_sizes"], model.image_newline, self._aspect
-        )
+        found, _ = model.pack_image_features([tiles], tensors["image_sizes"], *self.packing(model))
         return [found[0]]
+
+    def packing(self, model: Any) -> tuple[Any, ...]:
+        """Return the last arguments of transformers' `pack_image_features`."""
+        return model.image_newline, self._aspect

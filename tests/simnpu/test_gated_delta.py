@@ -4,29 +4,21 @@ its own signature, and left where it does not fit or the device refuses it.
 
 from __future__ import annotations
 
-import inspect
-import json
-import sys
-from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from sgl_library import install, signature_of
 from torch.nn import functional as F
 
 from piecework.kernels import ops, recurrent_steps
-from piecework.kernels.npu import gated_delta, refusals, sgl_kernels
-from piecework.kernels.npu.platform import NpuPlatform
+from piecework.kernels.npu import gated_delta
 from piecework.kernels.recurrent_steps import DeltaWeights, States
 
-CONTRACT = json.loads(
-    (Path(__file__).parents[1] / "npu_contract" / "sgl_kernel_npu.json").read_text()
+LIBRARY = (
+    "fla.fused_sigmoid_gating_recurrent",
+    "fused_sigmoid_gating_delta_rule_update_npu",
 )
-NAME = "sgl_kernel_npu.fla.fused_sigmoid_gating_recurrent"
-FUNCTION = "fused_sigmoid_gating_delta_rule_update_npu"
 TOKENS, NUMBERS, SIZE, WINDOW = 4, 8, 6, 4
 
 
@@ -36,8 +28,7 @@ class Kernel:
     def __init__(self) -> None:
         self.calls = 0
         self.error: Exception | None = None
-        signature = CONTRACT["signatures"][f"{NAME}.{FUNCTION}"]
-        self.signature = inspect.signature(eval(f"lambda {signature}: None"))
+        self.signature = signature_of(*LIBRARY)
 
     def __call__(self, **named: Any) -> torch.Tensor:
         bound = self.signature.bind(**named)
@@ -71,19 +62,11 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+def kernel(simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """The library, installed."""
     made = Kernel()
-    for name in ("sgl_kernel_npu", "sgl_kernel_npu.fla", NAME):
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None, is_package=True)
-        monkeypatch.setitem(sys.modules, name, module)
-    setattr(sys.modules[NAME], FUNCTION, made)
-    sgl_kernels.function.cache_clear()
-    monkeypatch.setattr(refusals, "refused", {})
-    NpuPlatform().set_up(None)
-    yield made
-    sgl_kernels.function.cache_clear()
+    install(monkeypatch, *LIBRARY, made)
+    return made
 
 
 class Step(NamedTuple):

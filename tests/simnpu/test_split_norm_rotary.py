@@ -4,37 +4,28 @@ installed: called by its own signature, and left where the device refuses it.
 
 from __future__ import annotations
 
-import inspect
-import json
-import sys
-from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from compiled_here import CompiledHere
 from quantized_models import CONTEXT, LAYERS, ours, traced_model
+from sgl_library import install, signature_of
 from tiny_models import make_tiny_model
 
 from piecework.compilation.pass_manager import PassManager
 from piecework.compilation.passes.config import PassConfig
 from piecework.kernels import reference
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.npu import refusals, sgl_kernels
+from piecework.kernels.npu import sgl_kernels
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.runtime.core.sampling_params import SamplingParams
 from piecework.runtime.engine import graph_startup
 from piecework.runtime.llm import LLM
 
-CONTRACT = json.loads(
-    (Path(__file__).parents[1] / "npu_contract" / "sgl_kernel_npu.json").read_text()
-)
-NAME = "sgl_kernel_npu.norm.split_qkv_rmsnorm_rope"
-SIGNATURE = CONTRACT["signatures"][f"{NAME}.split_qkv_rmsnorm_rope"]
+LIBRARY = "norm.split_qkv_rmsnorm_rope", "split_qkv_rmsnorm_rope"
 HEADS, KV_HEADS, SIZE, EPS = 4, 2, 16, 1e-6
 
 
@@ -44,7 +35,7 @@ class Kernel:
     def __init__(self) -> None:
         self.calls = 0
         self.error: Exception | None = None
-        self.signature = inspect.signature(eval(f"lambda {SIGNATURE}: None"))
+        self.signature = signature_of(*LIBRARY)
 
     def __call__(self, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
         given = self.signature.bind(*args, **named).arguments
@@ -69,19 +60,11 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+def kernel(simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """The library, installed."""
     made = Kernel()
-    for name in ("sgl_kernel_npu", "sgl_kernel_npu.norm", NAME):
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None, is_package=True)
-        monkeypatch.setitem(sys.modules, name, module)
-    sys.modules[NAME].split_qkv_rmsnorm_rope = made  # type: ignore[attr-defined]
-    sgl_kernels.function.cache_clear()
-    monkeypatch.setattr(refusals, "refused", {})
-    NpuPlatform().set_up(None)
-    yield made
-    sgl_kernels.function.cache_clear()
+    install(monkeypatch, *LIBRARY, made)
+    return made
 
 
 def arguments(dtype: torch.dtype = torch.bfloat16, heads: int = HEADS) -> list[Any]:
