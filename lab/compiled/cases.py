@@ -32,7 +32,7 @@ _PAGE = 16
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`quick` cases are compiled in every run of the tests."""
+    """`--quick` compiles only `quick` cases. The default test compiles one of them."""
 
     name: str
     call: Callable[[], Any]

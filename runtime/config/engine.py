@@ -214,7 +214,7 @@ class EngineConfig(SpeculationConfig, TiersConfig, LoRAConfig, PlugInsConfig, Vi
     )
     mixed_step_seconds: float = option(
         1.0,
-        "time of a step with prompts that answers wait for, or of four decodes; 0: no limit",
+        "time of a step with prompts while answers wait for it, or of four decodes; 0: no limit",
         group=MEMORY,
         metavar="S",
     )

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from ..executor.step import PendingStep
 
 _DECODES = 4  # A step may take as long as this many decodes, even if that is over the limit.
-_HALF = 512  # A step counts half after so many tokens of later steps.
-_DECAY = 0.9  # Weight of the earlier decodes after one more.
+_HALF = 512  # The weight of a step halves after so many tokens of later steps.
+_DECAY = 0.9  # The share of the old average that a new decode keeps.
 _WIDE = 1024  # Longer steps do not make a token cheaper.
-# A short step may take this many times the least time of a token for each of its tokens. Below the
-# second number, steps become shorter again.
+# If a token takes over _WASTE times its time in the longest steps, steps grow. Below _THRIFT times,
+# they shrink.
 _WASTE, _THRIFT = 1.5, 1.3
 _MOST_TIMES = 2  # How many times the goal a step may take for that reason.
 _CHANGE = 1.25  # Factor by which steps become longer or shorter for that reason.
@@ -25,8 +25,8 @@ class PromptPace:
         pace.read(step)    # each step with tokens that have arrived
         pace.limit()       # most tokens of the next step, if answers wait for it
 
-    A step with prompts takes about as long as its tokens, and each running answer gets its next
-    token at its end. Where short steps waste time (experts, busy cores) and prompts would take over
+    The time of a step with prompts grows with its tokens, and each running answer gets its next
+    token when the step ends. Where short steps waste time (experts, busy cores) and prompts would take over
     1.5 times as long, steps become longer, up to twice the goal. Only rank 0 has measured
     times, so it tells the others the limit.
     """
@@ -68,6 +68,7 @@ class PromptPace:
         if wide >= self._wide:
             self._best = rate if wide > self._wide else self._best + (rate - self._best) / 4
             self._wide = wide
+        # Much shorter steps than the limit say nothing about it.
         if is_mixed and 2 * tokens >= self._limit:
             usual = self._seconds / self._tokens
             if min(rate, usual) > _WASTE * self._best:

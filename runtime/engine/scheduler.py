@@ -73,8 +73,8 @@ class Scheduler:
         prompt_tokens, cached_tokens: Totals of the requests that have started.
         preemptions: Total number of preemptions.
         holds: Whether only requests that have begun may run.
-        mixed_tokens: Most tokens of a step with prompts that answers wait for, but each prompt step
-            has a quantum (`FairShares`). None: as of other steps.
+        mixed_tokens: Most tokens of a step that computes prompts while answers wait for it. Prompts
+            get at least one quantum (`FairShares`). None: no such limit.
         started: When requests first ran, by `time.monotonic`. The core empties it.
     """
 

@@ -102,7 +102,7 @@ class Preprocessor:
     def ready(self) -> PreprocessReady:
         """Return the first message, after a trial with images of several sizes.
 
-        Raise `ValueError` if the model's settings make none of them.
+        Raise `ValueError` if one of them cannot be processed.
         """
         counts = [self._tried(*size) for size in _TRIALS]
         return PreprocessReady(placeholder=self.family.placeholder, tokens_of_1024=counts[0])

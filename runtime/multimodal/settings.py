@@ -39,7 +39,7 @@ def read_settings(folder: Path) -> Any:
 
 
 def check_settings(family: ImageFamily, settings: Any) -> None:
-    """Raise `ValueError` that names the first setting of which no image can be made.
+    """Raise `ValueError` that names the first setting by which no image can be made.
 
     `settings` are those of the image processor.
     """
@@ -53,7 +53,7 @@ def check_settings(family: ImageFamily, settings: Any) -> None:
     family.check(settings)
     if (most := family.most_positions(settings)) > MOST_POSITIONS:
         raise ValueError(
-            f"the sizes let an image have {most} positions, but {MOST_POSITIONS} are the most"
+            f"an image could have {most} positions, but at most {MOST_POSITIONS} are allowed"
         )
 
 
@@ -115,7 +115,7 @@ def _sizes(most: int) -> Rule:
             # Some tools write members that have no value.
             value = [each for each in value.values() if each is not None]
         sides = value if isinstance(value, list) else [value]
-        return "" if sides and not any(map(side, sides)) else f"of {side(None)}"
+        return "" if sides and not any(map(side, sides)) else f"made of sides, each {side(None)}"
 
     return rule
 
