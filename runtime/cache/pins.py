@@ -63,9 +63,13 @@ class Pins(Generic[T]):
         return iter(self._pins)
 
     def keep(self, item: T, seconds: float, client: str) -> None:
-        """Pin for at least this time from now on."""
-        until = max(self._clock.now + seconds, self.drop(item))
-        self._add(item, _Pin(until, client))
+        """Pin for at least this time from now on.
+
+        What several clients pin counts for the one whose pin ends last.
+        """
+        pin, old = _Pin(self._clock.now + seconds, client), self._pins.get(item)
+        self.drop(item)
+        self._add(item, pin if old is None or old.until < pin.until else old)
 
     def inherit(self, item: T, source: T) -> None:
         """Pin pages that were a part of `source`, as long as `source`. It has lost them already."""

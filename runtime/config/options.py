@@ -53,9 +53,7 @@ def check_seconds(flag: str, seconds: float, least: int) -> None:
     """Raise `ValueError` if the seconds of a flag are fewer than `least`, or not finite."""
     if not least <= seconds < math.inf:
         unit = "second" if least == 1 else "seconds"
-        raise ValueError(
-            f"{flag} must be a finite number of at least {least} {unit}, got {seconds}"
-        )
+        raise ValueError(f"{flag} must be at least {least} {unit} and finite, got {seconds}")
 
 
 def check_threads(asked: int | None) -> None:

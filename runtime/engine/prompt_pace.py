@@ -16,6 +16,7 @@ _WIDE = 1024  # Longer steps do not make a token cheaper.
 # they shrink.
 _WASTE, _THRIFT = 1.5, 1.3
 _MOST_TIMES = 2  # How many times the goal a step may take for that reason.
+_MOST_TOKENS = 2**31  # More than any step has.
 _CHANGE = 1.25  # Factor by which steps become longer or shorter for that reason.
 
 
@@ -26,8 +27,8 @@ class PromptPace:
         pace.limit()       # most tokens of the next step, if answers wait for it
 
     The time of a step with prompts grows with its tokens, and each running answer gets its next
-    token when the step ends. Where short steps waste time (experts, busy cores) and prompts would take over
-    1.5 times as long, steps become longer, up to twice the goal. Only rank 0 has measured
+    token when the step ends. Where short steps waste time (experts, busy cores) and prompts would
+    take over 1.5 times as long, steps become longer, up to twice the goal. Only rank 0 has measured
     times, so it tells the others the limit.
     """
 
@@ -48,16 +49,26 @@ class PromptPace:
         self._least = 0.0  # Tokens below which steps waste time.
         self._limit = 0
         self._last_read = 0.0
+        # Tokens of the steps before that nothing waited for, and when the first of them began.
+        self._unread_tokens = 0
+        self._unread_since: float | None = None
 
     def read(self, step: PendingStep) -> None:
         """Note that the tokens of a step have just arrived."""
-        now = self._clock()
-        seconds, self._last_read = now - max(self._last_read, step.began), now
-        if step.has_prompts:
-            kept = 0.5 ** (step.num_tokens / _HALF)
-            self._tokens = self._tokens * kept + step.num_tokens
+        began = step.began if self._unread_since is None else self._unread_since
+        if not step.waits:
+            # The device may still compute it, so its time ends with that of a later step.
+            self._unread_tokens, self._unread_since = self._unread_tokens + step.num_tokens, began
+            return
+        now, tokens = self._clock(), step.num_tokens + self._unread_tokens
+        has_prompts = step.has_prompts or self._unread_tokens > 0
+        self._unread_tokens, self._unread_since = 0, None
+        seconds, self._last_read = now - max(self._last_read, began), now
+        if has_prompts:
+            kept = 0.5 ** (tokens / _HALF)
+            self._tokens = self._tokens * kept + tokens
             self._seconds = self._seconds * kept + seconds
-            self._judge(step.num_tokens, seconds / step.num_tokens, is_mixed=step.is_mixed)
+            self._judge(tokens, seconds / tokens, is_mixed=step.is_mixed)
         elif not step.has_given_rows:
             kept = _DECAY if self._decode else 0.0
             self._decode = self._decode * kept + seconds * (1 - kept)
@@ -72,7 +83,7 @@ class PromptPace:
         if is_mixed and 2 * tokens >= self._limit:
             usual = self._seconds / self._tokens
             if min(rate, usual) > _WASTE * self._best:
-                self._least = _CHANGE * max(self._least, tokens)
+                self._least = min(_CHANGE * max(self._least, tokens), _WIDE)
             elif rate < _THRIFT * self._best:
                 self._least /= _CHANGE
 
@@ -85,7 +96,7 @@ class PromptPace:
             return None
         goal = max(self._goal, _DECODES * self._decode)
         fitting = goal * self._tokens / self._seconds
-        most = max(1, int(min(max(fitting, self._least), _MOST_TIMES * fitting)))
+        most = max(1, int(min(max(fitting, self._least), _MOST_TIMES * fitting, _MOST_TOKENS)))
         sizes = self._sizes()
         place = bisect_right(sizes, most)
         self._limit = sizes[place - 1] if place and 2 * sizes[place - 1] > most else most

@@ -135,6 +135,11 @@ class PendingStep:
             self.samples = _sample(model, rows, batch.samplers, sampled)
 
     @property
+    def waits(self) -> bool:
+        """Whether `read` waits for the device. Nothing is read of chunks inside of prompts."""
+        return self.samples is not None or bool(self._prompt_rows)
+
+    @property
     def is_of_use(self) -> bool:
         """Whether a request of the step has not ended."""
         return not all(request.finished for request, _ in self.scheduled)

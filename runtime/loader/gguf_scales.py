@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
+from gguf.quants import dequantize
 
 from ..quantization.w8a8 import LARGEST_SCALE
 
@@ -69,7 +70,7 @@ def take_factors(
         if owner is None or ending not in _ENDINGS or tensor.shape.tolist() != _shape(owner):
             others.append(tensor)
             continue
-        values = tensor.data.reshape(-1).astype(np.float32)
+        values = dequantize(tensor.data, tensor.tensor_type).reshape(-1).astype(np.float32)
         if not bool(((values > 0) & (values <= LARGEST_SCALE)).all()):
             raise ValueError(
                 f"{path}: the tensor {tensor.name} must hold scales above 0 and up to "

@@ -1,6 +1,7 @@
 """Gemma 4: Gemma 3 with normalised values, larger heads in layers with full attention, and a factor
 of each layer. Small models have embeddings for each layer, and last layers that read the keys and
-values of earlier ones, as in Gemma 3n. The model of 26B adds a mixture of experts to each feed-forward.
+values of earlier ones, as in Gemma 3n. The model of 26B adds a mixture of experts to each
+feed-forward.
 
 Shapes: T tokens, P numbers of a layer's own input.
 """

@@ -28,7 +28,7 @@ class Family(ImageFamily):
         self.sees_ahead = text.get("use_bidirectional_attention") == "vision"
 
     def most_positions(self, settings: dict[str, Any]) -> int:
-        count: int = settings.get("max_soft_tokens", 0)
+        count: int = settings.get("max_soft_tokens") or 0
         return count
 
     def pixel_shape(self) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ class Family(ImageFamily):
 
     def most_positions(self, settings: dict[str, Any]) -> int:
         size: int = self.vision.get("image_size", _TILE)
-        most: int = settings.get("max_patches", _MOST_TILES)
+        most: int = settings.get("max_patches") or _MOST_TILES
         return (most + 1) * self._of_tile(size, size)
 
     def _of_tile(self, height: int, width: int) -> int:

@@ -12,6 +12,7 @@ closes.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections import OrderedDict
@@ -43,6 +44,7 @@ from .source import find_source
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 EXIT_UNUSABLE = 2
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 # Width and height in pixels of images that are tried at the start.
 _TRIALS = (1024, 1024), (600, 64), (64, 600)
 _LEAST_SIDE = 2  # Pixels. Image processors cannot tell the channels of smaller images.
@@ -293,6 +295,9 @@ def main() -> int:
         _limit_memory()
         ready = preprocessor.ready()
     except Exception as error:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) in _SHORTAGES:
+            # Not the model's fault, and it may pass.
+            raise
         write(PreprocessReady(error=" ".join(str(error).split())))
         return EXIT_UNUSABLE
     with suppress(BrokenPipeError):

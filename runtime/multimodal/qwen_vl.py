@@ -41,7 +41,7 @@ class Family(ImageFamily):
         least, most = self._pixels(settings)
         if least > most:
             raise ValueError(f"size lets an image have {most} pixels, but at least {least}")
-        if (merge := settings.get("merge_size", self._merge)) != self._merge:
+        if (merge := settings.get("merge_size") or self._merge) != self._merge:
             raise ValueError(
                 f"merge_size is {merge}, but the vision tower has a spatial_merge_size of "
                 f"{self._merge}"

@@ -76,7 +76,9 @@ def _check(members: Mapping[str, Any], rules: Mapping[str, Rule], within: str = 
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _whole(least: int, most: int) -> Rule:

@@ -196,10 +196,15 @@ def _settings_named(path: Path) -> Iterator[None]:
     """Raise `ValueError` that names the model if no image can be made by its settings."""
     try:
         yield
-    except ValueError as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        # Members of a wrong type raise errors of any kind.
+        told = " ".join(str(error).split())
+        reason = told if isinstance(error, ValueError) else f"{type(error).__name__}: {told}"
         raise ValueError(
-            f"images cannot be processed as {path} says: {error}; download the model again, or add "
-            "--disable-vision"
+            f"images cannot be processed as {path} says: {reason:.300}; download the model again, "
+            "or add --disable-vision"
         ) from None
 
 

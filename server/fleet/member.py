@@ -187,6 +187,8 @@ class Member:
         try:
             if self.service is None:
                 self.service = await self._make()
+            elif (media := self.service.media) is not None and media.failure is not None:
+                media.start()
             engine = self.service.engine
             if not await self._wake():
                 await engine.start()

@@ -72,7 +72,12 @@ class Media:
         return self.info
 
     def start(self) -> None:
-        """Start the first process, so that the first image does not wait for it."""
+        """Start the first process, so that the first image does not wait for it.
+
+        Call it again after a failure: the model may have been repaired.
+        """
+        self.failed.clear()
+        self.failure = None
         self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:

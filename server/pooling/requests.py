@@ -31,9 +31,11 @@ def _check_count(count: int) -> None:
 
 def _refuse_images(parts: list[Any]) -> None:
     """Raise an error for parts of images in the forms of OpenAI, vLLM and Jina."""
+    kinds = ("image", "image_url", "input_image")
     for index, part in enumerate(parts):
-        kinds = {"image", "image_url", "input_image"}
-        if isinstance(part, dict) and (part.get("type") in kinds or kinds & part.keys()):
+        if isinstance(part, dict) and any(
+            part.get("type") == kind or kind in part for kind in kinds
+        ):
             raise PydanticCustomError(
                 "unsupported_content",
                 "input {index} is an image, and images are not embedded yet; send texts",

@@ -57,7 +57,8 @@ def connect(path: str) -> sqlite3.Connection:
         # would end every lock that this process has on it.
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            # A link may name a file that does not exist yet.
+            os.close(os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
         # Lock before the first read. Otherwise other processes could read the file, too.
