@@ -9,7 +9,6 @@ in errors of requests, in processes without memory, or in images of millions of 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 MOST_POSITIONS = 2**16
 _MOST_SIDE, _MOST_PATCH, _MOST_PIXELS = 2**13, 2**8, 2**26  # Pixels.
 _MOST_TILES = 2**8
+_LARGEST = 1e9
 # A rule returns what is wanted if a value is not that, and "" if it is.
 Rule = Callable[[Any], str]
 
@@ -76,9 +76,8 @@ def _check(members: Mapping[str, Any], rules: Mapping[str, Rule], within: str = 
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) < _LARGEST  # Whole numbers of JSON may exceed any float.
 
 
 def _whole(least: int, most: int) -> Rule:

@@ -10,6 +10,12 @@ from piecework.kernels.cpu.native import whole_attention
 from piecework.kernels.cpu.native.build import load_kernels
 
 
+@pytest.mark.parametrize(("rows", "length"), [(0, 5), (0, 0)])
+def test_no_queries_have_no_result(rows: int, length: int) -> None:
+    q, k = torch.ones(rows, 2, 16).bfloat16(), torch.ones(length, 2, 16).bfloat16()
+    assert whole_attention.attend_all(q, k, k, 1.0).shape == q.shape
+
+
 @pytest.mark.skipif(load_kernels() is None, reason="no CPU kernels")
 @pytest.mark.parametrize(
     ("rows", "length", "heads", "size"),

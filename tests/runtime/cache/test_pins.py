@@ -120,6 +120,16 @@ def test_a_client_displaces_its_own_pins_before_those_of_others(cache: KVCache) 
     assert found[0] == 0 and found[-1] == PAGE * 5
 
 
+def test_what_two_clients_pin_counts_for_the_longer_pin(cache: KVCache) -> None:
+    """A short pin by the client that displaces its own pins displaces no other's."""
+    asked(cache, text(1), [(PAGE * 5, 86400)], "small")
+    asked(cache, text(1), [(PAGE * 5, 300)], "large")
+    for number in range(100, 160):
+        asked(cache, text(number), [(PAGE * 5, 300)], "large")
+    others(cache, 10)
+    assert asked(cache, text(1)) == PAGE * 5
+
+
 def test_pins_in_small_steps_take_half_at_most(cache: KVCache) -> None:
     """A conversation that grows by a page has a node for each page."""
     for pages in range(1, 36):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -120,3 +121,47 @@ def test_steps_have_the_length_of_a_captured_graph(clock: Clock) -> None:
     assert isinstance(runner, ToyRunner)
     lengths = runner.step_tokens[3:]
     assert lengths[2:-1] == [64] * len(lengths[2:-1])
+
+
+class Step(NamedTuple):
+    """What `PromptPace` reads of a step."""
+
+    num_tokens: int
+    began: float
+    waits: bool = True
+    has_prompts: bool = True
+    is_mixed: bool = False
+    has_given_rows: bool = False
+
+
+def test_steps_that_nothing_waits_for_are_timed_with_the_next_one(clock: Clock) -> None:
+    """A device computes chunks inside of a prompt while the next one is launched."""
+    pace = PromptPace(1.0, clock=clock)
+    for chunk in range(4):
+        clock.now = 0.005 * (chunk + 1)
+        pace.read(Step(1000, 0.005 * chunk, waits=False))
+    assert pace.limit() is None
+    clock.now = 5.0
+    pace.read(Step(1000, 0.02))
+    assert pace.limit() == 1000
+
+
+def test_steps_obey_the_goal_again_after_a_long_time_of_dear_tokens(clock: Clock) -> None:
+    pace = PromptPace(1.0, clock=clock)
+
+    def read(count: int, tokens: int, seconds: float) -> None:
+        for _ in range(count):
+            began, clock.now = clock.now, clock.now + seconds
+            pace.read(Step(tokens, began, is_mixed=tokens < 1024))
+
+    read(1, 1024, 1.024)
+    read(5000, 100, 0.9)
+    read(100, 100, 0.1)
+    assert 950 < (pace.limit() or 0) < 1050
+
+
+def test_any_finite_goal_gives_a_limit(clock: Clock) -> None:
+    pace = PromptPace(1e308, clock=clock)
+    clock.now = 1.0
+    pace.read(Step(10**6, 0.0))
+    assert (pace.limit() or 0) > 10**6

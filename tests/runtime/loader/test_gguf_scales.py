@@ -166,6 +166,17 @@ def test_blocks_whose_numbers_are_not_finite_are_refused(tmp_path: Path, kind: K
             read()
 
 
+def test_a_scale_of_16_bits_is_read_as_the_number_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tensor("output.weight", np.ones((2, 36), np.uint8), raw_dtype=Kind.NVFP4)
+    two = gguf.quants.quantize(np.array([2.0], np.float32), Kind.BF16)
+    writer.add_tensor("output.scale", two, raw_dtype=Kind.BF16)
+    finish(writer)
+    (tensor,) = list_tensors(open_gguf(file), CONFIG)
+    assert tensor.factor == 2.0
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38, 0.0, -1.0])
 @pytest.mark.parametrize("ending", ["scale", "input_scale"])
 def test_scales_of_tensors_that_no_quantiser_writes_are_refused(

@@ -20,6 +20,7 @@ COLOURS: list[dict[str, Any]] = [
     {"image_std": [-1, 1, 1]},
     {"rescale_factor": 0},
     {"resample": 77},
+    {"image_mean": [10**400] * 3},
     {"do_resize": "yes"},
 ]
 # By family: members of the settings that no image can be made of, beside `COLOURS`.
@@ -31,6 +32,7 @@ _QWEN = [
     )),
     {"patch_size": NONE}, {"patch_size": HUGE}, {"patch_size": 8}, {"merge_size": 3},
     {"temporal_patch_size": NONE}, {"max_pixels": -1}, {"min_pixels": HUGE},
+    {"max_pixels": 10**400},
 ]  # fmt: skip
 _TILES = [{"max_patches": count} for count in (NONE, -1, WORD, HUGE, 1.5)]
 _PATCH = [{"patch_size": {"height": side, "width": side}} for side in (NONE, -1, WORD, HUGE)]
@@ -67,8 +69,15 @@ BAD_CONFIGS: dict[str, list[dict[str, Any]]] = {
         {"vision_feature_layer": 9},
         {"vision_config": {"patch_size": HUGE}},
     ],
-    "qwen2_5_vl": [{"vision_config": {"spatial_merge_size": NONE}}],
-    "gemma3": [{"mm_tokens_per_image": 15}, {"mm_tokens_per_image": 2**30}],
+    "qwen2_5_vl": [
+        {"vision_config": {"spatial_merge_size": NONE}},
+        {"vision_config": {"patch_size": [14, 14]}},
+    ],
+    "gemma3": [
+        {"vision_config": {"image_size": [32, 32]}},
+        {"mm_tokens_per_image": 15},
+        {"mm_tokens_per_image": 2**30},
+    ],
     "llama4": [{"vision_config": {"pixel_shuffle_ratio": 0}}],
     "gemma4": [{"vision_config": {"patch_size": WORD}}],
     "mistral3": [{"spatial_merge_size": NONE}],

@@ -151,4 +151,9 @@ async def test_only_files_that_make_no_image_fail_the_service(
     if reason is not None:
         await asyncio.wait_for(service.until_failed(), 10)
         assert service.is_user_error
+    # As if the files were repaired: the model of a fleet is loaded again.
+    processes._command, processes._failed = (*process.COMMAND, "ok"), None
+    media.start()
+    await service.settle()
+    assert service.failure is None and media.info is not None
     await service.close()

@@ -432,3 +432,14 @@ def test_another_application_of_the_process_leaves_the_file_locked(tmp_path: Pat
     )
     assert "database is locked" in other.stderr
     holder._database.close()
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_makes_a_private_file(tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "conversations"
+    link.symlink_to(target)
+    before = os.umask(0)
+    try:
+        connect(str(link)).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600

@@ -146,6 +146,7 @@ async def test_images_are_refused_in_one_sentence(
         ({"input": [[]]}, "input", "invalid_value"),
         ({"input": [1, "a"]}, "input", "invalid_value"),
         ({"input": {"text": "a"}}, "input", "invalid_value"),
+        ({"input": [{"type": []}, {"type": {}}]}, "input", "invalid_value"),
         ({"input": ["a"] * 2049}, "input", "too_many_sequences"),
         ({"input": [5, 64]}, "input", "invalid_token_id"),
         ({"input": [[5], [-1]]}, "input[1]", "invalid_token_id"),
