@@ -250,7 +250,8 @@ def _processor_of(family: ImageFamily, folder: Path, named: Path) -> Any:
     set_verbosity_error()
     try:
         return AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:
+        # Members of a wrong type raise errors of any kind.
         reason = " ".join(str(error).split())
         raise ValueError(
             f"the image processor of {named} cannot be loaded ({reason:.200}); download the model "

@@ -122,7 +122,9 @@ def test_missing_kernels_are_compiled_together_with_the_formats_of_a_file(
         kernels = build.load_kernels()
         assert kernels is not None and kernels.answer() == 42
         assert capfd.readouterr().err.count("2 files") == 2  # one build: its begin and its end
-        build.prepare_kernels(lambda: pytest.fail("they are loaded"))
+        with monkeypatch.context() as patch:
+            patch.setattr(build, "_are_missing", lambda: pytest.fail("looked on the disk"))
+            build.prepare_kernels(lambda: pytest.fail("they are loaded"))
         build.load_kernels.cache_clear()
         build.prepare_kernels(lambda: pytest.fail("nothing is missing"))
     finally:

@@ -120,7 +120,7 @@ def test_steps_have_the_length_of_a_captured_graph(clock: Clock) -> None:
     gaps_beside_prompt(core, clock)
     assert isinstance(runner, ToyRunner)
     lengths = runner.step_tokens[3:]
-    assert lengths[2:-1] == [64] * len(lengths[2:-1])
+    assert len(lengths) > 8 and lengths[2:-1] == [64] * len(lengths[2:-1])
 
 
 class Step(NamedTuple):
@@ -146,18 +146,59 @@ def test_steps_that_nothing_waits_for_are_timed_with_the_next_one(clock: Clock) 
     assert pace.limit() == 1000
 
 
+class Steps:
+    """Steps of a machine that computes a token in 1 ms, and a first one of 1,024 tokens."""
+
+    def __init__(self, clock: Clock, goal: float, sizes: list[int] | None = None) -> None:
+        self._clock, self.pace = clock, PromptPace(goal, lambda: sizes or [], clock)
+        self.read(1024, 1.024, is_mixed=False)
+
+    def read(self, tokens: int, seconds: float, *, is_mixed: bool = True) -> None:
+        began = self._clock.now
+        self._clock.now += seconds
+        self.pace.read(Step(tokens, began, is_mixed=is_mixed))
+
+    @property
+    def limit(self) -> int:
+        limit = self.pace.limit()
+        assert limit is not None
+        return limit
+
+
 def test_steps_obey_the_goal_again_after_a_long_time_of_dear_tokens(clock: Clock) -> None:
-    pace = PromptPace(1.0, clock=clock)
-
-    def read(count: int, tokens: int, seconds: float) -> None:
+    steps = Steps(clock, 1.0)
+    for count, seconds in ((5000, 0.9), (100, 0.1)):
         for _ in range(count):
-            began, clock.now = clock.now, clock.now + seconds
-            pace.read(Step(tokens, began, is_mixed=tokens < 1024))
+            steps.read(100, seconds)
+    assert 950 < steps.limit < 1050
 
-    read(1, 1024, 1.024)
-    read(5000, 100, 0.9)
-    read(100, 100, 0.1)
-    assert 950 < (pace.limit() or 0) < 1050
+
+def test_a_step_that_a_stopped_machine_prolonged_is_forgotten(clock: Clock) -> None:
+    steps = Steps(clock, 1.0)
+    steps.read(512, 3600.0)
+    count = 0
+    while steps.limit < 900:
+        tokens = max(32, steps.limit)
+        steps.read(tokens, tokens * 1e-3)
+        count += 1
+    assert count < 150
+
+
+def test_waste_doubles_steps_at_most_and_is_taken_back(clock: Clock) -> None:
+    steps = Steps(clock, 0.1)
+    for _ in range(60):
+        tokens = steps.limit
+        steps.read(tokens, 0.1 + 1e-3 * tokens)
+    # 50 tokens would take 0.15 s, three times as long as in a long step.
+    assert 90 <= steps.limit <= 105
+    for _ in range(60):
+        tokens = steps.limit
+        steps.read(tokens, 1e-3 * tokens)
+    assert 95 <= steps.limit <= 101
+
+
+def test_a_graph_that_is_far_shorter_is_not_preferred(clock: Clock) -> None:
+    assert Steps(clock, 0.1, [16]).limit == 100
 
 
 def test_any_finite_goal_gives_a_limit(clock: Clock) -> None:

@@ -161,9 +161,23 @@ def test_blocks_whose_numbers_are_not_finite_are_refused(tmp_path: Path, kind: K
     blocks[1] = wrong[0]
     (tensor,) = list_tensors(open_gguf(written(tmp_path / "a.gguf", kind, blocks)), CONFIG)
     for read in (lambda: tensor.copy_to(torch.empty(3, columns)), tensor.blocks):
-        assert read is not None
         with pytest.raises(ValueError, match=r"a\.gguf: the tensor output\.weight has scales that"):
             read()
+
+
+def test_a_scale_beside_another_format_is_multiplied_in(tmp_path: Path) -> None:
+    blocks = gguf.quants.quantize(np.ones((2, 64), np.float32), Kind.Q8_0)
+    path = written(tmp_path / "a.gguf", Kind.Q8_0, blocks, scale=np.array([0.5], np.float32))
+    (tensor,) = list_tensors(open_gguf(path), CONFIG)
+    values = torch.empty(2, 64)
+    tensor.copy_to(values)
+    assert tensor.blocks is None, "the kernels of Q8_0 know no such scale"
+    torch.testing.assert_close(values, torch.full_like(values, 0.5), rtol=0.01, atol=0.0)
+
+
+def test_a_block_of_mxfp4_may_have_the_largest_scale_of_panels() -> None:
+    largest, larger = (np.array([[power] + [1] * 16], np.uint8) for power in (143, 144))
+    assert are_finite(largest, Kind.MXFP4) and not are_finite(larger, Kind.MXFP4)
 
 
 def test_a_scale_of_16_bits_is_read_as_the_number_it_is(tmp_path: Path) -> None:

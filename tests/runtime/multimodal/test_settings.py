@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +107,19 @@ def test_settings_that_make_no_image_are_refused_in_one_line_with_a_remedy(
         vision = members["vision_config"] | change.get("vision_config", {})
         config.write_text(json.dumps(members | change | {"vision_config": vision}))
         assert_refused(folder, change)
+    # Forms that published files have elsewhere may be taken. They end in no other error.
+    for name, value in product(
+        ("image_size", "patch_size"), (10**400, [8, 8], {"height": 8}, None)
+    ):
+        vision = members["vision_config"] | {name: value}
+        config.write_text(json.dumps(members | {"vision_config": vision}))
+        with suppress(ValueError):
+            find_source(folder)
+            Preprocessor(str(folder)).ready()
     config.write_text(json.dumps(members))
+    file.write_text(json.dumps(settings | {"image_processor_type": 7}))  # Llama 4's is our own.
+    with suppress(ValueError):
+        Preprocessor(str(folder)).ready()
     for content in ("[]", "7", '{"image_processor_type": "NoSuchProcessor"}'):
         file.write_text(content)
         assert_refused(folder, content)

@@ -224,11 +224,15 @@ def test_a_model_that_is_not_there_is_told_before_anything_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["port", "batch-dir", "responses-store", "nnodes", "lora-root", "weights-root"]
+    ("name", "value"),
+    [
+        *(("port", "2"), ("batch-dir", "2"), ("responses-store", "2"), ("nnodes", "2")),
+        *(("lora-root", "2"), ("weights-root", "2"), ("enable-sleep-mode", True)),
+    ],
 )
-def test_flags_that_are_not_for_replicas_are_refused(name: str) -> None:
+def test_flags_that_are_not_for_replicas_are_refused(name: str, value: str | bool) -> None:
     with pytest.raises(ValueError, match=f"^{name}: .*leave it out"):
-        read_arguments({name: "2"})
+        read_arguments({name: value})
 
 
 def test_several_models_are_refused(tmp_path: Path) -> None:
