@@ -9,6 +9,7 @@ are asked for, they run in place, where a debugger reaches them.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -19,6 +20,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parent
 sys.path += [str(FOLDER), str(FOLDER.parent / "npu_contract")]
@@ -69,17 +71,24 @@ def simnpu() -> Simulator:
 
 
 @pytest.fixture
-def emptied_simnpu(simnpu: Simulator) -> Simulator:
+def emptied_simnpu(simnpu: Simulator) -> Iterator[Simulator]:
     """The device without what earlier tests left to the garbage collector, which captures freeze:
     for tests that count memory.
 
     What others still hold may keep a segment of the allocator from being given back, with free
-    blocks in it.
+    blocks in it. These blocks are taken, so that a test finds none that the device does not count
+    as free.
     """
     gc.unfreeze()
     gc.collect()
     simnpu.clean_up()
-    return simnpu
+    taken: list[torch.Tensor] = []
+    with simnpu.limits(total_memory=torch.npu.memory_reserved()):
+        for size in (2**power for power in range(26, 8, -1)):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                while True:
+                    taken.append(torch.empty(size, dtype=torch.uint8, device="npu"))
+    yield simnpu
 
 
 @pytest.fixture(autouse=True)

@@ -126,6 +126,9 @@ def test_what_it_does_not_support_goes_another_way(
 ) -> None:
     assert_right(step(most_written=2.0))
     assert_right(step(heads=3, groups=1))
+    given = step()
+    turned = given.states.recurrent.transpose(2, 3).contiguous().transpose(2, 3)
+    assert_right(given._replace(states=given.states._replace(recurrent=turned)))
     monkeypatch.setattr(gated_delta, "obstacle", lambda: "not installed")
     assert_right(step())
     assert kernel.calls == 0

@@ -120,6 +120,16 @@ def test_a_client_displaces_its_own_pins_before_those_of_others(cache: KVCache) 
     assert found[0] == 0 and found[-1] == PAGE * 5
 
 
+def test_the_pages_of_windows_are_divided_among_clients_too() -> None:
+    """Half of the windows' pages holds two of these prefixes, which have three pages each."""
+    cache = make_cache(PAGES * 4, PAGE, share_prefixes=True, window=6, window_pages=17)
+    asked(cache, text(1), [(PAGE * 5, 300)], "small")
+    for number in range(100, 110):
+        asked(cache, text(number), [(PAGE * 5, 300)], "large")
+    others(cache, 10)
+    assert asked(cache, text(1)) == PAGE * 5
+
+
 def test_what_two_clients_pin_counts_for_the_longer_pin(cache: KVCache) -> None:
     """A short pin by the client that displaces its own pins displaces no other's."""
     asked(cache, text(1), [(PAGE * 5, 86400)], "small")
