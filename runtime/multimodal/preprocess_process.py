@@ -213,7 +213,7 @@ class Preprocessor:
     def _process(self, image: Any, detail: str) -> _Processed:
         arrays = self.family.process(self._processor, image, detail)
         tensors = {
-            name: ImageTensor.of(_narrowed(arrays[name]))
+            name: ImageTensor.of(_narrowed(name, arrays[name]))
             for name in self.family.tensors
             if name in arrays
         }
@@ -259,8 +259,12 @@ def _decode(data: bytes, most_pixels: int) -> Any:
         raise Refused("the image is truncated or damaged; send the whole file") from None
 
 
-def _narrowed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the array with float64 as float32."""
+def _narrowed(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the array with float64 as float32, and a mask as bool: processors make masks of int64,
+    which would be most of a message.
+    """
+    if name.endswith("_mask"):
+        return array.astype(np.bool_)
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 

@@ -30,6 +30,8 @@ _CORES = 4  # Cores of the machine for each process.
 _RETRY_SECONDS = 30  # Time after which a process is started again that could not start.
 _RETRY = {"Retry-After": f"{_RETRY_SECONDS}"}
 _MOST_ANSWER = 2**31  # Bytes of an answer. A larger one is damaged.
+# Bytes that asyncio reads before it lets the process wait. Tensors of an image have a few MiB.
+_READ_AHEAD = 2**23
 
 
 class Unusable(Unavailable):
@@ -191,7 +193,10 @@ class _Process:
     async def start(self, command: Sequence[str]) -> PreprocessReady:
         """Start the process and return its first message."""
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_READ_AHEAD,
         )
         return await self._read(PreprocessReady)
 

@@ -15,7 +15,7 @@ from PIL import Image
 from tiny_vision import FAMILIES, make_tiny_vision, picture, picture_file
 
 from piecework.runtime.config.engine import EngineConfig
-from piecework.runtime.core.images import ImageFile, Preprocess
+from piecework.runtime.core.images import ImageFile, ImageTensor, Preprocess
 from piecework.runtime.multimodal.preprocess_process import Preprocessor
 from piecework.runtime.multimodal.source import asked_source
 from piecework.runtime.process.message_pipe import pack, read
@@ -66,6 +66,17 @@ def test_ids_and_tensors_are_those_of_transformers(
 
 
 SIZES = [(48, 40), (30, 90)]
+
+
+@pytest.mark.parametrize(("mean", "share"), [(0.5, 4), (0.48, 1)], ids=["levels", "whole"])
+def test_messages_keep_every_bit_of_a_tensor(mean: float, share: int) -> None:
+    colours = np.random.default_rng(0).integers(0, 256, (1, 3, 30, 20)).astype(np.float32)
+    # The steps of transformers' processors.
+    scaled = (colours * np.float32(1 / 255) - np.float32(mean)) / np.float32(0.5)
+    for array in (scaled, np.where(colours == 7, np.float32(np.nan), scaled)):
+        tensor = ImageTensor.of(array)
+        assert tensor.array().tobytes() == array.tobytes()
+    assert len(ImageTensor.of(scaled).data) == scaled.nbytes // share
 
 
 def test_several_images_of_llava_onevision_have_a_tile_each(
