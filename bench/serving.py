@@ -21,7 +21,6 @@ from .target import Target
 from .workloads import Prompt, Workload, make_prompts
 
 MILLISECONDS = 1000.0
-_ALONE = 5  # Requests with a new image that are measured alone, each of them twice.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +39,7 @@ class ServingSettings:
         str, ...
     ] = ()  # Names of adapters (LoRA). Empty: requests go to the target's model.
     lora_zipf: float | None = None  # Exponent of the adapters' shares. None: in turn.
+    images_alone: int = 5  # Requests with a new image that are measured alone, each of them twice.
 
 
 @dataclass(slots=True)
@@ -245,7 +245,7 @@ async def _images_alone(
     client: Client, workload: Workload, settings: ServingSettings, rng: random.Random
 ) -> list[tuple[float, float]]:
     """Return the seconds to the first token of requests with new images, and of the same again."""
-    prompts = make_prompts(replace(workload, image_share=1.0), _ALONE, rng)
+    prompts = make_prompts(replace(workload, image_share=1.0), settings.images_alone, rng)
     times = []
     for prompt in prompts:
         call = replace(_call(prompt, settings), max_tokens=1)

@@ -7,8 +7,8 @@ All servers run all the time, and an idle one takes no processor, so that a slow
 machine meets each of them. The first server is compared with every other one, by the clock and by
 the processor time of all processes of a server, which says more on a busy machine if each server
 has one thread: the median of each, and of the ratios of each round, with the least and the highest
-ratio. Prompts are random token ids, other ones in each round. A load that a server fails is left
-out for it.
+ratio. Prompts are random token ids, other ones in each round. Loads that may have images are
+streamed chats of random words. A load that a server fails is left out for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ import uvloop
 from ..bench.client import RequestFailed, ServerUnusable
 from ..bench.server_process import first_token, running_server
 from ..bench.serving import ServingSettings, measure
-from ..bench.target import Target
+from ..bench.target import Api, Target
 from ..bench.workloads import Workload
 
 
@@ -37,11 +38,19 @@ class Times(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Tokens of each prompt and each answer, and requests, which are sent at once."""
+    """Tokens of each prompt and each answer, and requests, which are sent at once.
+
+    Attributes:
+        image_share: Share of the requests that have an image of 512 x 512 pixels. None: requests
+            are completions, and not chats.
+        again: The same requests were sent just before.
+    """
 
     prompt: int
     answer: int
     requests: int
+    image_share: float | None = None
+    again: bool = False
 
 
 LOADS = {
@@ -51,6 +60,10 @@ LOADS = {
     "one": Load(32, 64, 1),
     "eight": Load(32, 64, 8),
     "thirty-two": Load(32, 64, 32),
+    "image": Load(64, 1, 1, 1.0),
+    "image-again": Load(64, 1, 1, 1.0, again=True),
+    "chats8": Load(64, 64, 8, 0.0),
+    "images8": Load(64, 64, 8, 0.5),
 }
 
 
@@ -62,12 +75,18 @@ async def _times(
         max_concurrency=load.requests,
         num_warmups=0,
         ignore_eos=True,
-        stream=False,
+        stream=load.image_share is not None,
         seed=seed,
+        images_alone=0,
     )
     workload = Workload(
         random_input_len=load.prompt, random_output_len=load.answer, vocab_size=vocab_size
     )
+    if load.image_share is not None:
+        target = replace(target, api=Api.CHAT)
+        workload = replace(workload, kind="words", images=1, image_share=load.image_share)
+    if load.again:
+        await measure(target, settings, workload)
     before = processor_time(process)
     result = await measure(target, settings, workload)
     if result.completed < load.requests or result.output_tokens != load.requests * load.answer:
@@ -95,9 +114,11 @@ async def _run(arguments: argparse.Namespace) -> None:
         for name in arguments.loads.split(","):
             found: dict[str, list[Times]] = {label: [] for label in servers}
             for turn in range(arguments.rounds + 1):
+                # No load has the prompts of another one, which a server may have kept.
+                seed = turn * len(LOADS) + list(LOADS).index(name)
                 for label, server in servers.items():
                     try:
-                        times = await _times(*server, LOADS[name], turn, arguments.vocab_size)
+                        times = await _times(*server, LOADS[name], seed, arguments.vocab_size)
                     except (RequestFailed, ServerUnusable) as error:
                         print(f"{label}, {name}: {error}", file=sys.stderr)
                         continue
