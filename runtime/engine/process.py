@@ -20,6 +20,7 @@ from ..process.logs import set_up_logging
 from ..process.mailbox import Mailbox
 from ..process.message_socket import MessageSocket
 from ..process.parent import killed_with_parent
+from ..process.slices import shorten_slices
 
 if TYPE_CHECKING:
     from .kind import Kind, ServedEngine
@@ -42,6 +43,8 @@ def run_engine(find: Callable[[], Kind]) -> int:
 
     set_up_logging(job.log_level)
     killed_with_parent()
+    # Before threads are started, which inherit it.
+    shorten_slices()
     assert job.socket is not None
     socket = MessageSocket.connect(job.socket)
     mailbox = Mailbox(socket)

@@ -32,6 +32,7 @@ from tiny_models import EOS_ID
 
 from piecework.runtime.core.generation import FinishReason
 from piecework.runtime.core.sampling_params import SamplingParams
+from piecework.runtime.process.slices import SLICE_NANOSECONDS, slice_nanoseconds
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineUnavailable, QueueFull
@@ -73,6 +74,12 @@ async def test_outputs_are_those_of_the_scheduler_in_process(
     )
     assert [tokens(outputs) for outputs in results] == undisturbed
     await assert_nothing_left(engine)
+
+
+@pytest.mark.skipif(slice_nanoseconds() == 0, reason="Linux tells slices from 6.12 on")
+async def test_the_engine_computes_with_short_slices(engine: EngineClient) -> None:
+    """Its main thread starts those that compute with it, which inherit them."""
+    assert slice_nanoseconds(engine.engine_pid or 0) == SLICE_NANOSECONDS
 
 
 async def test_a_consumer_that_leaves_frees_its_request(engine: EngineClient) -> None:
