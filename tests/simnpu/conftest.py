@@ -71,24 +71,31 @@ def simnpu() -> Simulator:
 
 
 @pytest.fixture
-def emptied_simnpu(simnpu: Simulator) -> Iterator[Simulator]:
+def emptied_simnpu(simnpu: Simulator) -> Simulator:
     """The device without what earlier tests left to the garbage collector, which captures freeze:
     for tests that count memory.
 
     What others still hold may keep a segment of the allocator from being given back, with free
-    blocks in it. These blocks are taken, so that a test finds none that the device does not count
-    as free.
+    blocks in it.
     """
     gc.unfreeze()
     gc.collect()
     simnpu.clean_up()
+    return simnpu
+
+
+@pytest.fixture
+def packed_simnpu(emptied_simnpu: Simulator) -> Iterator[Simulator]:
+    """The same, with all free blocks taken: a test finds no memory that the device does not count
+    as free.
+    """
     taken: list[torch.Tensor] = []
-    with simnpu.limits(total_memory=torch.npu.memory_reserved()):
+    with emptied_simnpu.limits(total_memory=torch.npu.memory_reserved()):
         for size in (2**power for power in range(26, 8, -1)):
             with contextlib.suppress(torch.OutOfMemoryError):
                 while True:
                     taken.append(torch.empty(size, dtype=torch.uint8, device="npu"))
-    yield simnpu
+    yield emptied_simnpu
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ MEMORY = 96 * 2**20
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, emptied_simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path: Path, packed_simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     monkeypatch.setattr(AscendAttention, "dtypes", (torch.float32,))
