@@ -92,21 +92,29 @@ void shrink_part(const Adapters& adapters, int slot, int part, int tokens, const
     });
 }
 
-// Round the numbers [first, last) of values, and add updates.
-void add_some(float* values, const floats* updates, int first, int last) {
-  static constexpr int32_t kPlaces[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+// Round some numbers to bfloat16, and add updates.
+void add_to(float* values, const floats* updates) {
 #pragma GCC unroll 4
-  for (int v = 0; v < kExpandWide / kLanes; ++v) {
-    const ints place = load<ints>(kPlaces) + v * kLanes, live = (place >= first) & (place < last);
-    const floats before = load<floats>(values + v * kLanes), after = round_lanes(before) + updates[v];
-    store(values + v * kLanes, (bits_as<ints>(after) & live) | (bits_as<ints>(before) & ~live));
-  }
+  for (int v = 0; v < kExpandWide / kLanes; ++v) store(values + v * kLanes, round_lanes(load<floats>(values + v * kLanes)) + updates[v]);
 }
 
-// Add the updates of a panel to the values [tokens][32] of a group's tokens.
-void expand_panel(const Adapters& adapters, int slot, int row, int tokens, const float* const* narrow, float* const* values) {
+void add_to(bf16* values, const floats* updates) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kExpandWide / kLanes; ++v) store_rounded(values + v * kLanes, widen(values + v * kLanes) + updates[v]);
+}
+
+void add_to(float& value, float update) { value = as_rounded(value) + update; }
+void add_to(bf16& value, float update) { value = rounded(to_float(value) + update); }
+
+const bf16* expand_matrix(const Adapters& adapters, int slot, int row) {
   const int panels = (adapters.rows + kPanelRows - 1) / kPanelRows;
-  const bf16* b = adapters.b + (static_cast<int64_t>(slot) * panels + row / kPanelRows) * adapters.rank * kPanelRows;
+  return adapters.b + (static_cast<int64_t>(slot) * panels + row / kPanelRows) * adapters.rank * kPanelRows;
+}
+
+// Add the updates of a panel to the values of a group's tokens, of which each has the panel's rows.
+template <class Number>
+void expand_panel(const Adapters& adapters, int slot, int row, int tokens, const float* const* narrow, Number* const* values) {
+  const bf16* b = expand_matrix(adapters, slot, row);
   const float* x[AdapterGroup::kMost];
   for (int part = 0, begin = 0; part < adapters.parts; begin = adapters.ends[part++]) {
     const int first = std::max(begin - row, 0), last = std::min(adapters.ends[part] - row, kPanelRows);
@@ -117,7 +125,13 @@ void expand_panel(const Adapters& adapters, int slot, int row, int tokens, const
       with_constant<AdapterGroup::kMost>(tokens, [&](auto count) {
         Wide<kExpandWide> sums[count];
         products<count, kExpandWide, kExpandChains>(b + r, kPanelRows, rank, x, sums);
-        for (int t = 0; t < count; ++t) add_some(values[t] + r, sums[t], first - r, last - r);
+        if (first <= r && r + kExpandWide <= last) {
+          for (int t = 0; t < count; ++t) add_to(values[t] + r, sums[t]);
+        } else {
+          // Other parts have the other rows, or there are none.
+          for (int t = 0; t < count; ++t)
+            for (int i = std::max(first, r); i < std::min(last, r + kExpandWide); ++i) add_to(values[t][i], sums[t][(i - r) / kLanes][(i - r) % kLanes]);
+        }
       });
   }
 }
@@ -129,6 +143,13 @@ struct Call {
   bf16* out;             // [tokens][rows]
   int64_t y_stride, x_stride;
   int32_t tokens;
+
+  // Copy a row of y to its place in `out`, which is returned.
+  bf16* begin_row(int t) const {
+    bf16* row = out + static_cast<int64_t>(t) * adapters.rows;
+    std::memcpy(row, y + t * y_stride, adapters.rows * sizeof(bf16));
+    return row;
+  }
 };
 
 // The memory of a thread for one group of tokens.
@@ -148,26 +169,20 @@ void update_group(const Call& call, const AdapterGroup& group, GroupMemory& memo
   constexpr int kMost = AdapterGroup::kMost;
   const Adapters& adapters = call.adapters;
   const float *x[kMost], *made[kMost];
-  float *narrow[kMost], tile[kMost][kPanelRows], *values[kMost];
+  float* narrow[kMost];
+  bf16* values[kMost];
   for (int i = 0; i < group.count; ++i) {
+    const int t = group.tokens[i];
     float* wide = memory.x.data() + static_cast<int64_t>(i) * adapters.columns;
-    widen_row(call.x + group.tokens[i] * call.x_stride, adapters.columns, wide);
-    x[i] = wide, values[i] = tile[i];
+    widen_row(call.x + t * call.x_stride, adapters.columns, wide);
+    x[i] = wide;
     made[i] = narrow[i] = memory.narrow.data() + static_cast<int64_t>(i) * adapters.narrow_size();
+    values[i] = call.begin_row(t);
   }
   for (int part = 0; part < adapters.parts; ++part) shrink_part(adapters, group.slot, part, group.count, x, narrow);
   for (int row = 0; row < adapters.rows; row += kPanelRows) {
-    const int count = std::min(kPanelRows, adapters.rows - row);
-    for (int i = 0; i < group.count; ++i) {
-      const bf16* from = call.y + group.tokens[i] * call.y_stride + row;
-      widen_row(from, count, tile[i]);
-    }
     expand_panel(adapters, group.slot, row, group.count, made, values);
-    for (int i = 0; i < group.count; ++i) {
-      bf16* to = call.out + static_cast<int64_t>(group.tokens[i]) * adapters.rows + row;
-#pragma omp simd
-      for (int r = 0; r < count; ++r) to[r] = rounded(tile[i][r]);
-    }
+    for (int i = 0; i < group.count; ++i) values[i] += kPanelRows;
   }
 }
 
@@ -209,6 +224,16 @@ void AdapterUpdates::shrink(const Adapters& adapters, int i) {
   shrink_part(adapters, group.slot, i % adapters.parts, group.count, x, narrow);
 }
 
+void AdapterUpdates::fetch(const Adapters& adapters, int row) const {
+  constexpr int kLine = 64 / sizeof(bf16);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    // Neighbours may have the same adapter.
+    if (i > 0 && groups_[i].slot == groups_[i - 1].slot) continue;
+    const bf16* b = expand_matrix(adapters, groups_[i].slot, row);
+    for (int place = 0; place < adapters.rank * kPanelRows; place += kLine) __builtin_prefetch(b + place);
+  }
+}
+
 void AdapterUpdates::expand(const Adapters& adapters, int row, float* values) const {
   for (const AdapterGroup& group : groups_) {
     const float* narrow[AdapterGroup::kMost];
@@ -231,7 +256,7 @@ extern "C" void piecework_lora(const void* arguments, int threads) {
     GroupMemory memory(call.adapters);
 #pragma omp for schedule(static) nowait
     for (int t = 0; t < call.tokens; ++t)
-      if (call.slots[t] < 0) std::memcpy(call.out + static_cast<int64_t>(t) * call.adapters.rows, call.y + t * call.y_stride, call.adapters.rows * sizeof(bf16));
+      if (call.slots[t] < 0) call.begin_row(t);
 #pragma omp for schedule(dynamic)
     for (int i = 0; i < count; ++i) update_group(call, groups[i], memory);
   }

@@ -32,7 +32,7 @@ std::vector<AdapterGroup> group_by_adapter(const int32_t* slots, int tokens);
 //
 //     updates.set(adapters, t, x);             // for each token
 //     updates.shrink(adapters, i);             // for each i below shrinks(adapters), after all tokens were set
-//     updates.expand(adapters, row, values);   // for each panel, after all calls of shrink
+//     updates.expand(adapters, row, values);   // for each panel, after all calls of shrink, and some time after fetch(adapters, row)
 class AdapterUpdates {
  public:
   AdapterUpdates() = default;
@@ -46,6 +46,9 @@ class AdapterUpdates {
 
   // narrow [rank] = scale * x a^T, for one group of tokens and one part.
   void shrink(const Adapters& adapters, int i);
+
+  // Ask for what `expand` will read, which is many small pieces of memory if there are many adapters.
+  void fetch(const Adapters& adapters, int row) const;
 
   // Round values [tokens][32], and add the updates of the rows from `row` on, which is a multiple of 32. Values of tokens without an
   // adapter, and of parts that an adapter does not change, stay as they are. Called by several threads at once.

@@ -199,8 +199,13 @@ class Forward {
     each_row(thread, thread.rows.updates.shrinks(*linear.adapters), work);
   }
 
-  void expand(const Linear& linear, const Tile& tile, StepThread& thread) const {
-    if (adapts(linear)) thread.rows.updates.expand(*linear.adapters, tile.row, tile.values);
+  // Panel i of the products with a linear, updated.
+  Tile updated_panel(const Linear& linear, const Products& products, int i, const StepThread& thread) const {
+    if (!adapts(linear)) return products.panel(i);
+    thread.rows.updates.fetch(*linear.adapters, i * kPanel);
+    const Tile tile = products.panel(i);
+    thread.rows.updates.expand(*linear.adapters, tile.row, tile.values);
+    return tile;
   }
 
   // The most numbers between the matrices of the adapters of a linear.
@@ -238,8 +243,7 @@ class Forward {
     rows.prepare(linear, thread.multiplier);
     const Products products = rows.products(linear, thread.multiplier);
     const auto work = [&](int i) {
-      const Tile tile = products.panel(i);
-      expand(linear, tile, thread);
+      const Tile tile = updated_panel(linear, products, i, thread);
       tile.each([&](int t, const float* values) {
         bf16* to = row(out, t, linear.rows) + tile.row;
         for (int r = 0; r < tile.count; ++r) to[r] = rounded(values[r]);
@@ -320,13 +324,8 @@ class Forward {
     shrink(layer.gate_up, thread);
     thread.rows.x.prepare(layer.gate_up, thread.multiplier);
     const Products products = thread.rows.x.products(layer.gate_up, thread.multiplier);
-    const auto updated_panel = [&](int i) {
-      const Tile tile = products.panel(i);
-      expand(layer.gate_up, tile, thread);
-      return tile;
-    };
     const auto work = [&](int i) {
-      updated_panel(i).each([&](int t, const float* values) {
+      updated_panel(layer.gate_up, products, i, thread).each([&](int t, const float* values) {
         float* gates = thread.gates.data() + t * kPanel;
         if (layer.activation == kGeluTanh) {
 #pragma omp simd
@@ -336,7 +335,7 @@ class Forward {
           for (int r = 0; r < kPanel; ++r) gates[r] = silu(as_rounded(values[r]));
         }
       });
-      updated_panel(panels + i).each([&](int t, const float* values) {
+      updated_panel(layer.gate_up, products, panels + i, thread).each([&](int t, const float* values) {
         const float* gates = thread.gates.data() + t * kPanel;
         bf16* to = row(activated_, t, layer.width()) + i * kPanel;
 #pragma omp simd
