@@ -144,7 +144,7 @@ def _stacked(arrays: list[np.ndarray]) -> torch.Tensor:
 def _together(arrays: list[np.ndarray]) -> torch.Tensor:
     """Return the tensors of images as those of one prompt: side by side, padded with 0."""
     axis = 1 if arrays[0].ndim > 3 and arrays[0].shape[0] == 1 and arrays[0].ndim == 5 else 0
-    if arrays[0].ndim == 4 and arrays[0].dtype == np.int64:
+    if arrays[0].ndim == 4 and arrays[0].dtype == np.bool_:
         axis = 1
     if arrays[0].ndim > 3:
         most = np.max([array.shape[-2:] for array in arrays], axis=0)
