@@ -72,5 +72,5 @@ def delta_step(
         use_qk_l2norm_in_kernel=False,
         is_kda=weights.decays > 1,
     )
-    recurrent[0].zero_()
+    recurrent[0].zero_()  # Slot 0, of padding, stays zero.
     return result.reshape(tokens, -1)

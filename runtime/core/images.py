@@ -56,13 +56,16 @@ def _by_levels(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[A
     """
     if array.dtype != np.float32 or not array.size:
         return None
+    array = np.ascontiguousarray(array)
     places = np.rint((array + 1) * 127.5)
     if not (places.min() >= 0 and places.max() <= 255):  # Also of numbers that are not finite.
         return None
     indices = places.astype(np.uint8)
     levels = np.zeros(256, np.float32)
     levels[indices] = array
-    return (indices, levels) if np.array_equal(levels[indices], array) else None
+    # Compared as bits: 0.0 equals -0.0.
+    same = np.array_equal(levels[indices].view(np.uint32), array.view(np.uint32))
+    return (indices, levels) if same else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,9 @@ def test_messages_keep_every_bit_of_a_tensor(mean: float, share: int) -> None:
     colours = np.random.default_rng(0).integers(0, 256, (1, 3, 30, 20)).astype(np.float32)
     # The steps of transformers' processors.
     scaled = (colours * np.float32(1 / 255) - np.float32(mean)) / np.float32(0.5)
-    for array in (scaled, np.where(colours == 7, np.float32(np.nan), scaled)):
+    others = [np.where(colours == 7, np.float32(other), scaled) for other in (np.nan, 0.0)]
+    zeros = np.where(colours < 128, np.float32(0.0), np.float32(-0.0))
+    for array in (scaled, *others, zeros):
         tensor = ImageTensor.of(array)
         assert tensor.array().tobytes() == array.tobytes()
     assert len(ImageTensor.of(scaled).data) == scaled.nbytes // share
