@@ -24,6 +24,7 @@ from piecework.server.engine.state import EngineState
 from piecework.server.fleet import fleet as fleet_module
 from piecework.server.fleet import member as member_module
 from piecework.server.fleet.fleet import Fleet
+from piecework.server.fleet.member import MemberState
 from piecework.server.fleet_service import fleet_service
 from piecework.server.serving.service import Service
 
@@ -179,6 +180,11 @@ async def contend(
     other = asyncio.create_task(ask(client, "b"))
     await until(lambda: not scripted.fleet.members["a"].admits)
     return engine, first, other
+
+
+async def until_state(scripted: ScriptedFleet, model: str, state: MemberState) -> None:
+    """A member changes its state last: what an engine did before, it has done by then."""
+    await until(lambda: scripted.fleet.members[model].state is state)
 
 
 async def states(client: httpx.AsyncClient) -> dict[str, str]:

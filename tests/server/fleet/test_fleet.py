@@ -19,6 +19,7 @@ from fleet_fixtures import (
     served,
     states,
     until,
+    until_state,
 )
 from http_fixtures import error_of
 from hypothesis import given, settings
@@ -286,11 +287,10 @@ async def test_an_engine_that_is_given_up_is_loaded_again_later(
         await ask(client, "a")
         await ask(client, "b")
         scripted.engines["a"].break_down("it crashed too often")
-        member = scripted.fleet.members["a"]
-        await until(lambda: member.state is MemberState.FAILED)
+        await until_state(scripted, "a", MemberState.FAILED)
         assert "crashed too often" in error_of(await ask(client, "a"), 503)["message"]
         assert (await ask(client, "b")).status_code == 200
-        member.retry_at = 0.0
+        scripted.fleet.members["a"].retry_at = 0.0
         assert (await ask(client, "a")).status_code == 200
 
 
@@ -299,7 +299,7 @@ async def test_idle_models_are_unloaded(scripted: ScriptedFleet) -> None:
     async with served(scripted, "a", "b", "c", idle_unload=0.05, **own) as client:
         for model in ("a", "b", "c"):
             await ask(client, model)
-        await until(lambda: scripted.engines["a"].asleep)
+        await until_state(scripted, "a", MemberState.SLEEPING)
         assert await states(client) == {"a": "sleeping", "b": "ready", "c": "ready"}
 
 
@@ -331,8 +331,8 @@ async def test_a_model_that_outgrows_the_memory_has_an_idle_one_unloaded(
         await ask(client, "a")
         await ask(client, "b")
         monkeypatch.setattr(fleet_module, "resident_memory", lambda pids: 2 * GIB)
-        await until(lambda: scripted.engines["a"].stops == 1)
-        await asyncio.sleep(0.1)
+        await until_state(scripted, "a", MemberState.UNLOADED)
+        assert scripted.engines["a"].stops == 1
         assert await states(client) == {"a": "unloaded", "b": "ready"}
         assert scripted.fleet.members["b"].size == 2 * GIB
 

@@ -6,8 +6,9 @@ import asyncio
 import json
 
 import pytest
-from fleet_fixtures import ScriptedFleet, served, until
+from fleet_fixtures import ScriptedFleet, served, until, until_state
 
+from piecework.server.fleet.member import MemberState
 from piecework.server.ollama.keep_alive import NEVER, seconds_of
 
 CHAT = {"model": "b:latest", "messages": [{"role": "user", "content": "Hi"}]}
@@ -59,13 +60,13 @@ async def test_keep_alive_of_the_last_request_unloads_a_model_or_keeps_it(
             assert (await client.post("/api/chat", json=body)).status_code == 200
         body = {**CHAT, "model": "c", "stream": False, "keep_alive": 0}
         assert (await client.post("/api/chat", json=body)).status_code == 200
-        await until(lambda: scripted.engines["c"].stops > 0)
+        await until_state(scripted, "c", MemberState.UNLOADED)
         names = {each["name"] for each in (await client.get("/api/ps")).json()["models"]}
         assert names == {"a:latest", "b:latest"}
         # Without the parameter, the server's own time holds again, and the model sleeps.
         body = {**CHAT, "model": "a", "stream": False}
         assert (await client.post("/api/chat", json=body)).status_code == 200
-        await until(lambda: scripted.engines["a"].asleep)
+        await until_state(scripted, "a", MemberState.SLEEPING)
         assert not scripted.engines["b"].controls and not scripted.engines["b"].stops
         names = {each["name"] for each in (await client.get("/api/ps")).json()["models"]}
         assert names == {"b:latest"}

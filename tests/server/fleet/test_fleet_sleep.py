@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 import pytest
-from fleet_fixtures import GIB, ScriptedFleet, ask, served, states, until
+from fleet_fixtures import GIB, ScriptedFleet, ask, served, states, until_state
 
 from piecework.runtime.core.control_messages import Sleep, WakeUp
 from piecework.server.engine.state import EngineUnavailable
@@ -29,8 +29,7 @@ def _memory(monkeypatch: pytest.MonkeyPatch, scripted: ScriptedFleet) -> None:
 
 async def asleep(scripted: ScriptedFleet, client: httpx.AsyncClient, name: str = "a") -> None:
     assert (await ask(client, name)).status_code == 200
-    member = scripted.fleet.members[name]
-    await until(lambda: member.state is MemberState.SLEEPING)
+    await until_state(scripted, name, MemberState.SLEEPING)
 
 
 async def test_a_request_wakes_its_model_without_a_start(scripted: ScriptedFleet) -> None:
@@ -51,7 +50,7 @@ async def test_an_engine_that_cannot_sleep_is_ended(scripted: ScriptedFleet) -> 
     scripted.prepare = lambda engine: setattr(engine, "control_error", "it has 2 ranks")
     async with served(scripted, "a", idle_unload=0.05) as client:
         await ask(client, "a")
-        await until(lambda: scripted.fleet.members["a"].state is MemberState.UNLOADED)
+        await until_state(scripted, "a", MemberState.UNLOADED)
         assert scripted.engines["a"].stops == 1
         assert (await ask(client, "a")).status_code == 200
 
@@ -79,14 +78,22 @@ async def test_a_model_does_not_need_the_memory_of_its_own_sleep(scripted: Scrip
 
 
 async def test_a_request_for_a_sleeping_model_that_is_to_be_ended_waits_for_one_start(
-    scripted: ScriptedFleet,
+    scripted: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process has replaced a crashed one, so it is awake and has its memory again."""
     async with served(scripted, "a", idle_unload=0.05) as client:
         await asleep(scripted, client)
         member, engine = scripted.fleet.members["a"], scripted.engines["a"]
+        check, replaced = scripted.fleet._check_memory, asyncio.Event()
+
+        async def no_check() -> None:
+            replaced.set()
+
+        # The fleet's own check would end the model before the request comes.
+        monkeypatch.setattr(scripted.fleet, "_check_memory", no_check)
+        await replaced.wait()
         engine.asleep = False
-        await scripted.fleet._check_memory()
+        await check()
         assert member.closing is Closing.MEMORY
         assert (await ask(client, "a")).status_code == 200
         assert (engine.starts, engine.stops) == (2, 1)
@@ -103,7 +110,7 @@ async def test_a_model_whose_sleep_fails_half_way_is_ended(
                 raise OSError("no such process")
 
             patch.setattr(member_module, "resident_memory", fails)
-            await until(lambda: scripted.fleet.members["a"].state is MemberState.UNLOADED)
+            await until_state(scripted, "a", MemberState.UNLOADED)
         assert (await ask(client, "a")).status_code == 200
 
 
@@ -134,7 +141,7 @@ async def test_a_process_that_replaces_a_sleeping_one_is_ended(scripted: Scripte
     async with served(scripted, "a", idle_unload=0.05) as client:
         await asleep(scripted, client)
         scripted.engines["a"].asleep = False  # As after a crash.
-        await until(lambda: scripted.fleet.members["a"].state is MemberState.UNLOADED)
+        await until_state(scripted, "a", MemberState.UNLOADED)
         assert scripted.engines["a"].stops == 1
         assert (await ask(client, "a")).status_code == 200
 
@@ -180,17 +187,16 @@ async def test_a_model_that_does_not_fall_asleep_is_ended(
     async with served(scripted, "a", idle_unload=0.05) as client:
         await ask(client, "a")
         monkeypatch.setattr(scripted.engines["a"], "control", lambda _: asyncio.Event().wait())
-        await until(lambda: scripted.fleet.members["a"].state is MemberState.UNLOADED)
+        await until_state(scripted, "a", MemberState.UNLOADED)
         assert scripted.engines["a"].stops == 1
 
 
 async def test_one_that_is_given_up_asleep_fails(scripted: ScriptedFleet) -> None:
     async with served(scripted, "a", idle_unload=0.05) as client:
         await asleep(scripted, client)
-        member = scripted.fleet.members["a"]
         scripted.engines["a"].break_down("it crashed too often")
-        await until(lambda: member.state is MemberState.FAILED)
-        member.retry_at = 0.0
+        await until_state(scripted, "a", MemberState.FAILED)
+        scripted.fleet.members["a"].retry_at = 0.0
         assert (await ask(client, "a")).status_code == 200
 
 
@@ -204,6 +210,5 @@ async def test_a_sleeping_model_is_unloaded_on_demand_and_for_a_keep_alive_of_0(
         assert scripted.engines["a"].stops == 1
         chat = {"model": "a", "messages": [{"role": "user", "content": "Hi"}], "stream": False}
         await client.post("/api/chat", json={**chat, "keep_alive": 0})
-        await until(lambda: scripted.engines["a"].stops == 2)
-        await asyncio.sleep(0.05)
-        assert not scripted.engines["a"].asleep
+        await until_state(scripted, "a", MemberState.UNLOADED)
+        assert scripted.engines["a"].stops == 2
