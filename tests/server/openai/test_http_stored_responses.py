@@ -23,7 +23,6 @@ from toy_tokenizer import toy_tokenizer
 
 from piecework.server.openai.responses import job, service
 from piecework.server.openai.responses.store import ResponseStore
-from piecework.server.openai.stored import kept
 from piecework.server.openai.stored.database import Database, connect
 from piecework.server.openai.stored.kept import check_store
 from piecework.server.serving.state import TextThreads
@@ -40,7 +39,6 @@ def engine() -> ScriptedEngine:
 @pytest.fixture(autouse=True)
 def no_long_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "CLOSE_SECONDS", 0.05)
-    monkeypatch.setattr(kept, "CLOSE_SECONDS", 0.05)
 
 
 @pytest.fixture
