@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -46,12 +45,11 @@ async def test_a_subscriber_knows_what_is_cached(model: str, tmp_path: Path) -> 
             await collect(client, request(f"r{number}", [number + 1] * 50, params(1, 20)))
         await until(lambda: client.stats.running_requests == 0)
         await client.abort(None)
-        await asyncio.sleep(0.2)
         assert client.info is not None and client.stats.kv_tokens_cached > 0
-        assert len(cached()) * client.info.page_size == client.stats.kv_tokens_cached
+        page_size = client.info.page_size
+        await until(lambda: len(cached()) * page_size == client.stats.kv_tokens_cached)
         await client.flush_cache()
-        await asyncio.sleep(0.2)
-        assert cached() == set()
+        await until(lambda: cached() == set())
     finally:
         asked.close(linger=0)
         await client.stop()
