@@ -183,7 +183,7 @@ async def contend(
 
 
 async def until_state(scripted: ScriptedFleet, model: str, state: MemberState) -> None:
-    """A member changes its state last: what an engine did before, it has done by then."""
+    """Wait for what the fleet reports. An engine sleeps or stops before its member says so."""
     await until(lambda: scripted.fleet.members[model].state is state)
 
 

@@ -333,6 +333,8 @@ async def test_a_model_that_outgrows_the_memory_has_an_idle_one_unloaded(
         monkeypatch.setattr(fleet_module, "resident_memory", lambda pids: 2 * GIB)
         await until_state(scripted, "a", MemberState.UNLOADED)
         assert scripted.engines["a"].stops == 1
+        await scripted.fleet._check_memory()  # `b` has room enough now, and stays.
+        assert scripted.fleet.members["b"].closing is None
         assert await states(client) == {"a": "unloaded", "b": "ready"}
         assert scripted.fleet.members["b"].size == 2 * GIB
 
